@@ -25,10 +25,9 @@ from transports.base import (
     TransportError,
     TransportUnavailable,
 )
-from transports.emulated import PRESETS, EmulatedTransport, LinkProfile, emulate
 from transports.inproc import InprocTransport
 from transports.rdma import RdmaTransport
-from transports.registry import connect, known, listen, register, register_prefix
+from transports.registry import address_for_others, connect, known, listen, register
 from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
 from transports.threads import at_thread_start
@@ -37,21 +36,17 @@ from transports.unreachable import Unreachable
 register(InprocTransport())
 register(TcpTransport())
 register(RdmaTransport())
-register_prefix("emulated", EmulatedTransport)
 
 __all__ = [
-    "PRESETS",
     "AddressError",
     "AddressInUse",
     "Buffer",
-    "EmulatedTransport",
     "Frame",
     "FrameError",
     "KeyPair",
     "Link",
     "LinkClosed",
     "LinkOptions",
-    "LinkProfile",
     "LinkRefused",
     "LinkStats",
     "LinkTimeout",
@@ -63,10 +58,10 @@ __all__ = [
     "TransportError",
     "TransportUnavailable",
     "Unreachable",
+    "address_for_others",
     "at_thread_start",
     "check_key",
     "connect",
-    "emulate",
     "known",
     "listen",
     "register",

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
 
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
 
-LinkWrap = Callable[[Link, LinkOptions], Link]
+_PLUGINS = {"emulated": "transports.emulated"}  # prefixes whose module is imported, and registers them, on first use
+
+
+class LinkWrap(Protocol):
+    """Changes each link that this process connects."""
+
+    def __call__(self, link: Link, options: LinkOptions) -> Link:
+        """The changed link."""
+        ...
+
+    def address(self, address: str) -> str:
+        """The address by which another process makes a link that is changed in the same way."""
+        ...
+
 
 _transports: dict[str, Transport] = {}
 _prefixes: dict[str, Callable[[Transport], Transport]] = {}
@@ -36,9 +51,9 @@ def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
     return before
 
 
-def connected_wrap() -> LinkWrap | None:
-    """What `wrap_connected` has set; None if nothing."""
-    return _wraps[0] if _wraps else None
+def address_for_others(address: str) -> str:
+    """The address by which another process makes a link as `connect(address)` does in this one."""
+    return _wraps[0].address(address) if _wraps else address
 
 
 def known() -> tuple[str, ...]:
@@ -66,6 +81,8 @@ def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
 def _find(address: str) -> Transport:
     scheme, _ = split_scheme(address)
     prefix, plus, plain = scheme.partition("+")
+    if plus and prefix in _PLUGINS and prefix not in _prefixes:
+        import_module(_PLUGINS[prefix])
     if plus and prefix in _prefixes and plain in _transports:
         return _prefixes[prefix](_transports[plain])
     if scheme not in _transports:

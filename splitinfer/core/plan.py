@@ -224,7 +224,7 @@ class StageFigures:
     fetching: seconds that reading the plan's fetches took.
     lacking: ids of the fetches' blocks that it could not read.
     written: keys of blocks written to its disk since the last figures.
-    is_void: whether an emulated device took longer than the one that it emulates.
+    notes: what the device says of this step besides; nothing is learned from the times of a step with notes.
     """
 
     stage: int
@@ -240,7 +240,7 @@ class StageFigures:
     fetching: float = 0.0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
-    is_void: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

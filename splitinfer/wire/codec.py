@@ -58,7 +58,7 @@ def kind_of(message: Message) -> str:
 def encode(message: Message) -> bytes:
     """Encode a message as a frame header."""
     kind = kind_of(message)
-    fields = _ADAPTERS[kind].dump_python(message, mode="python")
+    fields = _ADAPTERS[kind].dump_python(message, mode="python", exclude_defaults=True)
     return bytes(msgpack.packb({"kind": kind, **fields}))
 
 

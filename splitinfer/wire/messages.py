@@ -24,7 +24,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MOST_PIECES = 1024  # that one message asks for
 
 

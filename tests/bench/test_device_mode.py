@@ -9,7 +9,7 @@ from splitinfer.bench.device import run
 from splitinfer.bench.device.run import DeviceOptions, measure_device
 from splitinfer.bench.shared.stand_in import stand_in_layout
 from splitinfer.core.plan import StageFigures, StepResult
-from splitinfer.engine.device.void_steps import VoidSteps
+from splitinfer.engine.device.late_steps import LateSteps
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE
 
@@ -70,12 +70,12 @@ def test_the_stand_in_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [stage["layers"] for stage in json.loads(layout.read_text())["stages"]] == [2, 2, 2]
 
 
-def test_one_void_step_in_a_thousand_is_allowed() -> None:
-    counted = VoidSteps()
+def test_one_late_step_in_a_thousand_is_allowed() -> None:
+    counted = LateSteps()
     figures = (StageFigures(0, 0.0, 1.0), StageFigures(1, 0.0, 1.0))
     for step in range(500):
         counted.count(StepResult(step, figures=figures))
-    counted.count(StepResult(500, figures=(StageFigures(0, 0.0, 1.0, is_void=True), figures[1])))
+    counted.count(StepResult(500, figures=(StageFigures(0, 0.0, 1.0, notes=("late",)), figures[1])))
     assert not counted.are_too_many
-    counted.count(StepResult(501, figures=(StageFigures(0, 0.0, 1.0, is_void=True), figures[1])))
+    counted.count(StepResult(501, figures=(StageFigures(0, 0.0, 1.0, notes=("late",)), figures[1])))
     assert counted.are_too_many

@@ -31,8 +31,7 @@ from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
 from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
-from transports import LinkProfile
-from transports.emulated import installed
+from transports.emulated import LinkProfile, installed
 
 
 def write(folder: Path, *addresses: str, **more: Any) -> Path:

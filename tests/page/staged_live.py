@@ -34,7 +34,8 @@ from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.server.page.feed import EVERY, Feed
-from transports import LinkProfile, emulated
+from transports import emulated
+from transports.emulated import LinkProfile
 
 _POINT = 0.01
 _MUCH = 0.15  # from which on the words blame a link or a host

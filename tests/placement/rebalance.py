@@ -38,7 +38,7 @@ from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.device.void_steps import MOST_VOID, VOID_STEPS
+from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.door import Door
 from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -165,7 +165,7 @@ def command() -> dict[str, float]:
 
 def row(rig: Rig, cut: Sequence[int], *, measured: bool) -> list[str]:
     """One line of the table."""
-    steps, void = VOID_STEPS.steps, VOID_STEPS.void
+    steps, late = LATE_STEPS.steps, LATE_STEPS.late
     with opened(rig, cut) as (llm, address), closing(Door(llm)):
         plain, _ = run(llm, rig.tokens)
         if measured:
@@ -176,13 +176,13 @@ def row(rig: Rig, cut: Sequence[int], *, measured: bool) -> list[str]:
     again = changed.all_again(said["ended"])
     before, after = changed.rate(begin, said["began"]), changed.rate(again, end)
     gain = after / before if before else 0.0
-    void_share = (VOID_STEPS.void - void) / max(1, VOID_STEPS.steps - steps)
+    late_share = (LATE_STEPS.late - late) / max(1, LATE_STEPS.steps - steps)
     return [
         "profiles" if measured else "steps", "-".join(map(str, cut)), best, f"{before:.1f}", f"{after:.1f}",
         f"{said['gain']:.2f}", f"{gain:.2f}" if end > again and before else "too few tokens",
         f"{said.get('paused', 0.0):.2f}", f"{changed.longest_gap:.2f}", f"{plain.longest_gap:.2f}",
         "equal" if changed.tokens == plain.tokens else "NOT EQUAL",
-        f"{void_share:.2%}{' (means nothing)' if void_share > MOST_VOID else ''}",
+        f"{late_share:.2%}{' (means nothing)' if late_share > MOST_LATE else ''}",
     ]  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     first, second = (args.slower * float(each) for each in args.ratio.split(":"))
     titles = [
         "known by", "cut", "chosen", "tok/s before", "after", "gain predicted", "measured", "pause s", "longest gap s",
-        "without a change", "tokens", "void steps",
+        "without a change", "tokens", "late steps",
     ]  # fmt: skip
     print(" | ".join(titles), flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
-from splitinfer.engine.device.void_steps import MOST_VOID, VOID_STEPS
+from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
@@ -195,18 +195,18 @@ class Live:
 
     def without_drafts(self, trials: int) -> dict[str, float]:
         """Medians of turns and of streams side by side, once the costs of steps are known."""
-        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        steps, late = LATE_STEPS.steps, LATE_STEPS.late
         self.many(self.prompts("warm", STREAMS, 16), OFF, self.tokens // 4)
         turns = [self.turn(self._turn(number), OFF, self.tokens) for number in range(trials)]
         many = [self.many(self._streams(number), OFF, self.tokens // 4) for number in range(trials)]
         return {
             "one": statistics.median(rate for _, rate in turns), "turn": statistics.median(took for took, _ in turns),
-            "many": statistics.median(many), "steps": VOID_STEPS.steps - steps, "void": VOID_STEPS.void - void,
+            "many": statistics.median(many), "steps": LATE_STEPS.steps - steps, "late": LATE_STEPS.late - late,
         }  # fmt: skip
 
     def with_drafts(self, trials: int) -> dict[str, float]:
         """The same with drafts: the answers without are what the drafter knows."""
-        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        steps, late = LATE_STEPS.steps, LATE_STEPS.late
         self.many(self.prompts("warm", STREAMS, 16), None, self.tokens // 4)
         self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
         turns = [self.turn(self._turn(number), None, self.tokens) for number in range(trials)]
@@ -215,7 +215,7 @@ class Live:
             "one_with_drafts": statistics.median(rate for _, rate in turns),
             "turn_with_drafts": statistics.median(took for took, _ in turns),
             "many_with_drafts": statistics.median(many),
-            "steps_with_drafts": VOID_STEPS.steps - steps, "void_with_drafts": VOID_STEPS.void - void,
+            "steps_with_drafts": LATE_STEPS.steps - steps, "late_with_drafts": LATE_STEPS.late - late,
         }  # fmt: skip
 
     def long_prompt(self) -> float:
@@ -311,9 +311,9 @@ def judge(files: Sequence[Path], least: float) -> int:
         for suffix in ("", "_with_drafts"):
             counted = [line for line in cuts.values() if "steps" + suffix in line]
             steps = sum(line["steps" + suffix] for line in counted)
-            void = sum(line["void" + suffix] for line in counted) / steps if steps else 0.0
-            verdict = ", so these figures mean nothing" if void > MOST_VOID else ""
-            print(f"{ratio} {hop:g} ms{suffix}: {len(counted)} cuts, {void:.2%} of steps void{verdict}", flush=True)
+            late = sum(line["late" + suffix] for line in counted) / steps if steps else 0.0
+            verdict = ", so these figures mean nothing" if late > MOST_LATE else ""
+            print(f"{ratio} {hop:g} ms{suffix}: {len(counted)} cuts, {late:.2%} of steps late{verdict}", flush=True)
     where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
     print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
     return int(worst < least)

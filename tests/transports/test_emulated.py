@@ -16,18 +16,8 @@ import pytest
 from contract import CHECKS, QUICK, SECONDS, number, numbered, pair, payload, reason_at, until
 
 import transports
-from transports import (
-    PRESETS,
-    AddressError,
-    EmulatedTransport,
-    Frame,
-    Link,
-    LinkClosed,
-    LinkOptions,
-    LinkProfile,
-    emulated,
-    registry,
-)
+from transports import AddressError, Frame, Link, LinkClosed, LinkOptions, emulated, registry
+from transports.emulated import PRESETS, EmulatedTransport, LinkProfile
 from transports.framing import PRELUDE_BYTES, Kind, encode
 from transports.inproc import InprocTransport
 from transports.tcp import TcpTransport
@@ -315,7 +305,7 @@ def test_faults_need_both_ends() -> None:
     with pytest.raises(ValueError, match="one side"):
         emulated.install(bad)
     with pair("inproc://plain") as (here, _), pytest.raises(ValueError, match="both ends"):
-        transports.emulate(here, bad)
+        emulated.emulate(here, bad)
     with transports.listen("inproc://plain") as listener:
         here = transports.connect("emulated+inproc://plain?drop=0.1", timeout=SECONDS)
         there = listener.accept(SECONDS)
@@ -507,10 +497,10 @@ def test_install_and_uninstall() -> None:
 
 
 def test_an_address_makes_the_same_link_elsewhere() -> None:
-    assert emulated.address_for_others("inproc://elsewhere") == "inproc://elsewhere"
+    assert transports.address_for_others("inproc://elsewhere") == "inproc://elsewhere"
     with emulated.installed(LinkProfile(latency=0.05, bytes_per_second=1e16)):
-        address = emulated.address_for_others("inproc://elsewhere")
-        assert emulated.address_for_others(address) == address
+        address = transports.address_for_others("inproc://elsewhere")
+        assert transports.address_for_others(address) == address
     with transports.listen("inproc://elsewhere") as listener:
         there = transports.connect(address, timeout=SECONDS)
         here = listener.accept(SECONDS)

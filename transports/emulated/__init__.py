@@ -15,9 +15,12 @@ or `emulated+` in both addresses).
 """
 
 from transports.emulated.link import EmulatedLink, emulate
-from transports.emulated.process_wide import address_for_others, install, installed
+from transports.emulated.process_wide import install, installed
 from transports.emulated.profile import PRESETS, LinkProfile, preset
 from transports.emulated.transport import EmulatedListener, EmulatedTransport
+from transports.registry import register_prefix
+
+register_prefix("emulated", EmulatedTransport)
 
 __all__ = [
     "PRESETS",
@@ -25,7 +28,6 @@ __all__ = [
     "EmulatedListener",
     "EmulatedTransport",
     "LinkProfile",
-    "address_for_others",
     "emulate",
     "install",
     "installed",

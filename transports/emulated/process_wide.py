@@ -2,7 +2,7 @@
 
 `install` gives the registry a function that wraps each link. Both directions are delayed on this side, so
 the peers stay as they are; hence faults that need packets are refused. Links between two other processes cannot be
-wrapped here: those processes are given an address with the same profile (`address_for_others`).
+wrapped here: those processes are given an address with the same profile (`transports.address_for_others`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import urlencode
 from transports.base import Link, LinkOptions
 from transports.emulated.link import EmulatedLink, emulate
 from transports.emulated.profile import PACKET_FAULTS, LinkProfile, preset
-from transports.registry import connected_wrap, wrap_connected
+from transports.registry import wrap_connected
 
 
 def install(profile: LinkProfile | str | None) -> None:
     """From now on emulate every link that `connect` makes in this process, both ways; None: no longer.
 
     The peers stay as they are. Accepted links are not emulated, and neither are those between two other processes:
-    those need addresses from `address_for_others`. Raises ValueError as `emulate` does.
+    those need addresses from `transports.address_for_others`. Raises ValueError as `emulate` does.
     """
     wrap_connected(None if profile is None else _BothWays(profile))
 
@@ -35,12 +35,6 @@ def installed(profile: LinkProfile | str) -> Iterator[None]:
         yield
     finally:
         wrap_connected(before)
-
-
-def address_for_others(address: str) -> str:
-    """The address by which another process makes a link that is emulated as `connect(address)` is in this one."""
-    wrap = connected_wrap()
-    return wrap.address(address) if isinstance(wrap, _BothWays) else address
 
 
 class _BothWays:

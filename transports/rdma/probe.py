@@ -6,19 +6,32 @@ In tests the machine may be an emulated one (`transports.emulated_jaccl`).
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from transports.emulated_jaccl.world import World
 from transports.rdma.address import JACCL
 from transports.rdma.macos import why_too_old
 
+if TYPE_CHECKING:
+    from transports.emulated_jaccl.world import World
+
 ACTIVE = "PORT_ACTIVE"
+_EMULATED = "SPLITINFER_EMULATED_JACCL"
 _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
+
+
+def emulated() -> World | None:
+    """The emulated machines of a test, if the environment names them."""
+    if not os.environ.get(_EMULATED):
+        return None
+    from transports.emulated_jaccl.world import World
+
+    return World.of_this_process()
 
 
 def usable(backend: str, device: str = "") -> str | None:
@@ -34,7 +47,7 @@ def usable(backend: str, device: str = "") -> str | None:
 
 
 def _is_available(backend: str) -> bool:
-    if backend == JACCL and World.of_this_process() is not None:
+    if backend == JACCL and emulated() is not None:
         return True
     import mlx.core as mx  # here, so that processes that do not use rdma:// need not load it
 
@@ -95,12 +108,12 @@ def macos_version(device: str = "") -> str:
 
     `device`: the emulated Mac's; on a real machine all devices have the same.
     """
-    if (world := World.of_this_process()) is not None:
+    if (world := emulated()) is not None:
         return world.macos(device)
     return platform.mac_ver()[0] if sys.platform == "darwin" else ""
 
 
 def _output(tool: str) -> str:
-    if (world := World.of_this_process()) is not None:
+    if (world := emulated()) is not None:
         return world.output(tool)
     return subprocess.run([tool], capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout

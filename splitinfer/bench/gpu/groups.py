@@ -14,7 +14,7 @@ from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
 from splitinfer.bench.shared.workload import Workload
-from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.engine.device.late_steps import LATE_STEPS
 from splitinfer.jobs.process import Report
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
@@ -37,7 +37,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         stages.run_batch(work.batch(streams, -1, 2))
         report(f"2 x {streams}", _groups(stages.run_batch(work.batch(streams, 0, 2)), streams))
     if emulated_machine() is not None:
-        report("void_steps", {"void": VOID_STEPS.void, "of": VOID_STEPS.steps})
+        report("late_steps", {"late": LATE_STEPS.late, "of": LATE_STEPS.steps})
     if on_gpu():
         report("note", _NOTE)
 

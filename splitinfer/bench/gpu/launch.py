@@ -19,6 +19,7 @@ from splitinfer.bench.gpu.models import Sequences, distribution
 from splitinfer.bench.shared import random_model
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
+from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.selection import open_device
 from splitinfer.jobs.process import Report
 from splitinfer.models.cut import StageModel
@@ -70,25 +71,25 @@ def _of_layers(made: _Made, layers: int, num_steps: int) -> dict[str, Any]:
         "share": distribution([one.launch / one.step for one in alone]),
         "second_ms": distribution([second.launch * 1e3 for _, second in pairs]),
         "second_share": statistics.median(second.launch for _, second in pairs) * 1e3 / step_ms,
-        "void_steps": sum(step.is_void for step in (*alone, *(step for pair in pairs for step in pair))),
+        "late_steps": sum(step.is_late for step in (*alone, *(step for pair in pairs for step in pair))),
     }
 
 
 @dataclass(slots=True)
 class _Step:
     """Seconds: of building its graph, of the launch, and from the beginning of the launch to the end of the step.
-    ``is_void``: an emulated device needed longer than the one that it emulates."""
+    ``is_late``: an emulated device needed longer than the one that it emulates."""
 
     build: float
     launch: float
     step: float = 0.0
-    is_void: bool = False
+    is_late: bool = False
 
 
 def _one(device: Device, sequences: Sequences) -> _Step:
     """One step on an idle device."""
     ticket, launched_at, step = _launch(device, sequences, 0)
-    step.is_void = device.wait(ticket).is_void
+    step.is_late = LATE in device.wait(ticket).notes
     step.step = time.monotonic() - launched_at
     return step
 
@@ -96,7 +97,7 @@ def _one(device: Device, sequences: Sequences) -> _Step:
 def _pair(device: Device, sequences: Sequences) -> tuple[_Step, _Step]:
     """Two steps of different sequences, the second launched while the first is under way."""
     (first, _, one), (second, _, other) = (_launch(device, sequences, which) for which in (0, 1))
-    one.is_void, other.is_void = device.wait(first).is_void, device.wait(second).is_void
+    one.is_late, other.is_late = LATE in device.wait(first).notes, LATE in device.wait(second).notes
     return one, other
 
 

@@ -20,6 +20,7 @@ from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import INT8, NONE
+from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.runner import Launched, StageRunner
@@ -102,7 +103,7 @@ class _Line:
         self._free = threading.Semaphore(_UNDER_WAY)
         self._failed: list[Exception] = []
         self._times: list[tuple[float, float]] = []
-        self._unfit = self._void = 0
+        self._unfit = self._late = 0
         self._steps = StepsUnderWay(runner.wait, self._send, self._fail)
 
     def launch(self, plan: StepPlan, hidden: mx.array) -> None:
@@ -120,7 +121,7 @@ class _Line:
         figures = done.figures
         self._times.append((time.monotonic() - figures.ended, figures.ended - figures.started))
         self._unfit += sent.num_unfit
-        self._void += figures.is_void
+        self._late += LATE in figures.notes
         self._free.release()
 
     def _fail(self, why: StepFailed) -> None:
@@ -144,7 +145,7 @@ class _Line:
             "step_ms": step,
             "share_of_step": share,
             "unfit_rows": self._unfit,
-            "void_steps": self._void,
+            "late_steps": self._late,
         }
 
 

@@ -31,7 +31,7 @@ from splitinfer.config import find_layout
 from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.engine.device.late_steps import LATE_STEPS
 from splitinfer.errors import ConfigError, WorkerLost
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.machine.files import read_machine_file
@@ -107,7 +107,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
         "cases": cases,
         "mixed": mixed,
         "come_and_go": visits,
-        "void_steps": {"steps": VOID_STEPS.steps, "void": VOID_STEPS.void},
+        "late_steps": {"steps": LATE_STEPS.steps, "late": LATE_STEPS.late},
     }
 
 

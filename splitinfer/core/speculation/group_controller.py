@@ -67,7 +67,7 @@ class GroupController:
         if any(part.num_logits < len(part.token_ids) for part in plan.slices):
             return
         for each in figures:
-            if not each.is_void and 0 <= each.stage < self.num_stages:
+            if not each.notes and 0 <= each.stage < self.num_stages:
                 self.stages[each.stage].took(each.rows, each.ended - each.started - each.copying)
         before, self._returned_at = self._returned_at, returned_at
         self._learn_host(plan, figures[0], planned, before)

@@ -51,8 +51,8 @@ from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.device.late_steps import LATE_STEPS
 from splitinfer.engine.device.steps import StepFailed
-from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import join
@@ -478,7 +478,7 @@ class Engine:
             self.pipeline.send_void(void)
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
-        self._later.put(VOID_STEPS.count, result)
+        self._later.put(LATE_STEPS.count, result)
         self._later.put(self._meters.came, [event.seq_id for event in events], now)
         for event in events:
             state = self._requests.get(event.seq_id)

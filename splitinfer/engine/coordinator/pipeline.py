@@ -37,8 +37,7 @@ from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.wire.messages import Load, Peer, Progress, Ready, Result, Void
-from transports import LinkClosed, TransportError
-from transports.emulated import address_for_others
+from transports import LinkClosed, TransportError, address_for_others
 
 log = logging.getLogger(__name__)
 

@@ -59,8 +59,8 @@ from transports import (
     TransportError,
     TransportUnavailable,
     Unreachable,
+    address_for_others,
 )
-from transports.emulated import address_for_others
 
 Notice = Callable[[int, Progress], None]  # stage number, its progress
 Reply = TypeVar("Reply", bound=Message)

@@ -37,12 +37,12 @@ def round_of(sequences: int) -> Work:
 class Span:
     """When the device computed, in seconds on the monotonic clock of this process.
 
-    ``is_void``: an emulated device needed longer than the one that it emulates.
+    ``notes``: what the device says besides, for the figures.
     """
 
     started: float
     ended: float
-    is_void: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ held until most of the step's command buffers are complete, a clock that falls w
 launch are held until it is done, as a GPU holds the buffers of its commands, so what a later launch overwrites is
 copied where a GPU would copy it.
 
-Where computing takes longer than the device would, the step is void: it ends late, its span says so, and figures with
-more than one void step in a thousand mean nothing.
+Where computing takes longer than the device would, the step is late: its span notes it (``late_steps``).
 """
 
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from splitinfer.engine.device.device import Span, Ticket, Work
+from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.mlx_device import device_errors
 from splitinfer.machine.device_queue import DeviceQueue
 from splitinfer.machine.machine import Accelerator
@@ -34,7 +34,7 @@ class EmulatedDevice:
         self._accelerator, self.computes_at_launch = accelerator, computes_at_launch
         self._queue = DeviceQueue(accelerator.traits)
         self._lock = threading.Lock()
-        self._is_late = False  # a draft was; the step behind it is void
+        self._is_late = False  # a draft was; so is the step behind it
         self._held: deque[tuple[float, Sequence[mx.array]]] = deque()
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
@@ -52,7 +52,7 @@ class EmulatedDevice:
             ended = done = computed
             with self._lock:
                 self._queue.delay(computed)
-        span = Span(timing.started, ended, is_void=is_late or self._is_late)
+        span = Span(timing.started, ended, notes=(LATE,) if is_late or self._is_late else ())
         self._is_late = is_late and work.is_draft
         ticket = _Emulated(outputs, launched, done, span)
         self._held.append((done, [*outputs, *pending]))

@@ -8,7 +8,6 @@ import sys
 from functools import cache
 
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.launch_ahead import may_launch_ahead
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.machine.selection import emulated_machine
@@ -26,6 +25,7 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     file = emulated_machine()
     if file is None:
         return default_device()
+    from splitinfer.engine.device.emulated import EmulatedDevice
     from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
 
     _share_the_interpreter()

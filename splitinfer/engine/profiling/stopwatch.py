@@ -86,14 +86,14 @@ class Stopwatch:
 
     def _by_rows(self, trial: Trial, until: float) -> dict[int, Timed]:
         """Steps by rows, without much context."""
-        timed = defaultdict[int, list[tuple[Timed, bool]]](list)  # and whether it is void
+        timed = defaultdict[int, list[tuple[Timed, bool]]](list)  # and whether the device noted something
         known, sequences = dict[int, float](), dict[int, list[int]]()
 
         def measure(rows: int) -> None:
             if rows in CHUNKS or rows not in sequences:
                 sequences[rows] = trial.open(1 if rows in CHUNKS else rows)
             one = self._step(trial, sequences[rows], rows if rows in CHUNKS else 1)
-            timed[rows].append((one, trial.is_void))
+            timed[rows].append((one, trial.has_notes))
             known[rows] = _median(timed[rows])[1]
 
         while (rows := next_rows(known, until - time.monotonic(), self._allowed)) is not None:
@@ -159,9 +159,9 @@ def _parameters(layers: Iterable[object]) -> list[mx.array]:
 
 
 def _median(timed: Sequence[tuple[Timed, bool]]) -> Timed:
-    """The median of steps, without the first and without void ones where there are others."""
+    """The median of steps, without the first and without those with notes where there are others."""
     later = timed[1:]
-    counted = [one for one, is_void in later if not is_void] or [one for one, _ in later or timed]
+    counted = [one for one, has_notes in later if not has_notes] or [one for one, _ in later or timed]
     return sorted(counted, key=lambda one: one[1])[len(counted) // 2]
 
 

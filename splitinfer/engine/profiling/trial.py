@@ -38,7 +38,7 @@ class Trial:
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}
         self.waits: list[float] = []  # from the ends of steps until the thread that waited went on
-        self.is_void = False  # the step before: computing it took longer than the device that is emulated would
+        self.has_notes = False  # of the device, on the step before: its time does not count
 
     def open(self, count: int) -> list[int]:
         """Open sequences; they come to be with their first step."""
@@ -91,7 +91,7 @@ class Trial:
         span = self._runner.wait(launched)
         self.waits.append(time.monotonic() - span.ended)
         figures = self._runner.finish(launched).figures
-        self.is_void = figures.is_void
+        self.has_notes = bool(figures.notes)
         return (figures.started, figures.ended), figures.ended - figures.started - figures.copying
 
     def _hidden(self, rows: int) -> mx.array | None:

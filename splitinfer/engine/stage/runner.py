@@ -448,7 +448,7 @@ class StageRunner:
             fetching=applied.fetching,
             lacking=applied.lacking,
             written=() if self._disk is None else self._disk.written(),
-            is_void=span.is_void,
+            notes=span.notes,
         )
 
 

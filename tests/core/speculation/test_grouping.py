@@ -279,6 +279,6 @@ def test_steps_with_prompts_and_steps_that_an_emulation_could_not_keep_up_with_t
     figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3) for stage in range(2))
     controller.measured(plan, StepResult(0, (), figures), 11.0)
     assert controller.costs() is None
-    figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3, is_void=True) for stage in range(2))
+    figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3, notes=("late",)) for stage in range(2))
     controller.measured(StepPlan(1, slices=(Slice(0, 0, (1, 2, 3), 3, 2),)), StepResult(1, (), figures), 11.0)
     assert controller.costs() is None

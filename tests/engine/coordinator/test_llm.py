@@ -309,8 +309,8 @@ def test_dials_can_be_turned_while_requests_are_under_way(tiny_folder: Callable[
         assert requests[0].output.queue_seconds is not None
         assert 0 <= requests[0].output.queue_seconds < requests[0].output.token_times[0]
         for wrong, sentence in (
-            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, token_budget"),
-            ({"prefill_share": 3}, "prefill_share must be from 0.01 to 1, not 3"),
+            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, prefill_share"),
+            ({"prefill_share": 3}, "prefill_share must be a number from 0.01 to 1, not 3"),
         ):
             with pytest.raises(splitinfer.SplitinferError, match=sentence):
                 llm.tune(**wrong)
@@ -346,8 +346,3 @@ def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> 
     next(iter(request))
     request.abort()
     assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"
-
-
-def test_the_old_name_of_the_serving_options_warns() -> None:
-    with LLM("demo.yaml") as llm, pytest.warns(DeprecationWarning, match="serving_options"):
-        assert llm.dials is llm.serving_options

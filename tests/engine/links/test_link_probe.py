@@ -19,8 +19,8 @@ from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire import codec
 from splitinfer.wire.messages import Connect, Connected, Echo, Echoed, Expect, Fault, Hello, MeasureNext, Welcome
 from splitinfer.wire.session import Session
-from transports import Frame, LinkProfile, connect, listen
-from transports.emulated import emulate, installed
+from transports import Frame, connect, listen
+from transports.emulated import LinkProfile, emulate, installed
 
 # Long beside what two busy processors add to it: 40 ms there and back, and 65 for the least that is sent at once.
 # What is found may be off by what a busy machine adds, and by less than a mistake of a factor of two.
