@@ -19,16 +19,12 @@ import yaml
 from splitinfer.core import layout as core
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.link_transport import JACCL, TCP, LinkTransport
-from splitinfer.core.serving_options import ServingOptions
+from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
 
 SUFFIX = ".yaml"
 HERE = Path("layouts")
-
-_Text = Annotated[str, pydantic.Field(strict=True, min_length=1)]
-_Number = Annotated[float, pydantic.Field(strict=True)]
-_Count = Annotated[int, pydantic.Field(strict=True)]  # strict: neither "40" nor 40.0 nor true is a number of layers
 
 
 class Layout(core.Layout):
@@ -49,10 +45,9 @@ class Layout(core.Layout):
             )
             for stage in shape.stages
         )
-        serving = _serving_options(shape.serving or _ServingShape(), name)
         return cls(
-            stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
-            kv_format=shape.kv_format, float32_head=shape.float32_head,
+            stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, kv_format=shape.kv_format,
+            float32_head=shape.float32_head, serving=_serving_options(shape, name),
         )  # fmt: skip
 
 
@@ -139,9 +134,17 @@ def _parse_yaml(text: str, name: str) -> Any:
 # ----- shape ------------------------------------------------------------------------------------------
 
 
-class _StageShape(pydantic.BaseModel):
+_Text = Annotated[str, pydantic.Field(strict=True, min_length=1)]
+_Count = Annotated[int, pydantic.Field(strict=True)]  # strict: neither "40" nor 40.0 nor true is a number of layers
+_Number = Annotated[float, pydantic.Field(strict=True)]
+_KINDS: Mapping[type, Any] = {str: _Text, int: _Count, float: _Number}
+
+
+class _Shape(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
+
+class _StageShape(_Shape):
     name: _Text
     layers: _Count
     address: _Text | None = None
@@ -152,31 +155,16 @@ class _StageShape(pydantic.BaseModel):
     device: _Text | None = None
 
 
-class _ServingShape(pydantic.BaseModel):
-    """The names of ``core.serving_options``."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    policy: _Text | None = None
-    token_budget: _Count | None = None
-    itl_slo_ms: _Number | None = None
-    prefill_share: _Number | None = None
-    max_running: _Count | None = None
-    max_partial_prefills: _Count | None = None
-    max_decode_gap_ms: _Number | None = None
-    kv_high: _Number | None = None
-    kv_low: _Number | None = None
-    min_dwell: _Count | None = None
+_serving_keys: dict[str, Any] = {name: (_KINDS[each.kind] | None, None) for name, each in SERVING_OPTIONS.items()}
+_ServingShape = pydantic.create_model("_ServingShape", __base__=_Shape, **_serving_keys)
 
 
-class _LayoutShape(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
+class _LayoutShape(_Shape):
     stages: list[_StageShape]
     model: _Text | None = None
     draft: _Text | None = None
     dtype: _Text = "auto"
-    serving: _ServingShape | None = None
+    serving: _ServingShape | None = None  # type: ignore[valid-type] # it is made above
     kv_format: _Text = EXACT
     float32_head: pydantic.StrictBool = False
 
@@ -224,9 +212,9 @@ def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: s
     return f"{key!r} in {where} must be {_EXPECTED.get(kind, 'of another kind')}, but is {_described(value)}"
 
 
-def _serving_options(shape: _ServingShape, name: str) -> ServingOptions:
+def _serving_options(shape: _LayoutShape, name: str) -> ServingOptions:
     try:
-        return ServingOptions(**shape.model_dump())
+        return ServingOptions(**({} if shape.serving is None else dict(shape.serving)))
     except ValueError as error:
         raise LayoutError(f"'serving' of layout {name}: {error}") from error
 

@@ -1,16 +1,20 @@
 """What the command line takes from the model, and what it prints without one."""
 
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import splitinfer
 from splitinfer.cli import pipeline
+from splitinfer.cli.options import PipelineOptions, plain_settings
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.kvstore.paths import default_folder
 
 
 class MadeUpLLM:
@@ -73,6 +77,55 @@ def run(*args: str) -> None:
 
     done = CliRunner().invoke(app, [args[0], "--layout", "demo", *args[1:]], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["coord"], "Pass --layout FILE, or --model with --workers."),
+        (["coord", "--workers", "mini"], "--workers needs a model to cut"),
+        (["coord", "--layout", "demo", "--workers", "mini"], "--layout names the workers, and so does --workers"),
+        (["coord", "--layout", "demo", "--use-all"], "--use-all is for choosing a cut, and --layout has one"),
+        (["chat", "--layout", "demo", "--for", "context"], "--for is for choosing a cut, and --layout has one"),
+        (["coord", "--layout", "demo", "--logprobs", "2"], "--logprobs is printed with --json only"),
+        (["coord", "--layout", "demo", "--prefill-share", "2"], "Invalid value for '--prefill-share'"),
+        (["coord", "--layout", "demo", "--kv-gb", "nan"], "Invalid value for '--kv-gb'"),
+        (["serve", "--layout", "demo", "--codec", "zip"], "'zip' is not one of 'none', 'fp16'"),
+        (["coord", "--layout", "demo", "--kv-low", "0.95"], "kv_low and kv_high must be 0 <= low < high <= 1"),
+    ],
+)
+def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", ["coord", "plan"])
+def test_help_gives_the_form_of_a_worker_in_full(command: str):
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "150", "TERMINAL_WIDTH": "150"})
+    assert "[NAME=]ADDRESS[#KEY]" in done.stdout
+
+
+def test_each_declared_option_reaches_the_settings(tmp_path: Path):
+    given: dict[str, Any] = {
+        "kv_bytes": 2.5, "kv_dir": str(tmp_path), "kv_dir_bytes": math.inf, "policy": "watermark", "context": 99,
+        "float32_head": True, "token_budget": 64,
+    }  # fmt: skip
+    settings = plain_settings(PipelineOptions(declared=given))
+    assert (settings.kv_bytes, settings.kv_dir, settings.kv_dir_bytes) == (25 * 10**8, tmp_path, 10**18)
+    assert (settings.policy, settings.context, settings.float32_head, settings.token_budget) == (
+        "watermark", 99, True, 64
+    )  # fmt: skip
+    assert plain_settings(PipelineOptions(declared={"kv_dir": "none"})).kv_dir is None
+    assert plain_settings(PipelineOptions()).kv_dir == default_folder()
 
 
 def test_the_version_has_an_option_and_a_command():

@@ -39,16 +39,6 @@ class Mode(StrEnum):
     SERVER = "server"
 
 
-_OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
-
-
-def _known_mode(name: str) -> str:
-    """The callback of --mode, which also takes the old names that its help does not list."""
-    if name not in (*Mode, *_OLD_MODES):
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(Mode)}")
-    return name
-
-
 def bench(
     layout: Annotated[
         str | None,
@@ -59,18 +49,15 @@ def bench(
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
-        str,
+        Mode,
         typer.Option(
             "--mode",
-            metavar=f"[{'|'.join(Mode)}]",
-            callback=_known_mode,
-            autocompletion=lambda: [each.value for each in Mode],
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
             "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
             "first token at which other ways to compute part. server: streams over HTTP beside the library's.",
         ),
-    ] = Mode.SPEED.value,
+    ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials.")] = 5,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
@@ -149,26 +136,25 @@ def bench(
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
     counts = _counts("8" if streams is None else streams)
-    chosen = _OLD_MODES.get(mode) or Mode(mode)
-    if chosen is Mode.LINK:
+    if mode is Mode.LINK:
         _bench_links(as_json, trials, verbose)
     _emulate(accelerator)
     sizes = ((counts or (16,))[0] if streams else 16, stream_prompt_tokens, stream_tokens)
-    _bench_stand_ins(chosen, (layout, model, as_json, trials), sizes, (seed, connect_timeout), verbose)
+    _bench_stand_ins(mode, (layout, model, as_json, trials), sizes, (seed, connect_timeout), verbose)
     usual = (layout, model, as_json, trials, decode_tokens, seed, connect_timeout)
-    _bench_several(chosen, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
+    _bench_several(mode, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
     if layout is None:
-        raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
-    if chosen is Mode.EXACT:
+        raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
+    if mode is Mode.EXACT:
         exact = (layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
         _bench_exact(exact, verbose)
-    _start(mode, verbose)
-    if chosen is Mode.PREFIX:
+    _start(verbose)
+    if mode is Mode.PREFIX:
         from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 
         prefix = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
         finish(lambda: measure_prefix(prefix), verbose)
-    if chosen is Mode.SPECULATION:
+    if mode is Mode.SPECULATION:
         from splitinfer.bench.speculation.options import SpeculationOptions
         from splitinfer.bench.speculation.run import measure_speculation
 
@@ -177,19 +163,19 @@ def bench(
             _shares(acceptance), text=text, plot=plot,
         )  # fmt: skip
         finish(lambda: measure_speculation(speculation), verbose)
-    if chosen is Mode.KV:
+    if mode is Mode.KV:
         from splitinfer.bench.kv.run import KVOptions, measure_kv
 
         kv = KVOptions(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
         finish(lambda: measure_kv(kv), verbose)
-    if chosen is Mode.WIRE:
+    if mode is Mode.WIRE:
         from splitinfer.bench.wire.run import WireOptions, measure_wire
 
         wire = WireOptions(
             layout, model, as_json, trials, prompt_tokens, token_budget, seed, connect_timeout, text, texts
         )
         finish(lambda: measure_wire(wire), verbose)
-    if chosen is Mode.SERVE:
+    if mode is Mode.SERVE:
         from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 
         serve = ServingBenchOptions(
@@ -214,17 +200,12 @@ def _emulate(accelerator: Path | None) -> None:
         os.environ[VARIABLE] = str(accelerator)
 
 
-def _start(mode: str, verbose: bool) -> None:
-    """Start anew with OpenBLAS where there is one, and warn of a mode's old name."""
+def _start(verbose: bool) -> None:
+    """Start anew with OpenBLAS where there is one."""
     from splitinfer.bench.shared.blas import prefer_openblas
 
     prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose)
-    if mode in _OLD_MODES:
-        new = _OLD_MODES[mode]
-        typer.echo(
-            f"splitinfer: --mode {mode} is called --mode {new} now; the next release drops the old name", err=True
-        )
 
 
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
@@ -253,10 +234,7 @@ def _bench_stand_ins(
     """Measure the loops on an emulated accelerator, or streams over HTTP, where that is the mode."""
     if mode not in (Mode.DEVICE, Mode.SERVER):
         return
-    from splitinfer.bench.shared.blas import prefer_openblas
-
-    prefer_openblas()  # may start this program anew, so before anything else
-    set_up(verbose)
+    _start(verbose)
     if mode is Mode.DEVICE:
         from splitinfer.bench.device.run import DeviceOptions, measure_device
 
@@ -278,10 +256,7 @@ def _bench_several(
     """Measure drafts for several streams, where that is the mode and numbers of streams were given."""
     if mode is not Mode.SPECULATION or streams is None:
         return
-    from splitinfer.bench.shared.blas import prefer_openblas
-
-    prefer_openblas()  # may start this program anew, so before anything else
-    set_up(verbose)
+    _start(verbose)
     from splitinfer.bench.speculation.options import SpeculationOptions
     from splitinfer.bench.speculation.several import measure_several
 

@@ -1,46 +1,41 @@
 """Options that several commands have, each written once.
 
-A command that runs a pipeline declares one parameter of type ``PipelineOptions``; ``with_pipeline_options`` gives it an
-option for each of its fields.
+What ``Settings`` declares (``splitinfer.settings``, ``core.serving_options``) becomes an option of the command line by
+``option``. A command that runs a pipeline declares one parameter of type ``PipelineOptions``;
+``with_pipeline_options`` gives it an option for each of its fields and for each declared one.
 """
 
 import contextlib
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
 from splitinfer.core.sampling_defaults import SamplingChoice
-from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyName
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.serving_options import ServingOptions
+from splitinfer.core.serving_options import SERVING, Declared, declared
 from splitinfer.errors import SplitinferError
-from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
+from splitinfer.kvstore.paths import default_folder
 from splitinfer.placement.asked import Aim
+from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
-    from splitinfer.llm import Settings
     from splitinfer.store.models import ModelStore
 
+WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
+"""How workers are named, for help texts: rich would take the end for markup."""
+
+_DECLARED = declared(Settings)
 _MOST_GB = 1e9  # stands for "inf"
-_SERVING = "Serving: whether prompts or answers go first"
+_CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a declaration
+_CUT = "Cut: which machine gets which layers, where no layout says so"
 _SAMPLING = "Sampling: the model's generation_config.json recommends what is not given"
-
-
-def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
-    """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
-    from splitinfer.store.models import ModelStore
-    from splitinfer.store.paths import default_folder
-
-    if folder == "none":
-        return None
-    path = default_folder() if folder is None else Path(folder).expanduser()
-    return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
 
 
 def finite(value: float | None) -> float | None:
@@ -55,28 +50,59 @@ def _gigabytes_or_all(value: float | None) -> float | None:
     return value if value == math.inf else finite(value)
 
 
+def option(name: str) -> Any:
+    """The option of the command line for a field of ``Settings``."""
+    each = _DECLARED[name]
+    said, flag = each.option, _flag(each)
+    is_scaled, is_number = said.per != 1, each.kind in (int, float)
+    return typer.Option(
+        f"{flag}/--no-{flag[2:]}" if each.kind is bool else flag,
+        help=said.help,
+        rich_help_panel=said.panel or None,
+        min=said.least,
+        max=said.most,
+        callback=_gigabytes_or_all if is_scaled else finite if is_number else None,
+    )
+
+
+def _flag(each: Declared) -> str:
+    return each.option.flag or f"--{each.name.replace('_', '-')}"
+
+
+def _parameter(each: Declared) -> inspect.Parameter:
+    """A command's parameter for a declared option."""
+    said, kind, default = each.option, cast(Any, each.kind), each.default
+    if said.choices:
+        kind = _CHOICE(each.name, [(one, one) for one in said.choices])
+    elif said.per != 1:
+        kind, default = float, None if default is None else default / said.per
+    annotation = Annotated[kind | None if each.may_be_none else kind, option(each.name)]  # type: ignore[valid-type]
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 LayoutOption = Annotated[
     str | None,
-    typer.Option(
-        "--layout", help="A layout file, or the name of one (see layouts/README.md); without, --workers and --model."
-    ),
+    typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md)."),
 ]
 WorkersOption = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        help="In place of a layout: workers that may get layers, [NAME=]ADDRESS[#KEY] with commas between. They are "
-        "measured, and the best cut is chosen.",
+        help=f"In place of a layout, with --model: the workers that may get layers, {WORKERS_FORM} separated by "
+        "commas. They are measured, and the best cut is chosen.",
+        rich_help_panel=_CUT,
     ),
 ]
-UseAllOption = Annotated[bool, typer.Option("--use-all", help="Give every machine layers, though fewer be better.")]
-AimOption = Annotated[Aim, typer.Option("--for", help="With --workers: what the cut is to be best for.")]
+UseAllOption = Annotated[
+    bool, typer.Option("--use-all", help="Use every machine, even if fewer would be faster.", rich_help_panel=_CUT)
+]
+AimOption = Annotated[Aim, typer.Option("--for", help="What to optimise the cut for.", rich_help_panel=_CUT)]
 MeasureOption = Annotated[
-    bool,
-    typer.Option("--measure", help="Measure machines anew, also those that remember what they were measured to do."),
+    bool, typer.Option("--measure", help="Ignore saved measurements and measure again.", rich_help_panel=_CUT)
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
+    str | None,
+    typer.Option("--model", help="The model: a Hub id, a folder or 'demo'. It replaces the model of a layout."),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
 Temp = Annotated[
@@ -105,58 +131,15 @@ Penalty = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
-Budget = Annotated[
-    int | None,
-    typer.Option(
-        "--token-budget",
-        "--chunk",
-        min=1,
-        help="Tokens in one step, prompts and answers together; 512 on a GPU and 128 else if not given.",
-    ),
-]
-KVMemory = Annotated[
-    float | None,
-    typer.Option(
-        "--kv-gb", min=0, callback=_gigabytes_or_all, help="GB for KV on each stage; half of what is free if not given."
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        min=1,
-        help="Tokens of a prompt and its answer together; if not given, 8,192 or the model's own, "
-        "and for a server what memory allows.",
-    ),
-]
-DraftName = Annotated[
-    str | None,
-    typer.Option(
-        "--draft",
-        help="What drafts tokens: a small model of the same tokenizer, 'ngram', both as MODEL+ngram, or 'none'.",
-    ),
-]
-CodecName = Annotated[
-    str | None,
-    typer.Option(
-        "--codec",
-        help="Codec of prompts' hidden states on every link: none, fp16, fp8, int8, auto; the layout's if not given.",
-    ),
-]
-Float32Head = Annotated[
-    bool | None,
-    typer.Option(
-        "--float32-head/--no-float32-head",
-        help="Compute the norm and the head in float32; as the layout says if not given.",
-    ),
-]
-KVFormatName = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-format",
-        help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); the layout's if not given.",
-    ),
-]
+Budget = Annotated[int | None, option("token_budget")]
+ItlSlo = Annotated[float | None, option("itl_slo_ms")]
+PrefillShare = Annotated[float | None, option("prefill_share")]
+MaxRunning = Annotated[int | None, option("max_running")]
+KVMemory = Annotated[float | None, option("kv_bytes")]
+KVDir = Annotated[str | None, option("kv_dir")]
+KVDirSize = Annotated[float, option("kv_dir_bytes")]
+Timeout = Annotated[float, option("connect_timeout")]
+Tracing = Annotated[Path | None, option("trace")]
 ModelsDir = Annotated[
     str | None,
     typer.Option(
@@ -175,105 +158,7 @@ Accelerator = Annotated[
     Path | None,
     typer.Option("--accelerator", help="Compute in the times of this machine file: an emulated accelerator."),
 ]
-Timeout = Annotated[
-    float, typer.Option("--connect-timeout", min=0.1, callback=finite, help="Seconds to reach a worker.")
-]
-Rejoin = Annotated[
-    float,
-    typer.Option(
-        "--rejoin-timeout",
-        min=0,
-        callback=finite,
-        help="Seconds to wait for a lost worker to come back; 0 gives up at once.",
-    ),
-]
-Tracing = Annotated[
-    Path | None, typer.Option("--trace", help="Write a timeline of every step to this file, for ui.perfetto.dev.")
-]
-KVDir = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-dir",
-        help="Folder where KV is stored for later runs; in your cache folder if not given; 'none': in memory only.",
-    ),
-]
-KVDirSize = Annotated[
-    float,
-    typer.Option(
-        "--kv-disk-gb",
-        min=0,
-        callback=_gigabytes_or_all,
-        help="GB that folder may hold; the least recently used goes first.",
-    ),
-]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
-
-Policy = Annotated[
-    PolicyName | None,
-    typer.Option(
-        "--policy",
-        rich_help_panel=_SERVING,
-        help="stall_free: answers never wait for prompts. prefill_first: prompts go first. watermark: prompts until "
-        "memory is full, then answers. decode_first: no request is admitted until all are answered.",
-    ),
-]
-ItlSlo = Annotated[
-    float | None,
-    typer.Option(
-        "--itl-slo-ms",
-        min=0.001,
-        rich_help_panel=_SERVING,
-        help="Milliseconds between two tokens of an answer, at most; prompts are read in chunks that allow it.",
-    ),
-]
-PrefillShare = Annotated[
-    float | None,
-    typer.Option(
-        "--prefill-share",
-        min=LEAST_SHARE,
-        max=1,
-        rich_help_panel=_SERVING,
-        help="1 reads prompts soonest, less keeps running answers steadier.",
-    ),
-]
-MaxRunning = Annotated[
-    int | None,
-    typer.Option("--max-running", min=1, rich_help_panel=_SERVING, help="Requests that share the stages; 32."),
-]
-MaxPartial = Annotated[
-    int | None,
-    typer.Option(
-        "--max-partial-prefills",
-        min=1,
-        rich_help_panel=_SERVING,
-        help="Prompts read side by side; with more than 1, short ones pass long ones.",
-    ),
-]
-MaxGap = Annotated[
-    float | None,
-    typer.Option(
-        "--max-decode-gap-ms",
-        min=0.001,
-        rich_help_panel=_SERVING,
-        help="Milliseconds for which prefill_first and watermark may keep answers waiting.",
-    ),
-]
-KVHigh = Annotated[
-    float | None,
-    typer.Option("--kv-high", rich_help_panel=_SERVING, help="Share of KV memory at which watermark turns to answers."),
-]
-KVLow = Annotated[
-    float | None,
-    typer.Option("--kv-low", rich_help_panel=_SERVING, help="Share at which it turns back to prompts."),
-]
-MinDwell = Annotated[
-    int | None,
-    typer.Option(
-        "--min-dwell",
-        rich_help_panel=_SERVING,
-        help="Steps that watermark stays with prompts or with answers, at least.",
-    ),
-]
 
 
 Lengths = Annotated[
@@ -296,7 +181,7 @@ Scale = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The options of every command that runs a pipeline."""
+    """The options of every command that runs a pipeline. ``declared``: those of ``Settings``, by the fields' names."""
 
     layout: LayoutOption = None
     model: ModelOption = None
@@ -309,36 +194,19 @@ class PipelineOptions:
     min_p: MinP = None
     repetition_penalty: Penalty = None
     seed: Seed = None
-    context: Context = None
-    draft: DraftName = None
-    kv_format: KVFormatName = None
-    codec: CodecName = None
-    float32_head: Float32Head = None
-    kv_gb: KVMemory = None
-    kv_dir: KVDir = None
-    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9
-    connect_timeout: Timeout = 10.0
-    rejoin_timeout: Rejoin = 60.0
-    trace: Tracing = None
     verbose: Verbose = False
-    policy: Policy = None
-    token_budget: Budget = None
-    itl_slo_ms: ItlSlo = None
-    prefill_share: PrefillShare = None
-    max_running: MaxRunning = None
-    max_partial_prefills: MaxPartial = None
-    max_decode_gap_ms: MaxGap = None
-    kv_high: KVHigh = None
-    kv_low: KVLow = None
-    min_dwell: MinDwell = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
 
 
 def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
     """``command(options, ...)`` as a function with an option for each field of ``PipelineOptions``."""
     hints = get_type_hints(PipelineOptions, include_extras=True)
-    common = [
-        each.replace(annotation=hints[each.name]) for each in inspect.signature(PipelineOptions).parameters.values()
+    plain = [
+        each.replace(annotation=hints[each.name])
+        for each in inspect.signature(PipelineOptions).parameters.values()
+        if each.name != "declared"
     ]
+    settings = [_parameter(each) for each in sorted(_DECLARED.values(), key=lambda each: each.option.panel == SERVING)]
     own = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for each in inspect.signature(command).parameters.values()
@@ -346,12 +214,14 @@ def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def run(**given: Any) -> None:
-        options = PipelineOptions(**{each.name: given.pop(each.name) for each in common})
+        found = {each.name: given.pop(each.name) for each in settings}
+        options = PipelineOptions(**{each.name: given.pop(each.name) for each in plain}, declared=found)
         command(options, **given)
 
+    parameters = [*plain[:2], *own, *plain[2:], *settings]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([common[0], *own, *common[1:]])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*common, *own)}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
 
 
@@ -385,69 +255,67 @@ def sampling(
         raise typer.BadParameter(str(error)) from error
 
 
-def settings_of(options: PipelineOptions) -> "Settings":
+def settings_of(options: PipelineOptions) -> Settings:
     """The settings of a pipeline. Its local workers are started, so that they come up while this process does."""
     _check_named(options)
     settings = plain_settings(options)
     if options.layout is not None:
-        start_workers(options.layout, disk_of(options.kv_dir, options.kv_disk_gb))
+        _start_workers(options.layout, settings.disk)
     return settings
 
 
-def plain_settings(options: PipelineOptions) -> "Settings":
+def plain_settings(options: PipelineOptions) -> Settings:
     """The settings of a pipeline whose stages are named elsewhere."""
-    disk = disk_of(options.kv_dir, options.kv_disk_gb)
-    serving_options = _serving_options(options)
-    from splitinfer.llm import Settings
-
-    return Settings(
-        **serving_options.as_dict(),
-        context=options.context,
-        draft=options.draft,
-        kv_format=options.kv_format,
-        codec=options.codec,
-        float32_head=options.float32_head,
-        kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
-        kv_dir=None if disk is None else disk.path,
-        kv_dir_bytes=_gigabytes(options.kv_disk_gb),
-        connect_timeout=options.connect_timeout,
-        rejoin_timeout=options.rejoin_timeout,
-        trace=options.trace,
-    )
-
-
-def _check_named(options: PipelineOptions) -> None:
-    """Refuse options that name no stages, or name them twice."""
-    if options.layout is None and options.workers is None:
-        raise typer.BadParameter("name a layout with --layout, or workers that may get layers with --workers")
-    if options.layout is not None and options.workers is not None:
-        raise typer.BadParameter("--layout names the workers, and so does --workers; give one of them")
-    if options.workers is not None and options.model is None:
-        raise typer.BadParameter("--workers needs a model to cut: name it with --model")
-
-
-def _serving_options(options: PipelineOptions) -> ServingOptions:
+    given = {name: _in_own_unit(_DECLARED[name], value) for name, value in options.declared.items()}
+    folder = _folder(given.get("kv_dir"))
     try:
-        return ServingOptions(**{each.name: getattr(options, each.name) for each in fields(ServingOptions)})
+        return Settings(**{**given, "kv_dir": folder})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _gigabytes(count: float) -> int:
-    return int(min(count, _MOST_GB) * 1e9)
+def _in_own_unit(each: Declared, value: Any) -> Any:
+    """An option's value in the unit of the field."""
+    return value if value is None or each.option.per == 1 else int(min(value, _MOST_GB) * each.option.per)
+
+
+def _check_named(options: PipelineOptions) -> None:
+    """Refuse options that name no stages, or name them twice, or would have no effect."""
+    if options.layout is None and options.workers is None:
+        raise typer.BadParameter("Pass --layout FILE, or --model with --workers.")
+    if options.layout is not None and options.workers is not None:
+        raise typer.BadParameter("--layout names the workers, and so does --workers; give one of them")
+    if options.workers is not None and options.model is None:
+        raise typer.BadParameter("--workers needs a model to cut: name it with --model")
+    given = {"--for": options.aim is not Aim.CHAT, "--use-all": options.use_all, "--measure": options.measure}
+    if options.layout is not None and (unused := [name for name, is_given in given.items() if is_given]):
+        raise typer.BadParameter(f"{unused[0]} is for choosing a cut, and --layout has one; give --workers instead")
+
+
+def _folder(kv_dir: str | None) -> Path | None:
+    """The folder for KV that ``--kv-dir`` names; ``None``: in memory only."""
+    if kv_dir == "none":
+        return None
+    return default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
 
 
 def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     """The KV store on disk that the options name; ``None`` if there is to be none."""
-    from splitinfer.kvstore.store import Disk
+    return Settings(kv_dir=_folder(kv_dir), kv_dir_bytes=_in_own_unit(_DECLARED["kv_dir_bytes"], gigabytes)).disk
 
-    if kv_dir == "none":
+
+def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
+    """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
+    from splitinfer.store.models import ModelStore
+    from splitinfer.store.paths import default_folder
+
+    if folder == "none":
         return None
-    folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
-    return Disk(folder, _gigabytes(gigabytes))
+    path = default_folder() if folder is None else Path(folder).expanduser()
+    return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
 
 
-def start_workers(layout: str, disk: "Disk | None") -> None:
+def _start_workers(layout: str, disk: "Disk | None") -> None:
     """Start the local workers early, while this process comes up; an invalid layout is reported later."""
     from splitinfer.config import find_layout
     from splitinfer.engine.coordinator.local_workers import start_early

@@ -62,6 +62,8 @@ def coord(
     ] = None,
 ) -> None:
     """Hold the first layers, connect to the workers, then chat or answer."""
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("--logprobs is printed with --json only; add --json")
     choice = sampling(options, temp, usual_temp=0.0, max_tokens=max_tokens, stop=stop, logprobs=logprobs)
     set_up(options.verbose)
     settings = settings_of(options)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
+from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
 from splitinfer.cli.running import finish, set_up
 from splitinfer.errors import ConfigError
 from splitinfer.placement.asked import Aim, Asked
@@ -27,7 +27,8 @@ _LIVE = "A running pipeline"
 def plan(
     model: ModelOption = None,
     workers: Annotated[
-        str | None, typer.Option("--workers", help="The workers that may get layers, with commas between them.")
+        str | None,
+        typer.Option("--workers", help=f"The workers that may get layers, {WORKERS_FORM} separated by commas."),
     ] = None,
     layout: Annotated[
         str | None,

@@ -1,85 +1,222 @@
-"""The options of serving, as set in a layout, on the command line, in ``Settings``, or while it runs.
+"""The options of serving, and what a declaration of an option says.
+
+An option is declared once, as an annotated field: its type, its default, its bounds and its help. Everything else is
+made from that:
+
+    the field is in      layout file       command line    Settings    dial of a running server (``LLM.tune``)
+    ``ServingOptions``   under 'serving'   yes             yes         yes
+    ``Settings``         no                yes             yes         no
 
 The names are the same everywhere. ``None`` leaves an option to the next source: the command line and ``Settings`` come
-before the layout, the layout before the default.
+before the layout, the layout before the default. A field without an ``Option`` is for the library alone.
 """
 
 import math
+import types
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
-from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyConfig, PolicyName
 
 MAX_RUNNING = 32
+SERVING = "Serving: how requests share the stages"
+_HOUR = 3_600_000.0  # milliseconds
+_MOST = 1_000_000  # tokens in a step, requests: more than any machine has room for
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an annotated field says of itself.
+
+    help: what it does, in a sentence or two.
+    panel: the panel of ``--help``; empty: the first one.
+    least, most: bounds of a number. ``choices``: of a word. ``unit``: of a number, for sentences.
+    flag: the option of the command line, if it is not the field's name.
+    per: how many of the field's units one of the flag's has, as 10^9 bytes a GB.
+    """
+
+    help: str
+    panel: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    flag: str = ""
+    per: float = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A declared option: its field's name, type (without ``None``) and default, and its ``Option``."""
+
+    name: str
+    kind: type
+    may_be_none: bool
+    default: Any
+    option: Option
+
+    @property
+    def range(self) -> str:
+        """What a value may be, as part of a sentence.
+
+        >>> SERVING_OPTIONS["prefill_share"].range, SERVING_OPTIONS["max_running"].range
+        ('a number from 0.01 to 1', 'a whole number from 1 to 1,000,000')
+        """
+        if self.option.choices:
+            return f"one of {', '.join(self.option.choices)}"
+        kind = "a whole number" if self.kind is int else "a number"
+        unit = f" of {self.option.unit}" if self.option.unit else ""
+        least, most = self.option.least, self.option.most
+        return f"{kind}{unit} from {least or 0:,g} to {'any finite one' if most is None else f'{most:,.0f}'}"
+
+    def checked(self, value: Any) -> Any:
+        """``value`` in the field's type; ``None`` stays. Raises ValueError: what it must be."""
+        if value is None and self.may_be_none:
+            return None
+        option, least, most = self.option, self.option.least, self.option.most
+        if option.choices:
+            is_right = isinstance(value, str) and value in option.choices
+        elif self.kind in (int, float):
+            is_right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_right = is_right and (least is None or value >= least) and (most is None or value <= most)
+            is_right = is_right and (self.kind is float or value == int(value))
+        else:
+            return value
+        if not is_right:
+            raise ValueError(f"{self.name} must be {self.range}, not {value!r:.40}")
+        return self.kind(value)
+
+
+def declared(owner: type) -> Mapping[str, Declared]:
+    """The options that the fields of a dataclass declare, by name."""
+    hints = get_type_hints(owner, include_extras=True)
+    found = {}
+    for each in fields(owner):
+        option = next((one for one in getattr(hints[each.name], "__metadata__", ()) if isinstance(one, Option)), None)
+        if option is not None:
+            kinds = get_args(hints[each.name].__origin__) or (hints[each.name].__origin__,)
+            kind = str if str in kinds else kinds[0]
+            found[each.name] = Declared(each.name, kind, types.NoneType in kinds, each.default, option)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How requests share the stages; ``None`` where an option is not set.
-
-    policy: whether prompts or answers under way go first: stall_free (the default), prefill_first, watermark,
-        decode_first (``core.scheduler.policy``).
-    token_budget: tokens in one step; prompts are read in chunks of what answers under way leave of it. By default 512
-        where a stage computes on a GPU, else 128.
-    itl_slo_ms: milliseconds between two tokens of an answer, at most; chunks of prompts are then as large as the
-        measured cost of steps allows, within the token budget.
-    prefill_share: share of what answers leave of a step that prompts get: 1 reads prompts soonest, less keeps
-        answers steadier.
-    max_running: requests that share the stages at a time, if their KV fits; 32 by default.
-    max_partial_prefills: prompts that are read side by side; 1 by default. With more, short ones overtake long ones.
-    max_decode_gap_ms: milliseconds for which prefill_first and watermark may keep answers waiting.
-    kv_high, kv_low: shares of the KV memory at which watermark changes to answers, and back to prompts; by default 0.9
-        and 0.7.
-    min_dwell: steps between two such changes, at least; 16 by default.
+    """How requests share the stages; ``None`` where an option is not set. What the policies do is in
+    ``core.scheduler.policy``.
 
     Raises:
         ValueError: a value out of its range, named with the range.
     """
 
-    policy: str | None = None
-    token_budget: int | None = None
-    itl_slo_ms: float | None = None
-    prefill_share: float | None = None
-    max_running: int | None = None
-    max_partial_prefills: int | None = None
-    max_decode_gap_ms: float | None = None
-    kv_high: float | None = None
-    kv_low: float | None = None
-    min_dwell: int | None = None
+    policy: Annotated[
+        str | None,
+        Option(
+            "Whether prompts or answers go first. stall_free: answers never wait for prompts. prefill_first: prompts "
+            "go first. watermark: prompts go first until KV memory is nearly full, then answers. decode_first: no "
+            "request is admitted until all are answered.",
+            SERVING,
+            choices=tuple(map(str, PolicyName)),
+        ),
+    ] = None
+    prefill_share: Annotated[
+        float | None,
+        Option(
+            "The share of a step that prompts get, of what answers leave. 1 reads prompts soonest; less keeps answers "
+            "steadier. Default: 1.",
+            SERVING,
+            least=LEAST_SHARE,
+            most=1,
+        ),
+    ] = None
+    itl_slo_ms: Annotated[
+        float | None,
+        Option(
+            "The most milliseconds between two tokens of an answer; prompts are read in chunks that keep it.",
+            SERVING,
+            least=0.001,
+            most=_HOUR,
+            unit="milliseconds",
+        ),
+    ] = None
+    token_budget: Annotated[
+        int | None,
+        Option(
+            "Tokens in one step, prompts and answers together. More reads prompts faster; less shortens the longest "
+            "gap of an answer. Default: 512 on a GPU, otherwise 128.",
+            SERVING,
+            least=1,
+            most=_MOST,
+        ),
+    ] = None
+    max_running: Annotated[
+        int | None,
+        Option(
+            "Requests that share the stages at a time: more throughput, longer gaps. Default: 32.",
+            SERVING,
+            least=1,
+            most=_MOST,
+        ),
+    ] = None
+    max_partial_prefills: Annotated[
+        int | None,
+        Option(
+            "Prompts that are read side by side; with more than 1, short ones overtake long ones. Default: 1.",
+            SERVING,
+            least=1,
+            most=_MOST,
+        ),
+    ] = None
+    max_decode_gap_ms: Annotated[
+        float | None,
+        Option(
+            "The most milliseconds for which prefill_first and watermark may keep an answer waiting.",
+            SERVING,
+            least=0.001,
+            most=_HOUR,
+            unit="milliseconds",
+        ),
+    ] = None
+    kv_high: Annotated[
+        float | None,
+        Option("The share of KV memory at which watermark turns to answers. Default: 0.9.", SERVING, least=0, most=1),
+    ] = None
+    kv_low: Annotated[
+        float | None,
+        Option(
+            "The share of KV memory at which watermark turns back to prompts. Default: 0.7.", SERVING, least=0, most=1
+        ),
+    ] = None
+    min_dwell: Annotated[
+        int | None,
+        Option("The least steps between two such turns of watermark. Default: 16.", SERVING, least=1, most=_MOST),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("itl_slo_ms", "max_decode_gap_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be milliseconds over 0, not {value}")
-        for name in ("token_budget", "max_running"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        self.policy_config  # noqa: B018 - raises for a value out of its range
+        for name, each in declared(type(self)).items():
+            object.__setattr__(self, name, each.checked(getattr(self, name)))
+        self.policy_config  # noqa: B018 - raises for values that contradict each other
 
     @property
     def policy_config(self) -> PolicyConfig:
         """These options as the scheduler takes them, in seconds, with defaults."""
-        options: dict[str, Any] = {
-            "policy": self.policy,
-            "prefill_share": self.prefill_share,
-            "itl_slo": None if self.itl_slo_ms is None else self.itl_slo_ms / 1000,
-            "max_partial_prefills": self.max_partial_prefills,
-            "max_decode_gap": None if self.max_decode_gap_ms is None else self.max_decode_gap_ms / 1000,
-            "kv_high": self.kv_high,
-            "kv_low": self.kv_low,
-            "min_dwell": self.min_dwell,
-        }
-        if self.policy is not None and self.policy in tuple(PolicyName):
-            options["policy"] = PolicyName(self.policy)
-        return PolicyConfig(**{name: value for name, value in options.items() if value is not None})
+        options = {name: value for name, value in self.as_dict().items() if name not in ("token_budget", "max_running")}
+        for name in ("itl_slo", "max_decode_gap"):
+            if f"{name}_ms" in options:
+                options[name] = options.pop(f"{name}_ms") / 1000
+        if "policy" in options:
+            options["policy"] = PolicyName(options["policy"])
+        return PolicyConfig(**options)
 
     def as_dict(self) -> dict[str, Any]:
         """The options that are set."""
-        values = {each.name: getattr(self, each.name) for each in fields(ServingOptions)}
+        values = {name: getattr(self, name) for name in SERVING_OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
     def over(self, other: "ServingOptions") -> "ServingOptions":
         """These options, and those of ``other`` where these are not set."""
         return ServingOptions(**{**other.as_dict(), **self.as_dict()})
+
+
+SERVING_OPTIONS = declared(ServingOptions)

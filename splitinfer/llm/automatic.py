@@ -21,7 +21,6 @@ from splitinfer.engine.profiling.survey import Notice, Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring
-from splitinfer.llm.settings import NO_DRAFT, Settings
 from splitinfer.machine.profile import Profiles
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import describe
@@ -32,6 +31,7 @@ from splitinfer.placement.document import figures_in_words, layout_of
 from splitinfer.placement.plan import plan
 from splitinfer.placement.remedies import shortage
 from splitinfer.placement.words import name_in_words, shortage_in_words, why
+from splitinfer.settings import NO_DRAFT, Settings
 
 DEFAULT_PORT = 5577  # of a worker
 ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made

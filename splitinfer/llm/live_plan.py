@@ -7,13 +7,13 @@ from splitinfer.core.layout import Layout
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.llm.automatic import ACCEPTANCE
 from splitinfer.llm.rebalance import LiveFigures, Running, figures_of
-from splitinfer.llm.settings import Settings
 from splitinfer.machine.profile import DraftProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Asked
+from splitinfer.settings import Settings
 
 _ENOUGH = 100  # drafts from which their share that was right is taken
 

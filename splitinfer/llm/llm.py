@@ -10,10 +10,10 @@ Requests may be submitted from any thread.
 import asyncio
 import hashlib
 import itertools
+import logging
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -44,7 +44,6 @@ from splitinfer.llm.live_plan import live_figures
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
-from splitinfer.llm.settings import Settings
 from splitinfer.llm.setup import (
     DRAFT,
     MakeDrafter,
@@ -62,9 +61,12 @@ from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
+from splitinfer.settings import Settings
 from splitinfer.text.answer import Tool
 from splitinfer.text.conversations import Conversations
 from splitinfer.wire.messages import Progress
+
+log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -136,6 +138,9 @@ class LLM:
         check_draft(self.layout, self.tokenizer)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
+        if (self.settings.context or 0) > self._checkpoint.context_length:
+            most = self._checkpoint.context_length
+            log.warning("a context of %d tokens is more than the model has: %d hold", self.settings.context, most)
         setup = PipelineSetup(
             self.layout,
             self.settings,
@@ -406,12 +411,6 @@ class LLM:
             RequestError: an id is outside the vocabulary.
         """
         return self._prompts.decode(token_ids)
-
-    @property
-    def dials(self) -> ServingOptions:
-        """Deprecated name of ``serving_options``."""
-        warnings.warn("LLM.dials is called LLM.serving_options now", DeprecationWarning, stacklevel=2)
-        return self.serving_options
 
     def forget(self, session: str) -> None:
         """Free the cached KV of a session's requests."""

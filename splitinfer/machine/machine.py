@@ -210,25 +210,25 @@ class Machine:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> "Machine":
-        """The machine that ``as_dict`` returned; what an older version left out has its default.
+        """The machine that ``as_dict`` returned.
 
         Raises:
             ValueError: ``numbers`` is no description of a machine.
         """
         try:
-            each_layer = numbers.get("each_layer")
+            each_layer = numbers["each_layer"]
             return cls(
                 tuple(StageCosts.from_dict(stage) for stage in numbers["stages"]),
                 tuple(Hop(float(fixed), float(per_row)) for fixed, per_row in numbers["hops"]),
                 tuple(int(count) for count in numbers["layers"]),
-                float(numbers.get("host", 0.0)),
-                float(numbers.get("draft", 0.0)),
-                bool(numbers.get("launches_ahead", False)),
-                tuple(int(count) for count in numbers.get("buffers", ())),
-                DeviceTraits(**numbers.get("device", {})),
-                int(numbers.get("draft_buffers", 1)),
+                float(numbers["host"]),
+                float(numbers["draft"]),
+                bool(numbers["launches_ahead"]),
+                tuple(int(count) for count in numbers["buffers"]),
+                DeviceTraits(**numbers["device"]),
+                int(numbers["draft_buffers"]),
                 None if each_layer is None else EachLayer.from_dict(each_layer),
-                float(numbers.get("draft_more", 0.0)),
+                float(numbers["draft_more"]),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"this is no description of a machine ({type(error).__name__}: {error})") from error

@@ -24,11 +24,11 @@ from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
 SIZES = (
-    "--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--chunk", "64",
+    "--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--token-budget", "64",
     "--streams", "3", "--stream-prompt-tokens", "16", "--stream-tokens", "20",
 )  # fmt: skip
 TOP = {
-    "tool", "format", "deprecated", "figures", "measured_on", "layout", "model", "workload", "systems", "contenders",
+    "tool", "format", "figures", "measured_on", "layout", "model", "workload", "systems",
     "ratios", "same_tokens", "notes", "trials",
 }  # fmt: skip
 

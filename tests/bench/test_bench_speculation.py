@@ -140,7 +140,6 @@ def case() -> Case:
 
 def test_figures_of_a_case() -> None:
     found = case_document(case(), 2)
-    assert found["contenders"] == found["systems"]
     assert found["systems"][IN_FLIGHT]["speed_up"]["median"] == pytest.approx(2.0)
     assert found["systems"][IN_FLIGHT]["thrown_away"] == pytest.approx(1 - 18 / 40)
     assert found["systems"][IN_FLIGHT]["by_place"] == [[6, 4], [18, 14]]

@@ -116,14 +116,6 @@ def test_the_document_has_the_figures() -> None:
     assert found == json.loads(json.dumps(found))
 
 
-def test_renamed_keys_stand_beside_their_old_names() -> None:
-    found = document(findings())
-    assert found["format"] == 3
-    assert found["deprecated"] == {"contenders": "systems"}
-    assert found["contenders"] == found["systems"]
-    assert {row["system"] for row in found["trials"]} == {PIPELINE, BASELINE}
-
-
 def test_the_limits_stand_beside_the_figures() -> None:
     found = document(findings())
     ours = found["systems"][PIPELINE]

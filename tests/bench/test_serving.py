@@ -46,10 +46,8 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
         "--requests", str(REQUESTS), "--scale", "0.02", "--plot", str(picture), *thorough(["--rate", "20"], []),
     )  # fmt: skip
-    assert found["deprecated"] == {"contenders": "systems"}
     stall = found["stall"]["trials"][0]  # type: ignore[index]
     systems = stall["systems"]
-    assert stall["contenders"] == systems
     assert set(systems) == {
         "stall_free", "stall_free, no objective", "prefill_first", "mlx-lm BatchGenerator"
     }  # fmt: skip

@@ -149,7 +149,7 @@ def test_what_contradicts_itself_is_one_sentence():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "name a layout with --layout"),
+        ([], "Pass --layout FILE, or --model with --workers."),
         (["--layout", "demo", "--workers", "mini"], "give one of them"),
         (["--workers", "mini"], "needs a model to cut"),
     ],

@@ -63,7 +63,7 @@ def test_memory_decides_and_the_refusal_has_the_numbers():
 
 
 def test_more_than_what_must_fit_crosses_to_the_workers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("splitinfer.llm.settings.DEFAULT_CONTEXT", 300)
+    monkeypatch.setattr("splitinfer.settings.DEFAULT_CONTEXT", 300)
     with pipeline(TARGET, [6, 6], grows_context=True) as llm:
         assert llm.context_length == llm.model_context_length
         answer = llm.generate([[5] * 600], SamplingParams(max_tokens=2, ignore_eos=True))

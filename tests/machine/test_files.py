@@ -10,7 +10,7 @@ from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.files import EXAMPLES, read_machine, read_machine_file
-from splitinfer.machine.machine import Accelerator, EachLayer, Machine
+from splitinfer.machine.machine import EachLayer, Machine
 
 BY_STAGE = """
 stages:
@@ -91,15 +91,6 @@ def test_a_machine_survives_being_written_down(text: str, tmp_path: Path):
         machine.draft_buffers,
     )
     assert again.cut_into([6, 6] if machine.each_layer else [33, 33]).cut in ("6-6", "33-33")
-
-
-def test_what_older_versions_wrote_is_read(tmp_path: Path):
-    machine = read_machine(written(tmp_path, BY_STAGE)).as_dict()
-    for new in ("buffers", "device", "draft_buffers", "each_layer"):
-        del machine[new]
-    found = read_machine(written(tmp_path, json.dumps({"machine": machine})))
-    assert (found.buffers, found.device, found.each_layer) == ((), DeviceTraits(), None)
-    assert found.accelerator(0) == Accelerator(found.stages[0], 1, DeviceTraits(), 0.003, 1)
 
 
 @pytest.mark.parametrize(

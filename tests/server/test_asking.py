@@ -14,12 +14,12 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
-from splitinfer.llm.settings import Settings
 from splitinfer.server.ask import Ask
 from splitinfer.server.asking import asked
 from splitinfer.server.keys import NOBODY
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
+from splitinfer.settings import Settings
 
 ASK = Ask("Once", {}, max_tokens=3)
 AT_MOST = 30.0  # seconds, for what takes none

@@ -14,11 +14,11 @@ from raw_http import Said
 from stages import pipeline
 
 from splitinfer import SamplingParams
-from splitinfer.core.serving_options import ServingOptions
+from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.app import make_app
-from splitinfer.server.dials import DIALS, changes_of, dials_document
+from splitinfer.server.dials import changes_of, dials_document
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem
@@ -42,7 +42,7 @@ def running() -> Iterator[LLM]:
 @pytest.fixture
 def llm(running: LLM) -> Iterator[LLM]:
     yield running
-    running.tune(**dict.fromkeys(DIALS))
+    running.tune(**dict.fromkeys(SERVING_OPTIONS))
 
 
 @pytest.fixture
@@ -67,8 +67,10 @@ def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, 
 
 
 def test_there_is_a_dial_for_each_serving_option():
-    assert set(DIALS) == {each.name for each in fields(ServingOptions)}
-    assert all(dial.meaning.endswith(".") for dial in DIALS.values())
+    assert list(SERVING_OPTIONS) == [each.name for each in fields(ServingOptions)]
+    dials = dials_document(ServingOptions(), 128, 32, may_change=False)["dials"]
+    assert all(dial["meaning"].endswith(".") for dial in dials)
+    assert [dial["name"] for dial in dials] == list(SERVING_OPTIONS)
 
 
 @pytest.mark.parametrize(("name", "values"), [
@@ -79,7 +81,7 @@ def test_what_a_dial_may_be(name: str, values: list[Any]):
     for value in values:
         (found,) = changes_of({name: value}).values()
         assert found == value
-        assert type(found) in (str, float, type(None)) or DIALS[name].whole
+        assert type(found) in (str, float, type(None)) or SERVING_OPTIONS[name].kind is int
 
 
 @pytest.mark.parametrize(("name", "values"), [
@@ -94,7 +96,7 @@ def test_what_a_dial_may_not_be(name: str, values: list[Any]):
         with pytest.raises(Problem) as caught:
             changes_of({name: value})
         assert (caught.value.status, caught.value.param) == (400, name)
-        assert caught.value.message.startswith(f"{name} must be {DIALS[name].range}, not ")
+        assert caught.value.message.startswith(f"{name} must be {SERVING_OPTIONS[name].range}, not ")
 
 
 def test_an_unknown_dial_is_named_with_those_there_are():

@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from splitinfer.llm import LLM
-from splitinfer.llm.settings import Settings
 from splitinfer.server.keys import NOBODY, ApiKey, digest
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
 from splitinfer.server.service import Service, UnderWay
+from splitinfer.settings import Settings
 
 LAPTOP, PHONE = ApiKey("laptop", digest("a")), ApiKey("phone", digest("b"))
 

@@ -157,11 +157,10 @@ def test_a_described_machine(tmp_path: Path):
     assert read_machine(written).as_dict() == machine.as_dict()
 
 
-@pytest.mark.parametrize("key", ["systems", "contenders"])
-def test_a_benchmarks_document_is_read_with_its_key_of_either_name(key: str, tmp_path: Path):
+def test_a_benchmarks_document_is_read(tmp_path: Path):
     (tmp_path / "m.yaml").write_text(DESCRIPTION)
     machine = read_machine(tmp_path / "m.yaml").as_dict()
-    measured = {"deprecated": {}, "stall": {"trials": [{key: {"stall_free": {}}}]}, "machine": machine}
+    measured = {"stall": {"trials": [{"systems": {"stall_free": {}}}]}, "machine": machine}
     (tmp_path / "m.json").write_text(json.dumps(measured))
     assert read_machine(tmp_path / "m.json").as_dict() == machine
 

@@ -21,7 +21,6 @@ from splitinfer.bench.serving.plot import plot_serving
 from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
 from splitinfer.bench.serving.tables import serve_tables
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.inputs import check_plot
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
@@ -121,7 +120,6 @@ def _measure(options: ServingBenchOptions) -> dict[str, Any]:
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {
-            "deprecated": DEPRECATED,
             "measured_on": {**on, "pinned": pinned},
             "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
             "token_budget": llm.stats()["token_budget"],
@@ -211,7 +209,7 @@ class _Bench:
             cases[BATCH_GENERATOR] = None
         for name, serving_options in cases.items():
             found["systems"][name] = self._one_stall(trial, gap, self._server(serving_options))
-        return with_old_keys(found)
+        return found
 
     def _one_stall(self, trial: int, gap: float, server: Server) -> dict[str, Any]:
         at = gap * (_BEFORE + self.options.streams)

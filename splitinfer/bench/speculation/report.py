@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from splitinfer.bench.shared.deprecated_keys import with_old_keys
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
 from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
 
@@ -94,7 +93,7 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
         found["best_synchronous"] = best
         found["in_flight_to_best_synchronous"] = asdict(case.speed_up(IN_FLIGHT, best))
     found["distinct_4_grams"] = _distinct([trial.token_ids for trial in case.trials[SEQUENTIAL]])
-    return with_old_keys(found)
+    return found
 
 
 def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
-from splitinfer.bench.shared.deprecated_keys import DEPRECATED
 from splitinfer.bench.shared.inputs import check_context, check_plot, check_text
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm
@@ -113,7 +112,6 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     )
     points = [i / 50 for i in range(50)]
     return {
-        "deprecated": DEPRECATED,
         "measured_on": {**on, "pinned": pinned, "link": None if link is None else asdict(link)},
         "layout": {"name": llm.layout.name, "layers": now.layers},
         "drafter": name,

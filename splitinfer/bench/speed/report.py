@@ -4,7 +4,6 @@ figures       what each figure is, by its path; * stands for a name or a number
 measured_on   machine, versions, BLAS of every process, and the processor that it was pinned to
 layout, model, workload
 systems       by name: decode, prefill and throughput, each figure a summary with the values of all trials
-deprecated    old keys, which stand beside their present names for one release
 ratios        by pair: trial by trial, the first to the second
 same_tokens   in how many trials a system gave the pipeline's tokens
 notes         caveats for reading the figures
@@ -21,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import (
     Run,
@@ -135,7 +133,6 @@ def document(found: Findings) -> dict[str, Any]:
     written = {
         "tool": "splitinfer bench",
         "format": FORMAT,
-        "deprecated": DEPRECATED,
         "figures": FIGURES,
         "measured_on": found.measured_on,
         "layout": found.layout,
@@ -151,7 +148,7 @@ def document(found: Findings) -> dict[str, Any]:
             for trial, run in enumerate(runs)
         ],
     }
-    rounded: dict[str, Any] = _rounded(with_old_keys(written))
+    rounded: dict[str, Any] = _rounded(written)
     return rounded
 
 

@@ -70,20 +70,9 @@ def test_nothing_is_left_to_drain():
     assert not policy.drains
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"policy": "fair"}, "policy 'fair' is none of stall_free, prefill_first, watermark, decode_first"),
-        ({"prefill_share": 0.0}, "prefill_share must be from 0.01 to 1, not 0.0"),
-        ({"itl_slo": 0.0}, "itl_slo must be seconds over 0, not 0.0"),
-        ({"max_decode_gap": float("nan")}, "max_decode_gap must be seconds over 0, not nan"),
-        ({"max_partial_prefills": 0}, "max_partial_prefills must be at least 1, not 0"),
-        ({"kv_low": 0.9}, "kv_low and kv_high must be 0 <= low < high <= 1, not 0.9 and 0.9"),
-    ],
-)
-def test_wrong_knobs_are_refused(wrong: dict[str, object], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
-        PolicyConfig(**wrong)  # type: ignore[arg-type]
+def test_watermark_needs_room_between_its_marks():
+    with pytest.raises(ValueError, match="kv_low and kv_high must be 0 <= low < high <= 1"):
+        PolicyConfig(kv_low=0.9)
 
 
 # -- in the scheduler ------------------------------------------------------------------------------

@@ -1,0 +1,155 @@
+"""How a pipeline is run: all options of the library and their defaults.
+
+Each field's ``Option`` says what it does (``core.serving_options``); the command line is made from them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from splitinfer.core.kv.format import NAMES as KV_FORMATS
+from splitinfer.core.serving_options import Option, ServingOptions
+from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.wire_codec import NAMES as CODECS
+from splitinfer.kvstore.paths import DEFAULT_CAP
+
+if TYPE_CHECKING:
+    from splitinfer.kvstore.store import Disk
+
+DEFAULT_CONTEXT = 8192  # tokens
+NO_DRAFT = "none"
+
+_KV = "KV: the memory of what was read"
+_DRAFTS = "Drafts: tokens that are guessed ahead"
+_LINKS = "Links between machines"
+_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(ServingOptions):
+    """How a pipeline is run. The serving options, from ``policy`` to ``min_dwell``, override the layout's and can be
+    changed while it runs (``LLM.tune``). Those without an ``Option`` are for the library alone:
+
+    grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more
+        than 8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
+    max_waiting: the most requests in the waiting queue; further ones are refused.
+    prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
+    micro_batches: groups of requests that decode in turn, always so many; ``None``: one for each stage, or fewer where
+        that is faster. One more keeps a step waiting at every stage, and reads all weights once more in every round;
+        that pays only where the link and the host take longer than a step of few rows.
+    flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
+        while it runs, or no drafts where they lose.
+    kv_dir: without it, KV is only in memory; the command line has a folder by default. A worker on another machine
+        uses the folder that it was started with.
+
+    Raises:
+        ValueError: a value out of its range, named with the range.
+    """
+
+    context: Annotated[
+        int | None,
+        Option(
+            "The most tokens of a prompt and its answer together. Every stage must have room for the KV of one request "
+            "of that length. Default: 8,192 or the model's own; for a server, what memory allows.",
+            least=1,
+        ),
+    ] = None
+    grows_context: bool = False
+    max_waiting: int = 1024
+    prefix_cache: bool = True
+    micro_batches: int | None = None
+    draft: Annotated[
+        str | None,
+        Option(
+            "What drafts tokens: a small model of the same tokenizer, 'ngram' (what followed the same tokens before), "
+            "both as MODEL+ngram, or 'none'. Default: the layout's.",
+            _DRAFTS,
+        ),
+    ] = None
+    flight: Flight | None = None
+    kv_bytes: Annotated[
+        int | None,
+        Option(
+            "GB for KV on each stage. Default: half of what is free, shared by the stages of one machine.",
+            _KV,
+            least=0,
+            flag="--kv-gb",
+            per=_GB,
+        ),
+    ] = None
+    kv_format: Annotated[
+        str | None,
+        Option(
+            "How keys and values are stored: exact, k8v8 (8 bits, about half of bfloat16's memory) or k8v4 (values in "
+            "4 bits, a third). The tokens depend on it. Default: the layout's.",
+            _KV,
+            choices=KV_FORMATS,
+        ),
+    ] = None
+    kv_dir: Annotated[
+        Path | str | None,
+        Option(
+            "Folder where KV is stored for later runs; 'none' keeps KV in memory only. Default: one in your cache "
+            "folder.",
+            _KV,
+        ),
+    ] = None
+    kv_dir_bytes: Annotated[
+        int,
+        Option(
+            "GB that this folder may hold; the least recently used goes first.",
+            _KV,
+            least=0,
+            flag="--kv-disk-gb",
+            per=_GB,
+        ),
+    ] = DEFAULT_CAP
+    codec: Annotated[
+        str | None,
+        Option(
+            "Codec of prompts' hidden states on every link: none (exact), fp16, fp8, int8, or auto, which takes int8 "
+            "where the link is so slow that it pays. The tokens depend on it. Default: the layout's.",
+            _LINKS,
+            choices=CODECS,
+        ),
+    ] = None
+    connect_timeout: Annotated[float, Option("Seconds to reach a worker.", _LINKS, least=0.1)] = 10.0
+    rejoin_timeout: Annotated[
+        float,
+        Option(
+            "Seconds that requests wait for a lost worker to come back, to continue where they were; 0 ends them at "
+            "once.",
+            _LINKS,
+            least=0,
+        ),
+    ] = 60.0
+    float32_head: Annotated[
+        bool | None,
+        Option(
+            "Compute the norm and the head in float32, so that fewer tokens are ties. The tokens depend on it. "
+            "Default: as the layout says."
+        ),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        Option("Write a timeline of every step to this file, for ui.perfetto.dev; an existing file is overwritten."),
+    ] = None
+
+    def context_of(self, model_context: int) -> int:
+        """The context length for a model that supports ``model_context`` tokens."""
+        return min(model_context, self.context or DEFAULT_CONTEXT)
+
+    def most_context_of(self, model_context: int, draft_context: int | None = None) -> int:
+        """The context length where memory is no bound. ``draft_context``: the draft model's own, if there is one."""
+        if self.context is not None or not self.grows_context:
+            return self.context_of(model_context)
+        return min(model_context, draft_context or model_context)
+
+    @property
+    def disk(self) -> "Disk | None":
+        """Where this machine stores KV on disk; ``None``: nowhere."""
+        from splitinfer.kvstore.store import Disk
+
+        if self.kv_dir is None or not self.prefix_cache:
+            return None
+        return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
