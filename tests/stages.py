@@ -12,9 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 import splitinfer
-from splitinfer.core.kv import block_tree, budget, growth, prefix_cache
+from splitinfer.core.kv import growth
 from splitinfer.core.rng import position_key
-from splitinfer.core.scheduler import admission, planner, scheduler
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Settings, setup
@@ -37,8 +36,8 @@ def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
 
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Blocks of KV so short that short prompts and answers fill several."""
-    for module in (growth, budget, block_tree, admission, planner, scheduler, prefix_cache, setup):
+    """Blocks of KV so short that short prompts and answers fill several: the coordinator's, and the stages' arrays."""
+    for module in (setup, growth):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

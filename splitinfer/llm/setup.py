@@ -15,7 +15,7 @@ from splitinfer.config import Layout, find_layout
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -87,7 +87,7 @@ class PipelineSetup:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
         """
         stages, settings = pipeline.num_stages, self.settings
-        kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready))
+        kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready), BLOCK)
         groups = settings.micro_batches or stages
         return SchedulerConfig(
             num_groups=groups,
@@ -104,6 +104,7 @@ class PipelineSetup:
                 root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
+                worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
             num_stages=stages,

@@ -46,7 +46,7 @@ class Memory:
         """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place; 0 or
         fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
         one = use_of(context)
-        use = KVUse(one.sequences * sequences, one.blocks * sequences)
+        use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         for machine, start, end in cut.stages():
             host, own = self._host_of[machine], self.weights(start, end, context)

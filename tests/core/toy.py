@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from splitinfer.core.kv import block_tree, budget, growth, prefix_cache
+from splitinfer.core.kv import budget
 from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, chained
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV, use_of
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.plan import (
     NewSequence,
     SampledSlice,
@@ -28,8 +28,9 @@ from splitinfer.core.plan import (
     StepPlan,
     StepResult,
 )
-from splitinfer.core.scheduler import admission, invariants, microbatches, planner, scheduler
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
@@ -38,23 +39,26 @@ from splitinfer.core.speculation.speculation import Draft, Wish
 VOCAB = 5  # few, so that different prompts often begin alike
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of a block of KV, of the least chunk, and that a fetch must save."""
+
+    block: int = budget.BLOCK
+    min_chunk: int = MIN_CHUNK
+    worth: int = WORTH
+
+
+_sizes = [Sizes()]  # the last one holds
+
+
 @contextmanager
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
-    """Blocks of KV and least chunks so small that short sequences meet their borders."""
-    before, worth = (budget.BLOCK, microbatches.MIN_CHUNK), prefix_cache.WORTH
-    _set_sizes(block, min_chunk)
-    prefix_cache.WORTH = 1
+    """Schedulers made meanwhile have blocks and chunks so small that short sequences meet their borders."""
+    _sizes.append(Sizes(block, min_chunk, worth=1))
     try:
         yield
     finally:
-        _set_sizes(*before)
-        prefix_cache.WORTH = worth
-
-
-def _set_sizes(block: int, min_chunk: int) -> None:
-    for module in (growth, budget, block_tree, prefix_cache, admission, planner, scheduler):
-        module.BLOCK = block
-    microbatches.MIN_CHUNK = planner.MIN_CHUNK = min_chunk
+        _sizes.pop()
 
 
 def next_token(tokens: Iterable[int], seed: int) -> int:
@@ -148,6 +152,7 @@ class ToyStage:
     def __init__(
         self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = (), prompts_only: bool = False
     ) -> None:
+        self.block = _sizes[-1].block
         self.whole_blocks, self.prompts_only = whole_blocks, prompts_only
         self.disks = list(disks)
         self.num_fetched = 0
@@ -205,7 +210,7 @@ class ToyStage:
         assert save.block_id not in self.blocks, "two blocks of one id"
         assert save.end <= self.caches[save.seq_id].sure, "saved before it was computed and verified"
         assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
-        assert save.end - save.start <= budget.BLOCK
+        assert save.end - save.start <= self.block
         assert not self.prompts_only or save.end <= self.caches[save.seq_id].num_prompt, "an answer is kept"
         block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
         self.blocks[save.block_id] = block
@@ -240,7 +245,7 @@ class ToyStage:
         """What the caches take, as the stages see it."""
         use = KVUse(stored=len(self.blocks))
         for cache in self.caches.values():
-            use += use_of(len(cache.tokens))
+            use += use_of(len(cache.tokens), self.block)
         return use
 
 
@@ -261,7 +266,9 @@ def config_of(**config: int | bool | KVBudget | PolicyConfig | tuple[DiskBlock, 
     """The scheduler's bounds, with what is said of blocks in its place."""
     of_blocks = {name: config.pop(name) for name in [each.name for each in fields(PrefixCacheConfig)] if name in config}
     bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
-    return SchedulerConfig(**bounds, blocks=PrefixCacheConfig(**of_blocks))  # type: ignore[arg-type]
+    sizes = _sizes[-1]
+    bounds |= {"kv": bounds.get("kv") or KVBudget(block=sizes.block), "min_chunk": sizes.min_chunk}
+    return SchedulerConfig(**bounds, blocks=PrefixCacheConfig(**{"worth": sizes.worth, **of_blocks}))  # type: ignore[arg-type]
 
 
 def kept_by_all(disks: list[ToyDisk]) -> tuple[DiskBlock, ...]:
@@ -467,5 +474,6 @@ def drain(house: House) -> list[Slice]:
 
 def blocks(*counts: int, per_token: int = 1, stored: int = 1) -> KVBudget:
     """Stages with room for so many blocks of KV; one that is kept for later takes as much as ``stored`` of them."""
-    size = budget.BLOCK * per_token
-    return KVBudget(tuple(StageKV(count * size, per_token, stored=stored * size) for count in counts))
+    block = _sizes[-1].block
+    size = block * per_token
+    return KVBudget(tuple(StageKV(count * size, per_token, stored=stored * size) for count in counts), block)

@@ -22,9 +22,9 @@ def test_what_a_machine_lacks_is_what_it_needs_to_load_and_to_admit():
     memory = Memory(rig((1, 1), free=(10 * GB, 3 * GB)), _NO_DRAFT)
     first, last = memory.lacks(_CUT, 8192, 4).values()
     weights = MODEL.weights(0, 8), MODEL.weights(8, 12)
-    blocks = 4 * use_of(8192).blocks * BLOCK
-    assert first == weights[0] + round(8 * 4096 * blocks / KV_SHARE) - 10 * GB
-    assert last == weights[1] + round(4 * 4096 * blocks / KV_SHARE) - 3 * GB
+    tokens = 4 * use_of(8192).tokens
+    assert first == weights[0] + round(8 * 4096 * tokens / KV_SHARE) - 10 * GB
+    assert last == weights[1] + round(4 * 4096 * tokens / KV_SHARE) - 3 * GB
     # With little KV the margin decides, which loading wants to see free.
     assert memory.lacks(_CUT, 1, 1)[1] == weights[1] + 4 * 4096 + STAGE_MARGIN - 3 * GB
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import transports
 from transports import KeyPair, Link, LinkOptions, Listener, Security, Transport
+from transports.registry import register_prefix
 
 VARIABLE = "SPLITINFER_TEST_KEY"  # by which a process that a test starts has the same pair
 OWN = KeyPair(*os.environ[VARIABLE].split(":")) if VARIABLE in os.environ else KeyPair.make()
@@ -30,4 +30,4 @@ class Curve:
         return listener
 
 
-transports.register_prefix("curve", Curve)
+register_prefix("curve", Curve)

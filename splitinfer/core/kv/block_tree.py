@@ -4,7 +4,7 @@
           │                        └─ [256, 512)'                   another one with the same system prompt
           └─ [0, 40)
 
-A node is one block: up to ``BLOCK`` tokens after those of its parent; only a full one has children. Stages store a
+A node is one block: up to ``block`` tokens after those of its parent; only a full one has children. Stages store a
 block's KV under its id and do as plans tell them. Only this tree decides which blocks exist, so stages never have to
 agree: every pipeline that let each rank match on its own shipped a deadlock or wrong tokens. Keys are chained hashes
 (after vLLM's automatic prefix caching): a key stands for the block's tokens and all before them.
@@ -32,15 +32,15 @@ def chained(parent: Key, tokens: Iterable[int]) -> Key:
     return hashlib.blake2b(parent + text, digest_size=KEY_BYTES).digest()
 
 
-def full_keys(root: Key, tokens: Sequence[int]) -> tuple[Key, ...]:
+def full_keys(root: Key, tokens: Sequence[int], block: int = BLOCK) -> tuple[Key, ...]:
     """The keys of the full blocks that a sequence of tokens begins with.
 
     >>> [len(full_keys(b"", range(n))) for n in (255, 256, 700)]
     [0, 1, 2]
     """
     keys, key = [], root
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        key = chained(key, tokens[start : start + BLOCK])
+    for start in range(0, len(tokens) - block + 1, block):
+        key = chained(key, tokens[start : start + block])
         keys.append(key)
     return tuple(keys)
 
@@ -57,7 +57,8 @@ class DiskBlock:
 class Block:
     """A node: ``tokens`` after the ``start`` tokens of its ancestors. Equal only to itself.
 
-    ``is_here``: it has not been removed. ``is_coming``: it is being read from disk; no sequence can begin with it yet.
+    ``is_full``: other blocks may follow it. ``is_here``: it has not been removed. ``is_coming``: it is being read from
+    disk; no sequence can begin with it yet.
     """
 
     block_id: int
@@ -66,6 +67,7 @@ class Block:
     parent: "Block | None"
     start: int
     last_use: int
+    is_full: bool = True
     children: dict[int, list["Block"]] = field(default_factory=dict)  # by their first token
     num_children: int = 0
     is_here: bool = True
@@ -75,11 +77,6 @@ class Block:
     def end(self) -> int:
         """One past the position of its last token."""
         return self.start + len(self.tokens)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether other blocks may follow it."""
-        return len(self.tokens) == BLOCK
 
     @property
     def path(self) -> tuple["Block", ...]:
@@ -105,11 +102,12 @@ class BlockTree:
 
     root: the key from which all keys are chained; it stands for the model and the KV format.
     whole_blocks: whether a block is of use only to a sequence that has all its tokens, as with recurrent states.
+    block: tokens of a full block.
     """
 
-    def __init__(self, root: Key = b"", *, whole_blocks: bool = False) -> None:
+    def __init__(self, root: Key = b"", *, whole_blocks: bool = False, block: int = BLOCK) -> None:
         self.root = root
-        self._whole_blocks = whole_blocks
+        self._whole_blocks, self._block = whole_blocks, block
         self._first: dict[int, list[Block]] = {}
         self._blocks: dict[int, Block] = {}
         self._by_key: dict[Key, Block] = {}
@@ -132,7 +130,7 @@ class BlockTree:
                 break
             found.append(best)
             at += common
-            if common < BLOCK:
+            if common < self._block:
                 break
             children = best.children
         return Match(tuple(found), at)
@@ -158,7 +156,7 @@ class BlockTree:
         assert parent is None or parent.is_full
         key = chained(self.root if parent is None else parent.key, tokens)
         start = 0 if parent is None else parent.end
-        block = Block(self.new_id(), key, tuple(tokens), parent, start, self._tick())
+        block = Block(self.new_id(), key, tuple(tokens), parent, start, self._tick(), len(tokens) == self._block)
         siblings = self._siblings(block)
         replaced = [one for one in siblings if one.tokens == block.tokens[: len(one.tokens)]]
         siblings.append(block)
@@ -271,7 +269,7 @@ class BlockTree:
         """Assert the invariants; for tests."""
         for block in self:
             assert block.is_here
-            assert 0 < len(block.tokens) <= BLOCK
+            assert 0 < len(block.tokens) <= self._block
             assert block in self._siblings(block)
             assert block.is_full or not block.children
             assert block.num_children == sum(map(len, block.children.values()))

@@ -3,7 +3,7 @@
 A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
 part that grows with its tokens, as its caches do (``core.kv.growth``): by blocks, and by several for a long one:
 
-    bytes(n) = fixed + per_token * BLOCK * mean_blocks(n)         0 for n = 0: nothing is allocated
+    bytes(n) = fixed + per_token * mean_room(n)         0 for n = 0: nothing is allocated
 
 A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of everything
 that grows, sliding windows included, and a copy of the states that do not.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from splitinfer.core.kv.growth import BLOCK as BLOCK
-from splitinfer.core.kv.growth import mean_blocks
+from splitinfer.core.kv.growth import mean_room
 
 KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding cohorts
 STAGE_MARGIN = 256 * 2**20  # bytes of a stage beside weights and KV: activations, buffers and the interpreter
@@ -26,39 +26,39 @@ _STAYS = 0.75  # of what was in use on a device when it had no memory left
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """The KV of ``sequences`` with room for ``blocks`` of ``BLOCK`` tokens in all, and ``stored`` blocks in the prefix
+    """The KV of ``sequences`` with room for ``tokens`` in all, in whole blocks, and ``stored`` blocks in the prefix
     cache."""
 
     sequences: int = 0
-    blocks: int = 0
+    tokens: int = 0
     stored: int = 0
 
     def __add__(self, other: Self) -> "KVUse":
-        return KVUse(self.sequences + other.sequences, self.blocks + other.blocks, self.stored + other.stored)
+        return KVUse(self.sequences + other.sequences, self.tokens + other.tokens, self.stored + other.stored)
 
     def __sub__(self, other: Self) -> "KVUse":
-        return KVUse(self.sequences - other.sequences, self.blocks - other.blocks, self.stored - other.stored)
+        return KVUse(self.sequences - other.sequences, self.tokens - other.tokens, self.stored - other.stored)
 
 
 NOTHING = KVUse()
 STORED_BLOCK = KVUse(stored=1)
 
 
-def use_of(num_tokens: int) -> KVUse:
+def use_of(num_tokens: int, block: int = BLOCK) -> KVUse:
     """The use of one sequence with KV of ``num_tokens`` tokens.
 
-    >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 1), use_of(257) == KVUse(1, 2)
+    >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 256), use_of(257) == KVUse(1, 512)
     (True, True, True)
     """
-    return KVUse(1, mean_blocks(num_tokens)) if num_tokens else NOTHING
+    return KVUse(1, mean_room(num_tokens, block)) if num_tokens else NOTHING
 
 
-def growth(before: int, after: int) -> KVUse:
+def growth(before: int, after: int, block: int = BLOCK) -> KVUse:
     """The additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never shrinks."""
     # This is called for each decode in each step, and nearly every decode stays inside its block.
-    if after <= before or (before and (after - 1) // BLOCK == (before - 1) // BLOCK):
+    if after <= before or (before and (after - 1) // block == (before - 1) // block):
         return NOTHING
-    return use_of(after) - use_of(before)
+    return use_of(after, block) - use_of(before, block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class StageKV:
 
     def bytes_of(self, use: KVUse) -> int:
         """The bytes of ``use`` on this stage."""
-        return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks + self.stored * use.stored
+        return self.fixed * use.sequences + self.per_token * use.tokens + self.stored * use.stored
 
     def fits(self, use: KVUse) -> bool:
         """Whether ``use`` is within the budget."""
@@ -104,9 +104,19 @@ class NeverFits(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
-    """The KV memory of all stages in order. Without stages there is no bound."""
+    """The KV memory of all stages in order, which is counted in blocks of ``block`` tokens. Without stages there is no
+    bound."""
 
     stages: tuple[StageKV, ...] = ()
+    block: int = BLOCK
+
+    def use_of(self, num_tokens: int) -> KVUse:
+        """See ``use_of``."""
+        return use_of(num_tokens, self.block)
+
+    def growth(self, before: int, after: int) -> KVUse:
+        """See ``growth``."""
+        return growth(before, after, self.block)
 
     def fits(self, use: KVUse) -> bool:
         """Whether every stage has room for ``use``."""
@@ -126,7 +136,7 @@ class KVBudget:
         Raises:
             NeverFits: it does not; the error names the stage that lacks most.
         """
-        use = use_of(num_tokens)
+        use = self.use_of(num_tokens)
         lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]
         lack, index = max(lacks, default=(0, 0))
         if lack > 0:
@@ -139,18 +149,19 @@ class KVBudget:
         >>> KVBudget((StageKV(9 * BLOCK, 1), StageKV(5 * BLOCK, 1))).longest(100_000) // BLOCK, KVBudget().longest(7)
         (5, 7)
         """
-        if self.fits(use_of(most)):
+        if self.fits(self.use_of(most)):
             return most
-        blocks = bisect_left(range(1, -(-most // BLOCK)), True, key=lambda n: not self.fits(use_of(n * BLOCK)))
-        return max(blocks, 1) * BLOCK
+        size = self.block
+        blocks = bisect_left(range(1, -(-most // size)), True, key=lambda n: not self.fits(self.use_of(n * size)))
+        return max(blocks, 1) * size
 
     def lowered(self, stage: int, use: KVUse) -> "KVBudget":
         """The budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that there.
 
-        >>> KVBudget((StageKV(9 * BLOCK, 1),)).lowered(0, KVUse(1, 4)) == KVBudget((StageKV(3 * BLOCK, 1),))
+        >>> KVBudget((StageKV(9 * BLOCK, 1),)).lowered(0, KVUse(1, 4 * BLOCK)) == KVBudget((StageKV(3 * BLOCK, 1),))
         True
         """
         stages = list(self.stages)
         for there in stages[stage : stage + 1]:
             stages[stage] = replace(there, budget_bytes=int(_STAYS * min(there.budget_bytes, there.bytes_of(use))))
-        return KVBudget(tuple(stages))
+        return replace(self, stages=tuple(stages))

@@ -13,7 +13,7 @@ that a long sequence is seldom copied, and a chunk of its prompt lets few layers
 of its length unused, and a block; the mean of all layers, which is what is counted, is half of that.
 """
 
-BLOCK = 256  # tokens
+BLOCK = 256  # tokens; what a pipeline has unless its ``KVBudget`` says otherwise
 
 _SHARE = 8  # of a length that a step is at most
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
@@ -39,14 +39,14 @@ def room(num_tokens: int, phase: float = 0.0) -> int:
     return (blocks + (int(phase * step) - blocks) % step) * BLOCK
 
 
-def mean_blocks(num_tokens: int) -> int:
-    """The blocks for which caches of ``num_tokens`` tokens have room, on an average of all phases, rounded up.
+def mean_room(num_tokens: int, block: int = BLOCK) -> int:
+    """The tokens for which caches of ``num_tokens`` tokens have room, on an average of all phases, in whole blocks.
 
-    >>> mean_blocks(0), mean_blocks(257), mean_blocks(40_000)
-    (0, 2, 165)
+    >>> mean_room(0), mean_room(257), mean_room(40_000)
+    (0, 512, 42240)
     """
-    blocks = -(-num_tokens // BLOCK)
-    return blocks + _step(blocks) // 2 if blocks else 0
+    blocks = -(-num_tokens // block)
+    return (blocks + _step(blocks) // 2) * block if blocks else 0
 
 
 def spare(num_tokens: int) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
-from splitinfer.core.kv.budget import BLOCK, STORED_BLOCK, KVBudget, KVUse
+from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
 from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
 
@@ -44,6 +44,7 @@ class PrefixCacheConfig:
     on_disk: whether blocks are written to disk, too.
     kept: the blocks that are on every stage's disk at the start.
     max_sessions: names by which blocks can be dropped, at most.
+    worth: tokens that a fetch from disk must save.
 
     Raises:
         ValueError: ``max_sessions`` below 1.
@@ -56,6 +57,7 @@ class PrefixCacheConfig:
     on_disk: bool = False
     kept: tuple[DiskBlock, ...] = ()
     max_sessions: int = 1024
+    worth: int = WORTH
 
     def __post_init__(self) -> None:
         if self.max_sessions < 1:
@@ -86,8 +88,8 @@ class PrefixCache:
 
     def __init__(self, config: PrefixCacheConfig, budget: KVBudget) -> None:
         self._config, self.budget = config, budget
-        self.tree = BlockTree(config.root, whole_blocks=config.whole_blocks)
-        self.disk = BlockTree(config.root, whole_blocks=config.whole_blocks)
+        self.tree = BlockTree(config.root, whole_blocks=config.whole_blocks, block=budget.block)
+        self.disk = BlockTree(config.root, whole_blocks=config.whole_blocks, block=budget.block)
         self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each session's last request
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
@@ -134,7 +136,7 @@ class PrefixCache:
         if not len(self.disk) or seq.has_fetched:
             return ()
         found = self.disk.find(seq.tokens[: self._reach(seq)])
-        if found.num_tokens < match.num_tokens + WORTH:
+        if found.num_tokens < match.num_tokens + self._config.worth:
             return ()
         in_memory = self._in_memory(found.blocks)
         first = next((i for i, block in enumerate(in_memory) if block in evicted or block.is_coming), len(in_memory))
@@ -191,7 +193,7 @@ class PrefixCache:
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.
         ``used``: the KV of all running sequences."""
-        while (end := (len(seq.blocks) + 1) * BLOCK) <= min(seq.num_sure, self._reach(seq)):
+        while (end := (len(seq.blocks) + 1) * self.budget.block) <= min(seq.num_sure, self._reach(seq)):
             if not self._store(seq, end, used):
                 return
 
@@ -205,7 +207,7 @@ class PrefixCache:
         self.store_full_blocks(seq, used)  # a result may have many tokens
         end = min(seq.num_sure, self._reach(seq))
         is_past_end = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
-        if end > len(seq.blocks) * BLOCK and not is_past_end:
+        if end > len(seq.blocks) * self.budget.block and not is_past_end:
             self._store(seq, end, used)
         if seq.session is not None and seq.blocks:
             self.sessions[seq.session] = seq.blocks[-1]
@@ -216,8 +218,9 @@ class PrefixCache:
     def _stored_of(self, seq: Sequence) -> list[Block]:
         """The full blocks in memory with the first tokens of a sequence."""
         blocks, end = list[Block](), min(seq.num_sure, self._reach(seq))
-        for start in range(0, end - BLOCK + 1, BLOCK):
-            block = self.tree.child(blocks[-1] if blocks else None, seq.tokens[start : start + BLOCK])
+        size = self.budget.block
+        for start in range(0, end - size + 1, size):
+            block = self.tree.child(blocks[-1] if blocks else None, seq.tokens[start : start + size])
             if block is None or block.is_coming:
                 break
             blocks.append(block)
@@ -229,8 +232,9 @@ class PrefixCache:
         if not (self._config.on_disk and self._config.keeps_blocks) or self._config.whole_blocks:
             return
         parent, end = self.tree.root, min(seq.num_sure, self._reach(seq))
-        for start in range(0, end, BLOCK):
-            tokens = tuple(seq.tokens[start : min(start + BLOCK, end)])
+        size = self.budget.block
+        for start in range(0, end, size):
+            tokens = tuple(seq.tokens[start : min(start + size, end)])
             key = chained(parent, tokens)
             if self.disk.get(key) is None and key not in self._unwritten:
                 block_id = self.tree.new_id()
@@ -247,7 +251,7 @@ class PrefixCache:
 
     def _store(self, seq: Sequence, end: int, used: KVUse) -> bool:
         """Store a sequence's tokens from its last stored block to ``end``; returns whether there is room for them."""
-        parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * BLOCK
+        parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * self.budget.block
         seq.is_stored &= self._config.keeps_blocks and (parent is None or parent.is_here)
         if not seq.is_stored:
             return False

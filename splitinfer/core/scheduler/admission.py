@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Key, Match
-from splitinfer.core.kv.budget import BLOCK, NOTHING, KVUse, use_of
+from splitinfer.core.kv.budget import NOTHING, KVUse
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.state import SchedulerState
@@ -34,7 +34,7 @@ class AdmissionControl:
         (reserved, coming), told = self._of_those_running(), 0
         for seq in self.state.waiting:
             if seq.awaits:
-                reserved += use_of(self.reservation(seq))
+                reserved += self.state.budget.use_of(self.reservation(seq))
                 continue
             match = prefix_cache.match(seq).without(allocation.evicted)
             if self._is_being_computed(seq, match, coming):
@@ -42,7 +42,7 @@ class AdmissionControl:
             if told and told + match.num_tokens > MAX_PREFIXES:
                 return  # the next plan has room for it
             told += match.num_tokens
-            reserved += use_of(self.reservation(seq))
+            reserved += self.state.budget.use_of(self.reservation(seq))
             if num_places <= 0:
                 return
             num_places -= 1
@@ -52,14 +52,14 @@ class AdmissionControl:
             # Where memory is so short that its own blocks must be evicted, too, it takes them over.
             if not allocation.admit(reserved, match.blocks) and not allocation.admit(reserved, ()):
                 return
-            coming.update(self._keys_to_store(seq, match.num_tokens // BLOCK))
+            coming.update(self._keys_to_store(seq, match.num_tokens // self.state.budget.block))
             yield Admission(seq, match)
 
     def _of_those_running(self) -> tuple[KVUse, set[Key]]:
         """What they have reserved, and the keys of the blocks that they compute and that are read for others."""
         reserved, coming = NOTHING, set(self.state.prefix_cache.coming())
         for seq in self.state.running.values():
-            reserved += use_of(self.reservation(seq))
+            reserved += self.state.budget.use_of(self.reservation(seq))
             coming.update(self._keys_to_store(seq, len(seq.blocks)))
         return reserved, coming
 
@@ -93,11 +93,11 @@ class AdmissionControl:
 
     def _is_being_computed(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
         """Whether the first block that a sequence lacks is being computed or read for another."""
-        at = match.num_tokens // BLOCK
+        at = match.num_tokens // self.state.budget.block
         return at < len(seq.keys) and seq.keys[at] in coming
 
     def reservation(self, seq: Sequence) -> int:
         """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
         if seq in self.state.batches:
             return max(seq.kv_tokens, len(seq.tokens))
-        return max(seq.kv_tokens, min(len(seq.tokens) + BLOCK, self.state.config.longest(seq)))
+        return max(seq.kv_tokens, min(len(seq.tokens) + self.state.budget.block, self.state.config.longest(seq)))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.sequence import Sequence
 
@@ -19,11 +20,12 @@ class SchedulerConfig:
     max_running: sequences whose KV grows, at most.
     max_len: tokens in a sequence, at most (the model's context).
     max_waiting: requests in the queue, at most.
-    kv: the stages' KV memory; ``None``: no bound.
+    kv: the stages' KV memory, and the size of its blocks; ``None``: no bound.
     blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
     speculates: whether there is a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
+    min_chunk: prompt tokens; a smaller further chunk costs more than it saves.
     policy_config: whether prompts or decodes go first (``core.scheduler.policy``).
 
     Raises:
@@ -43,6 +45,7 @@ class SchedulerConfig:
     rewind: int | None = None
     policy_config: PolicyConfig = field(default_factory=PolicyConfig)
     fixed_groups: bool = False
+    min_chunk: int = MIN_CHUNK
 
     def __post_init__(self) -> None:
         for name in ("num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"):

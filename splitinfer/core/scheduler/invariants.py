@@ -1,6 +1,6 @@
 """Invariants of a scheduler between any two events. Tests, and simulations under test, check them after each event."""
 
-from splitinfer.core.kv.budget import NOTHING, use_of
+from splitinfer.core.kv.budget import NOTHING
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 
@@ -47,7 +47,7 @@ def _check_memory(scheduler: Scheduler) -> None:
     scheduler.prefix_cache.check()
     use = NOTHING
     for seq in scheduler.running.values():
-        use += use_of(seq.kv_tokens)
+        use += scheduler.state.budget.use_of(seq.kv_tokens)
     assert use == scheduler.state.used, f"{scheduler.state.used} is counted, {use} is used"
     assert scheduler.state.budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
 

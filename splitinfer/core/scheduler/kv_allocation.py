@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block
-from splitinfer.core.kv.budget import NOTHING, STORED_BLOCK, KVBudget, KVUse, growth, use_of
+from splitinfer.core.kv.budget import NOTHING, STORED_BLOCK, KVBudget, KVUse
 from splitinfer.core.sequence import Sequence
 
 
@@ -76,12 +76,12 @@ class KVAllocation:
     def allocate(self, seq: Sequence, before: int, after: int) -> bool:
         """Grow a sequence's KV from ``before`` to ``after`` tokens, by eviction and preemption if needed; whether it
         fits."""
-        need = growth(before, after)
+        need = self._budget.growth(before, after)
         if not self._budget.fits(self.used + need):
             victims = None if self._is_short else self._victims_for(need, seq)
             if victims is None:
                 # One block is the least that a sequence needs, and lower ranks have fewer victims.
-                self._is_short |= need == KVUse(0, 1)
+                self._is_short |= need == KVUse(0, self._budget.block)
                 return False
             self._evict(victims.blocks)
             self._preempt(victims.sequences)
@@ -92,7 +92,7 @@ class KVAllocation:
     def allocate_spare(self, before: int, after: int, reserve: KVUse = NOTHING) -> bool:
         """Grow KV from ``before`` to ``after`` tokens if that fits, beside ``reserve``, without eviction or preemption;
         whether it does."""
-        need = growth(before, after)
+        need = self._budget.growth(before, after)
         if need != NOTHING and not self._budget.fits(self.used + need + reserve):
             return False
         self.used += need
@@ -109,7 +109,7 @@ class KVAllocation:
         for one in self._may_be_preempted_for(seq):
             if self._budget.fits(use):
                 return victims
-            use -= use_of(one.kv_tokens)
+            use -= self._budget.use_of(one.kv_tokens)
             victims.sequences.append(one)
         return victims if self._budget.fits(use) else None
 
@@ -145,7 +145,7 @@ class KVAllocation:
     def _preempt(self, victims: list[Sequence]) -> None:
         for seq in victims:
             self.preempted.append(seq)
-            self.used -= use_of(seq.kv_tokens)
+            self.used -= self._budget.use_of(seq.kv_tokens)
             if self._idle and seq in self._idle:
                 self._idle.remove(seq)
 

@@ -20,10 +20,10 @@ from splitinfer.core.sequence import Sequence
 MIN_CHUNK = 32  # prompt tokens; a smaller further chunk costs more than it saves
 
 
-def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool) -> int:
+def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool, least: int = MIN_CHUNK) -> int:
     """Prompt tokens for each of the next steps, when ``remaining`` are still to compute and a step takes ``most``.
 
-    The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``MIN_CHUNK``.
+    The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``least``.
     With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
     its share would be a bubble.
 
@@ -36,7 +36,7 @@ def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool) -> i
     >>> even_share(63, 512, 2, rounds=False), even_share(100, 512, 4, rounds=False)
     (63, 34)
     """
-    steps = max(1, min(num_groups, remaining // MIN_CHUNK), -(-remaining // most))
+    steps = max(1, min(num_groups, remaining // least), -(-remaining // most))
     if rounds and steps > num_groups:
         steps += -steps % num_groups
     return -(-remaining // steps)

@@ -12,11 +12,11 @@ admitted (``core.scheduler.policy``); an objective for the time between tokens b
 from collections.abc import Iterator
 from itertools import accumulate
 
-from splitinfer.core.kv.budget import BLOCK, NOTHING, growth
+from splitinfer.core.kv.budget import NOTHING
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.cost_model import Shape, most_rows
 from splitinfer.core.scheduler.decision import Candidate, Decision
-from splitinfer.core.scheduler.microbatches import MIN_CHUNK, even_share
+from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.core.scheduler.policy import PolicyDecision
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
@@ -77,9 +77,9 @@ class StepPlanner:
         most = self._room_for_prompts(rules, going, prompts) if prompts else 0
         budget = self._state.config.token_budget
         # The largest group determines how many tokens every step of the round has left.
-        left = max(budget - self._state.batches.largest, MIN_CHUNK) if rules.decodes_go else most
+        left = max(budget - self._state.batches.largest, self._state.config.min_chunk) if rules.decodes_go else most
         self._set_share(decision, sum(one.left for one in prompts), min(most, left))
-        granted = self._allocate(decision, candidates, min(most, max(decision.share, MIN_CHUNK)))
+        granted = self._allocate(decision, candidates, min(most, max(decision.share, self._state.config.min_chunk)))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
@@ -124,7 +124,8 @@ class StepPlanner:
             return
         taken = {seq.seq_id for seq in decision.decodes}
         others = [one for one in self._state.running.values() if one.seq_id not in taken]
-        reserve = sum((growth(one.kv_tokens, len(one.tokens) + 1) for one in others if one.num_awaited), NOTHING)
+        kv = self._state.budget
+        reserve = sum((kv.growth(one.kv_tokens, len(one.tokens) + 1) for one in others if one.num_awaited), NOTHING)
         for seq in sorted(drafted, key=lambda one: one.rank):
             end = max(seq.num_scheduled, len(seq.tokens))
             for count in range(min(len(seq.drafted), room), 0, -1):
@@ -165,7 +166,8 @@ class StepPlanner:
             decision.share, decision.share_left = self._state.share, self._state.share_left - 1
             return
         num_groups, rounds = self._state.config.num_groups, len(self._state.batches) > 0
-        decision.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds)
+        least = self._state.config.min_chunk
+        decision.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds, least=least)
         steps = num_groups if rounds else -(-remaining // max(decision.share, 1))
         decision.share_left = max(steps - 1, 0)
 
@@ -181,12 +183,13 @@ class StepPlanner:
                     granted.add(one.seq.seq_id)
                 continue
             size = min(one.left, room, quota)
-            if size < min(one.left, MIN_CHUNK) and decision.chunks:
+            if size < min(one.left, self._state.config.min_chunk) and decision.chunks:
                 room = 0  # a small chunk of a further prompt costs more than it saves
             if room <= 0:
                 continue
             if self._state.config.blocks.whole_blocks:
-                size = min(size, BLOCK - one.start % BLOCK)  # what is stored is the state at the block's end
+                block = self._state.budget.block
+                size = min(size, block - one.start % block)  # what is stored is the state at the block's end
             if not decision.allocation.allocate(one.seq, one.kv_tokens, one.start + size):
                 room = 0  # lower ranks must not take what this one lacks
                 continue

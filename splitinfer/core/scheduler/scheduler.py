@@ -43,7 +43,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
-from splitinfer.core.kv.budget import BLOCK, NOTHING, KVBudget, KVUse, NeverFits, growth, use_of
+from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StageFigures, StepPlan, StepResult
@@ -81,14 +81,14 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
-        num_stages = config.num_stages or config.num_groups
+        num_stages, kv = config.num_stages or config.num_groups, config.kv or KVBudget()
         self.state = state = SchedulerState(
             config=config,
             policy=policy_of(config.policy_config),
             costs=costs or CostModel.of(num_stages),
-            prefix_cache=PrefixCache(config.blocks, config.kv or KVBudget()),
+            prefix_cache=PrefixCache(config.blocks, kv),
             batches=MicroBatches(config.num_groups),
-            speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks)
+            speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks, kv.block)
             if config.speculates
             else None,
             groups=GroupController(num_stages, config.num_groups, fixed=config.fixed_groups),
@@ -125,7 +125,7 @@ class Scheduler:
         self.config.check_fits(seq)
         seq.arrival = self._num_arrived
         if self.config.blocks.keeps_blocks:
-            seq.keys = full_keys(self.config.blocks.root, seq.tokens)
+            seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.state.budget.block)
         self._num_arrived += 1
         self.waiting.add(seq)
         self._deadlines.add(seq)
@@ -249,7 +249,7 @@ class Scheduler:
         new._next_step, new._num_arrived, new._deadlines = self._next_step, self._num_arrived, self._deadlines
         for seq in self.waiting:
             if config.blocks.keeps_blocks:
-                seq.keys = full_keys(config.blocks.root, seq.tokens)
+                seq.keys = full_keys(config.blocks.root, seq.tokens, new.state.budget.block)
             new.waiting.add(seq)
         return new
 
@@ -483,10 +483,10 @@ class Scheduler:
         seq.num_reused = seq.num_scheduled = match.num_tokens
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
         here = [block for block in match.blocks if block.is_here]  # the others it takes over
-        seq.blocks = here[: match.num_tokens // BLOCK]
+        seq.blocks = here[: match.num_tokens // self.state.budget.block]
         seq.is_stored = len(here) == len(match.blocks)
         self.prefix_cache.tree.use(here)
-        self.state.used += use_of(match.num_tokens)
+        self.state.used += self.state.budget.use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
@@ -499,7 +499,7 @@ class Scheduler:
         seq.begun_at = self.state.now if seq.begun_at is None else seq.begun_at
         seq.num_in_flight += 1
         seq.num_awaited += 1
-        self.state.used += growth(before, seq.kv_tokens)
+        self.state.used += self.state.budget.growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts)
 
@@ -561,7 +561,7 @@ class Scheduler:
         if reason is not FinishReason.ERROR:
             # Its KV is freed by the plan that stores it, so the blocks may take its place.
             self.prefix_cache.store_rest(
-                seq, self.state.used - use_of(seq.kv_tokens), again=self.config.rewind is UNLIMITED
+                seq, self.state.used - self.state.budget.use_of(seq.kv_tokens), again=self.config.rewind is UNLIMITED
             )
         self._release(seq)
 
@@ -571,5 +571,5 @@ class Scheduler:
 
     def _release(self, seq: Sequence) -> None:
         """Have the next plan free a sequence's KV."""
-        self.state.used -= use_of(seq.kv_tokens)
+        self.state.used -= self.state.budget.use_of(seq.kv_tokens)
         self.state.freed.append(seq.seq_id)

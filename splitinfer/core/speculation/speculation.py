@@ -16,7 +16,7 @@ follows one that reaches it before that has come to a verdict.
 
 from dataclasses import dataclass, field
 
-from splitinfer.core.kv import budget
+from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Sequence
@@ -77,6 +77,7 @@ class Speculation:
     num_stages: int
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
+    block: int = BLOCK  # tokens of one
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
     groups: GroupController | None = None  # learns what drafts cost, and chooses what several get
@@ -154,8 +155,8 @@ class Speculation:
             count = min(count, self.rewind - len(seq.ahead))
         if self.has_states and self.keeps_blocks and seq.is_stored:
             start = known if seq.ahead else known - 1
-            reaches_end = bool(seq.ahead) and known % budget.BLOCK == 0
-            count = 0 if reaches_end else min(count, (start // budget.BLOCK + 1) * budget.BLOCK - known)
+            reaches_end = bool(seq.ahead) and known % self.block == 0
+            count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
         return Wish.of(seq, count) if count > 0 else None
 
     def take(self, wish: Wish) -> None:

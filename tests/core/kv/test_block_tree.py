@@ -5,7 +5,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import small
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, chained, full_keys
 
@@ -33,75 +32,69 @@ def common(a: list[int], b: list[int]) -> int:
 @settings(deadline=None)
 @given(st.lists(tokens, max_size=8), tokens)
 def test_the_longest_common_prefix_is_found(sequences: list[list[int]], wanted: list[int]):
-    with small(block=4):
-        index = BlockTree()
-        for sequence in sequences:
-            put(index, sequence)
-            index.check()
-        match = index.find(wanted)
-        assert match.num_tokens == max((common(one, wanted[:-1]) for one in stored(index)), default=0)
-        held = [token for block in match.blocks for token in block.tokens]
-        assert held[: match.num_tokens] == wanted[: match.num_tokens]
-        assert not match.blocks or match.blocks[-1].start < match.num_tokens
+    index = BlockTree(block=4)
+    for sequence in sequences:
+        put(index, sequence)
+        index.check()
+    match = index.find(wanted)
+    assert match.num_tokens == max((common(one, wanted[:-1]) for one in stored(index)), default=0)
+    held = [token for block in match.blocks for token in block.tokens]
+    assert held[: match.num_tokens] == wanted[: match.num_tokens]
+    assert not match.blocks or match.blocks[-1].start < match.num_tokens
 
 
 @settings(deadline=None)
 @given(st.lists(tokens, max_size=8), tokens)
 def test_states_are_found_at_the_ends_of_blocks(sequences: list[list[int]], wanted: list[int]):
-    with small(block=4):
-        index = BlockTree(whole_blocks=True)
-        for sequence in sequences:
-            put(index, sequence)
-        match = index.find(wanted)
-        ends = [one for one in stored(index) if one == wanted[:-1][: len(one)]]
-        assert match.num_tokens == max(map(len, ends), default=0)
+    index = BlockTree(whole_blocks=True, block=4)
+    for sequence in sequences:
+        put(index, sequence)
+    match = index.find(wanted)
+    ends = [one for one in stored(index) if one == wanted[:-1][: len(one)]]
+    assert match.num_tokens == max(map(len, ends), default=0)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
     pick = Random(seed)
-    with small(block=2):
-        index = BlockTree()
-        for _ in range(pick.randint(0, 12)):
-            put(index, [pick.randrange(2) for _ in range(pick.randint(1, 7))], 2)
-            index.use(index.find([pick.randrange(2) for _ in range(5)]).blocks)
-            index.check()
-        planned = list(index.evictable())
-        assert list(index.evictable()) == planned, "asking changes nothing"
-        assert len(planned) == len(index)
-        for block in planned:
-            leaves = [one for one in index if not one.children]
-            assert block is min(leaves, key=lambda one: one.last_use)
-            index.remove(block)
-            index.check()
-        assert not len(index)
+    index = BlockTree(block=2)
+    for _ in range(pick.randint(0, 12)):
+        put(index, [pick.randrange(2) for _ in range(pick.randint(1, 7))], 2)
+        index.use(index.find([pick.randrange(2) for _ in range(5)]).blocks)
+        index.check()
+    planned = list(index.evictable())
+    assert list(index.evictable()) == planned, "asking changes nothing"
+    assert len(planned) == len(index)
+    for block in planned:
+        leaves = [one for one in index if not one.children]
+        assert block is min(leaves, key=lambda one: one.last_use)
+        index.remove(block)
+        index.check()
+    assert not len(index)
 
 
 def test_a_hit_refreshes():
-    with small(block=2):
-        index = BlockTree()
-        old, new = put(index, [1, 1], 2), put(index, [2, 2], 2)
-        index.use(old)
-        assert list(index.evictable()) == [*new, *old]
+    index = BlockTree(block=2)
+    old, new = put(index, [1, 1], 2), put(index, [2, 2], 2)
+    index.use(old)
+    assert list(index.evictable()) == [*new, *old]
 
 
 def test_what_only_one_path_needs():
-    with small(block=2):
-        index = BlockTree()
-        one = put(index, [1, 1, 2, 2, 3], 2)
-        other = put(index, [1, 1, 4], 2)
-        assert list(index.only_for(one[-1])) == [one[2], one[1]]
-        assert list(index.only_for(other[-1])) == [other[1]]
-        assert list(index.only_for(one[0])) == []
+    index = BlockTree(block=2)
+    one = put(index, [1, 1, 2, 2, 3], 2)
+    other = put(index, [1, 1, 4], 2)
+    assert list(index.only_for(one[-1])) == [one[2], one[1]]
+    assert list(index.only_for(other[-1])) == [other[1]]
+    assert list(index.only_for(one[0])) == []
 
 
 def test_keys_are_chained():
-    with small(block=2):
-        a, b, c = full_keys(b"", [1, 1, 2, 2]), full_keys(b"", [2, 1, 2, 2]), full_keys(b"other", [1, 1, 2, 2])
-        assert len({*a, *b, *c}) == 6
-        index = BlockTree()
-        assert [block.key for block in put(index, [1, 1, 2, 2], 2)] == list(a)
+    a, b, c = (full_keys(*each, 2) for each in ((b"", [1, 1, 2, 2]), (b"", [2, 1, 2, 2]), (b"other", [1, 1, 2, 2])))
+    assert len({*a, *b, *c}) == 6
+    index = BlockTree(block=2)
+    assert [block.key for block in put(index, [1, 1, 2, 2], 2)] == list(a)
 
 
 @pytest.mark.parametrize(("one", "other"), [([1, 23], [12, 3]), ([1], [1, 0]), ([11], [1, 1])])
@@ -110,21 +103,19 @@ def test_keys_do_not_run_together(one: list[int], other: list[int]):
 
 
 def test_blocks_that_go_know_it():
-    with small(block=2):
-        index = BlockTree()
-        path = put(index, [1, 1, 2, 2], 2)
-        index.remove(path[1])
-        assert [block.is_here for block in path] == [True, False]
-        index.clear()
-        assert not path[0].is_here
-        index.check()
+    index = BlockTree(block=2)
+    path = put(index, [1, 1, 2, 2], 2)
+    index.remove(path[1])
+    assert [block.is_here for block in path] == [True, False]
+    index.clear()
+    assert not path[0].is_here
+    index.check()
 
 
 def test_nobody_begins_with_a_block_that_is_still_being_read():
-    with small(block=4):
-        index = BlockTree()
-        first, second = put(index, [1, 2, 3, 4, 1, 1, 1, 1])
-        second.is_coming = True
-        assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first,)
-        second.is_coming = False
-        assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first, second)
+    index = BlockTree(block=4)
+    first, second = put(index, [1, 2, 3, 4, 1, 1, 1, 1])
+    second.is_coming = True
+    assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first,)
+    second.is_coming = False
+    assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first, second)

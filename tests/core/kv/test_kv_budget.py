@@ -35,9 +35,9 @@ def test_growth_is_the_difference(before: int, more: int):
 
 
 def test_a_block_is_taken_with_its_first_token():
-    assert growth(0, 1) == KVUse(1, 1)
+    assert growth(0, 1) == KVUse(1, BLOCK)
     assert growth(BLOCK - 1, BLOCK) == KVUse()
-    assert growth(BLOCK, BLOCK + 1) == KVUse(0, 1)
+    assert growth(BLOCK, BLOCK + 1) == KVUse(0, BLOCK)
 
 
 @given(st.lists(stages, max_size=4), st.integers(1, 10_000))

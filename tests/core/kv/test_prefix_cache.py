@@ -205,12 +205,12 @@ def test_a_tree_is_planted_from_its_files_in_any_order():
     disk.catch_up()
     kept = list(kept_by_all([disk]))
     for order in (kept, kept[::-1]):
-        index = BlockTree()
+        index = BlockTree(block=4)
         assert index.plant([*order, DiskBlock(b"nobody's", (1, 2))]) == []
         index.check()
         assert {block.key for block in index} == {chained(one.parent, one.tokens) for one in kept}
     shorter = DiskBlock(kept[0].parent, kept[0].tokens[:2])
-    assert BlockTree().plant([*kept, shorter]) == [chained(shorter.parent, shorter.tokens)]
+    assert BlockTree(block=4).plant([*kept, shorter]) == [chained(shorter.parent, shorter.tokens)]
 
 
 def test_all_slices_of_a_prompt_on_disk_come_after_its_blocks(disks: list[ToyDisk]):
@@ -257,7 +257,7 @@ def test_a_request_that_begins_again_does_not_begin_with_its_answer():
 
 def test_a_state_behind_an_answer_is_not_kept_for_the_prompt():
     """It stands for all tokens so far, and where prompts are packed those of the answer are none of a prompt's."""
-    prefix_cache = PrefixCache(PrefixCacheConfig(whole_blocks=True, prompts_only=True), KVBudget())
+    prefix_cache = PrefixCache(PrefixCacheConfig(whole_blocks=True, prompts_only=True), KVBudget(block=4))
     seq = Sequence(1, [1, 2, 3, 4, 1, 1], SamplingParams(), 0)
     seq.tokens += [2, 3]
     seq.num_scheduled = 7
@@ -266,7 +266,7 @@ def test_a_state_behind_an_answer_is_not_kept_for_the_prompt():
 
 
 def test_the_sessions_that_were_used_last_are_remembered():
-    prefix_cache = PrefixCache(PrefixCacheConfig(max_sessions=2), KVBudget())
+    prefix_cache = PrefixCache(PrefixCacheConfig(max_sessions=2), KVBudget(block=4))
     for seq_id, name in enumerate(["a", "b", "a", "c"], 1):
         seq = Sequence(seq_id, [seq_id, 2, 3], SamplingParams(), 0, session=name)
         seq.num_scheduled = 3

@@ -133,8 +133,8 @@ def test_a_short_prompt_is_not_crumbled():
 
 
 def test_more_decodes_than_tokens_in_a_step_take_turns():
-    house = House(num_groups=1, token_budget=2, max_running=5, max_in_flight=1)
     with small():
+        house = House(num_groups=1, token_budget=2, max_running=5, max_in_flight=1)
         for i in range(5):
             house.add([i], max_tokens=12)
         most = 0
@@ -149,16 +149,16 @@ def test_more_decodes_than_tokens_in_a_step_take_turns():
 
 
 def test_while_nobody_decodes_chunks_fill_every_place():
-    house = House(num_groups=2, max_in_flight=3, token_budget=4)
-    house.add([1] * 40, max_tokens=3)
     with small():
+        house = House(num_groups=2, max_in_flight=3, token_budget=4)
+        house.add([1] * 40, max_tokens=3)
         assert all(house.step() for _ in range(3))
         assert house.step() is None
 
 
 def test_a_prompt_does_not_stand_in_front_of_a_decode():
-    house = House(num_groups=2, max_in_flight=5, token_budget=4)
     with small():
+        house = House(num_groups=2, max_in_flight=5, token_budget=4)
         house.add([1], max_tokens=100)
         house.step()
         house.deliver()

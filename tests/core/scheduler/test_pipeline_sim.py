@@ -8,7 +8,7 @@ from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
-from toy import alone, blocks, small
+from toy import alone, blocks, config_of, small
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -20,7 +20,7 @@ def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) 
 
 
 def config(num_stages: int, **more: object) -> SchedulerConfig:
-    return SchedulerConfig(num_stages, num_stages + 1, max_len=100_000, **more)  # type: ignore[arg-type]
+    return config_of(num_groups=num_stages, max_in_flight=num_stages + 1, **{"max_len": 100_000, **more})  # type: ignore[arg-type]
 
 
 def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dict[int, Sequence]) -> None:

@@ -17,7 +17,7 @@ from splitinfer.core.speculation.flight import Flight
 
 def config(num_stages: int, **more: object) -> SchedulerConfig:
     limits = {"token_budget": 64, "max_running": 16, "max_len": 100_000, "speculates": True, "num_stages": num_stages}
-    return SchedulerConfig(num_stages, num_stages + 1, **{**limits, **more})  # type: ignore[arg-type]
+    return config_of(num_groups=num_stages, max_in_flight=num_stages + 1, **{**limits, **more})  # type: ignore[arg-type]
 
 
 def sequence(seq_id: int, prompt: int, answer: int, **more: object) -> Sequence:

@@ -310,7 +310,7 @@ def test_dials_can_be_turned_while_requests_are_under_way(tiny_folder: Callable[
         assert requests[0].output.queue_seconds is not None
         assert 0 <= requests[0].output.queue_seconds < requests[0].output.token_times[0]
         for wrong, sentence in (
-            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, token_budget"),
+            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, prefill_share"),
             ({"prefill_share": 3}, "prefill_share must be a number from 0.01 to 1, not 3"),
         ):
             with pytest.raises(splitinfer.SplitinferError, match=sentence):

@@ -7,10 +7,9 @@ import pytest
 import stages
 
 from splitinfer import SamplingParams
-from splitinfer.core.kv import prefix_cache
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, setup
 
 BLOCK = 64
 ALL = 3 * BLOCK - 1  # tokens of the prompt, but the one whose answer is to be computed
@@ -25,7 +24,7 @@ def test_kv_on_disk_after_another_cut(
     tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: bool
 ):
     stages.shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(prefix_cache, "WORTH", 1)
+    monkeypatch.setattr(setup, "WORTH", 1)
     disks = [Disk(tmp_path / ("both" if shares else name), 10**9) for name in "ab"]
     with stages.pipeline(tiny_folder("llama"), [2, 2], disks=disks, token_budget=BLOCK) as llm:
         first = ask(llm)

@@ -14,7 +14,6 @@ from processes import until
 
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
-from splitinfer.core.kv import prefix_cache
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.liveness import StallDetector
 from splitinfer.core.metrics.clocks import Clocks
@@ -33,7 +32,7 @@ from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.worker import worker as worker_module
 from splitinfer.errors import WorkerLost
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, setup
 from splitinfer.llm.request import Request
 from splitinfer.llm.setup import with_layers
 from splitinfer.wire.messages import Load, Progress, Ready
@@ -258,7 +257,7 @@ def test_what_is_on_disk_is_known_after_another_cut(
     tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     stages.shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(prefix_cache, "WORTH", 1)
+    monkeypatch.setattr(setup, "WORTH", 1)
     with stages.pipeline(tiny_folder("llama"), [4], disks=[Disk(tmp_path, 10**9)], token_budget=BLOCK) as llm:
         first = llm.generate([stages.prompt(2 * BLOCK)], PARAMS)[0]
         own = llm._engine.pipeline._own

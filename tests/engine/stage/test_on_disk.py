@@ -14,12 +14,11 @@ import pytest
 from effort import long, thorough
 from stages import layout, pipeline, prompt, shorten_blocks, worker
 
-from splitinfer.core.kv import prefix_cache
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, Settings, setup
 from splitinfer.models.kv_pool import KVPool
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this
@@ -30,7 +29,7 @@ LONG = 10**9  # bytes
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(prefix_cache, "WORTH", 1)
+    monkeypatch.setattr(setup, "WORTH", 1)
 
 
 @contextlib.contextmanager
