@@ -20,10 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import effort  # noqa: E402
 import interrupts  # noqa: E402
+import left_over  # noqa: E402
 import loaded_once  # noqa: E402
 import tiny  # noqa: E402
-
-pytest_plugins = ["left_over"]
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
@@ -41,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much is tested")
     group.addoption("--all", action="store_true", help="tests marked long, too: every cut, every combination")
     group.addoption("--fast", action="store_true", help="the rooms that run no model, and the tests marked fast")
+    group.addoption("--effort", action="store_true", help="say at the end how many processor seconds each room took")
     group.addoption("--accelerator", metavar="FILE", type=Path, help="compute on an emulated accelerator")
 
 
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--accelerator") is not None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())
     interrupts.let_children_hear_them()
+    config.pluginmanager.register(left_over)
+    config.pluginmanager.register(effort.ProcessorSeconds(is_shown=config.getoption("--effort")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -53,12 +53,13 @@ class StuckDevice(FailingDevice):
     def __init__(self, number: int) -> None:
         super().__init__(computes_at_launch=False)
         self._left = number
+        self.goes_on = threading.Event()  # for the end of a test
 
     def wait(self, ticket: Ticket) -> Span:
         if ticket.span is None:
             self._left -= 1
         if self._left == 0:
-            threading.Event().wait()
+            self.goes_on.wait()
         return super().wait(ticket)
 
 

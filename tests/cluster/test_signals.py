@@ -70,9 +70,10 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("starting", signal.SIGINT), ("starting", signal.SIGTERM), ("connecting", signal.SIGINT),
-     ("loading", signal.SIGTERM), ("answering", signal.SIGINT), ("answering", signal.SIGTERM),
-     ("chatting", signal.SIGINT), ("chatting", signal.SIGTERM),
+    [("starting", signal.SIGINT), ("connecting", signal.SIGINT),
+     ("loading", signal.SIGTERM), ("answering", signal.SIGINT),
+     ("chatting", signal.SIGINT),
+     long("starting", signal.SIGTERM), long("answering", signal.SIGTERM), long("chatting", signal.SIGTERM),
      long("connecting", signal.SIGTERM), long("loading", signal.SIGINT)],
     ids=lambda value: value if isinstance(value, str) else signal.Signals(value).name,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from effort import long
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ BEFORE_SOME_GROW = next(
 )
 
 
-@pytest.mark.parametrize("length", [LENGTH - 512, BEFORE_SOME_GROW, LENGTH - 4])
+@pytest.mark.parametrize("length", [long(LENGTH - 512), BEFORE_SOME_GROW, LENGTH - 4])
 @pytest.mark.parametrize("steps", [[16] * 6, [8, 8, 8, 1, 8], [1] * 6], ids=["a prompt", "drafts", "decodes"])
 def test_a_long_sequence_is_not_copied(length: int, steps: list[int]):
     assert Ahead(length, waits=True).peak(steps) < 0.4

@@ -4,6 +4,8 @@ from random import Random
 
 import pytest
 from effort import thorough
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
 
 from splitinfer.core.kv.budget import NeverFits
@@ -31,10 +33,10 @@ def some_knobs(pick: Random) -> PolicyConfig:
 
 
 class AnyOrder:
-    """One made-up history: submissions, turns, steps, results, endings, in the order that ``seed`` gives."""
+    """One made-up history: submissions, turns, steps, results, endings, in the order that ``pick`` gives."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = pick = Random(seed)
+    def __init__(self, pick: Random) -> None:
+        self.random = pick
         self.house = House(
             disks=[ToyDisk() for _ in range(pick.choice([0, 1, 2, 3]))],
             num_groups=pick.randint(1, 4),
@@ -145,15 +147,11 @@ class AnyOrder:
         self.house.scheduler.drop(self.random.choice("abc"))
 
 
-@pytest.mark.parametrize("block", range(8))
-def test_any_order(block: int):
-    for seed in range(block * 100, block * 100 + thorough(50, 100)):
-        try:
-            with small(block=seed % 5 + 1, min_chunk=seed % 3 + 1):
-                AnyOrder(seed).run(80)
-        except Exception as error:
-            error.add_note(f"in the history AnyOrder({seed}).run(80)")
-            raise
+@settings(max_examples=thorough(400, 800), suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3))
+def test_any_order(random: Random, block: int, min_chunk: int):
+    with small(block=block, min_chunk=min_chunk):
+        AnyOrder(random).run(80)
 
 
 # -- one thing at a time ---------------------------------------------------------------------------

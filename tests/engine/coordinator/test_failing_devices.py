@@ -216,11 +216,13 @@ def test_the_coordinators_device_stands_still(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(liveness, "_UNKNOWN", 0.3)
     monkeypatch.setattr(engine_module, "_WATCH_EVERY", 0.1)
     for cuts in ([4], CUTS):
-        failing.use(monkeypatch, {0: failing.StuckDevice(4)})
+        stuck = failing.StuckDevice(4)
+        failing.use(monkeypatch, {0: stuck})
         with pipeline(folder, cuts) as llm:
             output = llm.generate(prompt(20), PARAMS)[0]
             assert output.error is not None
             assert output.error.startswith("the device of stage s0 has made no progress for 0 s; start the coordinator")
+        stuck.goes_on.set()
 
 
 # -- kept awake ------------------------------------------------------------------------------------

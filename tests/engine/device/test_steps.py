@@ -49,11 +49,12 @@ class Loop:
 
 @contextmanager
 def running(loop: Loop) -> Iterator[Loop]:
-    """At the end every step is let go, so that no thread waits for ever."""
+    """At the end every step is let go, so that no thread waits for ever, and the thread ends."""
     try:
         yield loop
     finally:
         loop.device.done(*range(-1, 10))
+        loop.steps.close()
 
 
 def test_steps_are_completed_in_order_each_when_it_is_done() -> None:
@@ -114,6 +115,7 @@ def test_dropping_waits_for_one_that_is_half_way_and_no_longer() -> None:
     go_on.set()
     dropping.join(SOON)
     assert ended == ["completed", "dropped"]
+    steps.close()
 
 
 def test_a_failure_is_heard_once_and_nothing_behind_it_is_completed() -> None:
@@ -173,3 +175,4 @@ def test_what_completing_raises_is_a_failure_too() -> None:
     steps.add(7, is_done=False)
     assert str(failed.get(timeout=SOON).error) == "step 7"
     steps.drain()
+    steps.close()

@@ -115,9 +115,12 @@ def test_a_collector_that_never_answers_holds_up_no_end():
     arrival = Arrival.of("/v1/messages", "req_1", 0.0, {})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         made = OtlpSpans(f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.1)
-        made._provider.shutdown = threading.Event().wait  # type: ignore[method-assign, assignment]  # as if for ever
+        is_over, shut_down = threading.Event(), made._provider.shutdown
+        made._provider.shutdown = is_over.wait  # type: ignore[method-assign, assignment]  # as if for ever
         made.ended(span_of(arrival, "demo", [ChoiceTimes(0.0)], Usage(1), 1.0))
         made.close()
+        is_over.set()
+        shut_down()
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "", "ftp://there", "http://", "http://there:port", "http://[::1"])
