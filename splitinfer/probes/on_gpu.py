@@ -76,7 +76,7 @@ def _launch(size: int) -> list[Probe]:
         "speed", f"{words} --prompt-tokens 32 --decode-tokens {(128, 24, 8)[size]} --no-baseline", _folder(size, bits=4)
     )
     return found + [
-        _probe("launch", f"two groups on two stages, {name}", "commands:measure", 18, groups, environment=variables,
+        _probe("launch", f"two groups on two stages, {name}", "commands:measure", 40, groups, environment=variables,
                is_silent=True)
         for name, variables in {"launching ahead": {}, "not launching ahead": {LAUNCH_AHEAD: "0"}}.items()
     ]  # fmt: skip

@@ -22,28 +22,97 @@ def recorded(name: str) -> str:
     return (RECORDED / name).read_text(encoding="utf-8")
 
 
-def test_ports_of_a_studio_with_a_mac_and_a_disk():
-    assert parsing.thunderbolt_ports(recorded("thunderbolt_tb5_studio.json")) == (
-        Port("1", 120.0, False, None),
-        Port("2", 80.0, True, "MacBook Pro"),
-        Port("3", 120.0, False, None),
+SAID: list[tuple[Callable[[str], Any], str, Any]] = [
+    (parsing.thunderbolt_ports, "thunderbolt_tb5_studio.json", (
+        Port("1", 120.0, False, None), Port("2", 80.0, True, "MacBook Pro"), Port("3", 120.0, False, None),
         Port("4", 80.0, True, None),  # a disk is no Mac
-        Port("5", 120.0, False, None),
-        Port("6", 120.0, False, None),
-    )
+        Port("5", 120.0, False, None), Port("6", 120.0, False, None),
+    )),
+    (parsing.thunderbolt_ports, "thunderbolt_tb5_dock.json", (  # a dock's free receptacles are not this machine's
+        Port("1", 120.0, False, None), Port("2", 40.0, True, None), Port("3", 80.0, True, None),
+    )),
+    (parsing.thunderbolt_ports, "thunderbolt_tb4_air.json", (Port("1", 40.0, False, None), Port("2", 40.0, False,
+    None))),
+    (parsing.thunderbolt_ports, "thunderbolt_none.json", ()),
+    (parse_devices, "ibv_devices_three.txt", ("rdma_en2", "rdma_en3", "rdma_en4")),
+    (parse_devices, "ibv_devices_none.txt", ()),
+    (parse_states, "ibv_devinfo_down.txt", dict.fromkeys(("rdma_en1", "rdma_en6", "rdma_en2"), "PORT_DOWN")),
+    (lambda text: parse_states(text)["rdma_en3"], "ibv_devinfo_active.txt", "PORT_ACTIVE"),
+    (parse_states, "ibv_devinfo_none.txt", {}),
+    (parsing.rdma_is_enabled, "rdma_ctl_enabled.txt", True),
+    (parsing.rdma_is_enabled, "rdma_ctl_disabled.txt", False),
+    (lambda text: network.interfaces(text)["bridge0"], "ifconfig_bridged.txt",
+     Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
+    (lambda text: network.interfaces(text)["en0"], "ifconfig_bridged.txt", Interface(True, ("192.168.1.11",))),
+    (lambda text: network.interfaces(text)["bridge0"].is_up, "ifconfig_ready.txt", False),
+    (lambda text: network.interfaces(text)["en3"].ipv4, "ifconfig_ready.txt", ("192.168.90.1",)),
+    (lambda text: list(network.interfaces(text)), "ifconfig_ready.txt",
+     ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
+    (network.hardware_ports, "networksetup.txt", {
+        "Ethernet": "en0", "Wi-Fi": "en1", "Thunderbolt Bridge": "bridge0",
+        "Thunderbolt 1": "en2", "Thunderbolt 2": "en3", "Thunderbolt 3": "en4",
+    }),
+    (lambda text: {name: [str(each) for each in nets] for name, nets in network.networks(text).items()},
+     "ifconfig_ready.txt", {"lo0": ["127.0.0.1/8"], "en0": ["192.168.1.11/24"], "en3": ["192.168.90.1/30"]}),
+    (network.route_interface, "route_wifi.txt", "en1"),
+    (network.route_interface, "ip_route.json", "eth0"),
+    (parsing.version, "sw_vers_26.txt", (26, 2)),
+    (parsing.version, "sw_vers_15.txt", (15, 7, 1)),
+    (parsing.wired_limit, "sysctl_wired_default.txt", 0),
+    (parsing.wired_limit, "sysctl_wired_set.txt", 26000),
+    (parsing.swap_used, "swap_used.txt", int(11625.69 * 2**20)),
+    (parsing.swap_used, "swap_none.txt", 0),
+    (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
+    (parsing.power_settings, "pmset_laptop.txt", PowerSettings(1, True, False)),
+    (parsing.power_settings, "pmset_sleep_disabled.txt", PowerSettings(1, False, True)),
+    (parsing.battery_percent, "pmset_batt_ac.txt", None),
+    (parsing.battery_percent, "pmset_batt_battery.txt", 43),
+    (parsing.speed_limit, "pmset_therm_none.txt", None),
+    (parsing.speed_limit, "pmset_therm_limited.txt", 28),
+    (parsing.firewall_state, "firewall_off.txt", 0),
+    (parsing.firewall_state, "firewall_on.txt", 1),
+    (parsing.firewall_state, "firewall_blocking.txt", 2),
+    (parsing.is_on, "firewall_block_all_on.txt", True),
+    (parsing.is_on, "firewall_stealth_off.txt", False),
+    (lambda text: len(parsing.listed_apps(text) or {}), "firewall_apps.txt", 5),
+    (lambda text: (parsing.listed_apps(text) or {})["/usr/bin/python3"], "firewall_apps.txt", True),
+    (lambda text: (parsing.listed_apps(text) or {})["/usr/libexec/sshd-session"], "firewall_apps.txt", False),
+    (parsing.job, "launchctl_interactive.txt", Job(  # its coalition's state is "active"
+        "io.splitinfer.worker", "/Users/me/Library/LaunchAgents/io.splitinfer.worker.plist", "running", "interactive",
+        28474, "",
+    )),
+    (lambda text: [(job.state, job.spawn_type, job.pid, job.last_exit) for job in [parsing.job(text)] if job],
+     "launchctl_ended.txt", [("spawn scheduled", "daemon", None, "78: EX_CONFIG")]),
+    (lambda text: [(gpu.memory, gpu.used, gpu.is_throttled) for gpu in parsing.gpus(text)][1:], "nvidia_busy.txt",
+     [(24564, 20110, True)]),
+    (parsing.gpus, "nvidia_no_driver.txt", []),
+]  # fmt: skip
 
 
-def test_a_docks_free_receptacles_are_not_this_machines():
-    assert parsing.thunderbolt_ports(recorded("thunderbolt_tb5_dock.json")) == (
-        Port("1", 120.0, False, None),
-        Port("2", 40.0, True, None),
-        Port("3", 80.0, True, None),
-    )
+@pytest.mark.parametrize(("read", "name", "found"), SAID)
+def test_what_is_recorded_is_read(read: Callable[[str], Any], name: str, found: Any):
+    assert read(recorded(name)) == found
 
 
-def test_ports_of_thunderbolt_4():
-    air = parsing.thunderbolt_ports(recorded("thunderbolt_tb4_air.json"))
-    assert air == (Port("1", 40.0, False, None), Port("2", 40.0, False, None))
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parsing.thunderbolt_ports, ""), (parsing.thunderbolt_ports, "[]"),
+        (parsing.thunderbolt_ports, '{"SPThunderboltDataType": {}}'), (parsing.rdma_is_enabled, "not enabled"),
+        (parsing.rdma_is_enabled, "enabled on one, disabled on another"), (parsing.rdma_is_enabled,
+        "permission denied"),
+        (parsing.wired_limit, "sysctl: unknown oid 'iogpu.wired_limit_mb'"), (parsing.power_settings, "no settings"),
+        (parsing.listed_apps, "Must be root to list the apps"), (parsing.job, "Bad request.\nCould not find service"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_none(read: Callable[[str], Any], text: str):
+    assert read(text) is None
+
+
+def test_other_words_of_the_same():
+    assert parsing.rdma_is_enabled("RDMA: Disabled") is False
+    assert parsing.version("ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D5087f\n") == (26, 3)
+    assert parsing.gpus("NVIDIA GB10, 580.95.05, [N/A], [N/A], Not Active, Not Active")[0].memory is None
     mini = parsing.thunderbolt_ports(recorded("thunderbolt_tb4_mac_connected.json"))
     assert mini is not None
     assert mini[0] == Port("1", 40.0, True, "Mac mini")
@@ -59,120 +128,6 @@ def test_a_mac_behind_a_dock_is_found():
     assert ports[2].mac == "MacBook Pro"
 
 
-def test_no_thunderbolt():
-    assert parsing.thunderbolt_ports(recorded("thunderbolt_none.json")) == ()
-    assert parsing.thunderbolt_ports("") is None
-    assert parsing.thunderbolt_ports("[]") is None
-    assert parsing.thunderbolt_ports('{"SPThunderboltDataType": {}}') is None
-
-
-def test_rdma_devices():
-    assert parse_devices(recorded("ibv_devices_three.txt")) == ("rdma_en2", "rdma_en3", "rdma_en4")
-    assert parse_devices(recorded("ibv_devices_none.txt")) == ()
-
-
-def test_port_states():
-    down = dict.fromkeys(("rdma_en1", "rdma_en6", "rdma_en2"), "PORT_DOWN")
-    assert parse_states(recorded("ibv_devinfo_down.txt")) == down
-    assert parse_states(recorded("ibv_devinfo_active.txt"))["rdma_en3"] == "PORT_ACTIVE"
-    assert parse_states(recorded("ibv_devinfo_none.txt")) == {}
-
-
-def test_rdma_ctl():
-    assert parsing.rdma_is_enabled(recorded("rdma_ctl_enabled.txt")) is True
-    assert parsing.rdma_is_enabled(recorded("rdma_ctl_disabled.txt")) is False
-    assert parsing.rdma_is_enabled("RDMA: Disabled") is False
-    for unclear in ("", "not enabled", "enabled on one, disabled on another", "permission denied"):
-        assert parsing.rdma_is_enabled(unclear) is None
-
-
-def test_interfaces():
-    bridged = network.interfaces(recorded("ifconfig_bridged.txt"))
-    assert bridged["bridge0"] == Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))
-    assert bridged["en0"] == Interface(True, ("192.168.1.11",))
-    ready = network.interfaces(recorded("ifconfig_ready.txt"))
-    assert not ready["bridge0"].is_up
-    assert ready["en3"].ipv4 == ("192.168.90.1",)
-    assert list(ready) == ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]
-
-
-def test_hardware_ports():
-    assert network.hardware_ports(recorded("networksetup.txt")) == {
-        "Ethernet": "en0", "Wi-Fi": "en1", "Thunderbolt Bridge": "bridge0",
-        "Thunderbolt 1": "en2", "Thunderbolt 2": "en3", "Thunderbolt 3": "en4",
-    }  # fmt: skip
-
-
-def test_versions_and_limits():
-    assert parsing.version(recorded("sw_vers_26.txt")) == (26, 2)
-    assert parsing.version(recorded("sw_vers_15.txt")) == (15, 7, 1)
-    assert parsing.version("ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D5087f\n") == (26, 3)
-    assert parsing.wired_limit(recorded("sysctl_wired_default.txt")) == 0
-    assert parsing.wired_limit(recorded("sysctl_wired_set.txt")) == 26000
-    assert parsing.wired_limit("sysctl: unknown oid 'iogpu.wired_limit_mb'") is None
-
-
-def test_swap():
-    assert parsing.swap_used(recorded("swap_used.txt")) == int(11625.69 * 2**20)
-    assert parsing.swap_used(recorded("swap_none.txt")) == 0
-
-
-def test_networks():
-    found = network.networks(recorded("ifconfig_ready.txt"))
-    assert {name: [str(each) for each in nets] for name, nets in found.items()} == {
-        "lo0": ["127.0.0.1/8"], "en0": ["192.168.1.11/24"], "en3": ["192.168.90.1/30"]
-    }  # fmt: skip
-
-
-def test_routes():
-    assert network.route_interface(recorded("route_wifi.txt")) == "en1"
-    assert network.route_interface(recorded("ip_route.json")) == "eth0"
-
-
-def test_power():
-    assert parsing.power_settings(recorded("pmset_studio.txt")) == PowerSettings(0, False, False)  # 2 is high power
-    assert parsing.power_settings(recorded("pmset_laptop.txt")) == PowerSettings(1, True, False)
-    assert parsing.power_settings(recorded("pmset_sleep_disabled.txt")) == PowerSettings(1, False, True)
-    assert parsing.power_settings("no settings") is None
-    assert parsing.battery_percent(recorded("pmset_batt_ac.txt")) is None
-    assert parsing.battery_percent(recorded("pmset_batt_battery.txt")) == 43
-    assert parsing.speed_limit(recorded("pmset_therm_none.txt")) is None
-    assert parsing.speed_limit(recorded("pmset_therm_limited.txt")) == 28
-
-
-def test_the_firewall():
-    states = [parsing.firewall_state(recorded(f"firewall_{name}.txt")) for name in ("off", "on", "blocking")]
-    assert states == [0, 1, 2]
-    assert parsing.is_on(recorded("firewall_block_all_on.txt"))
-    assert parsing.is_on(recorded("firewall_stealth_off.txt")) is False
-    apps = parsing.listed_apps(recorded("firewall_apps.txt"))
-    assert apps is not None
-    assert len(apps) == 5
-    assert apps["/usr/bin/python3"]
-    assert not apps["/usr/libexec/sshd-session"]
-    assert parsing.listed_apps("Must be root to list the apps") is None
-
-
-def test_a_job_of_launchd():
-    path = "/Users/me/Library/LaunchAgents/io.splitinfer.worker.plist"
-    running = Job("io.splitinfer.worker", path, "running", "interactive", 28474, "")
-    assert parsing.job(recorded("launchctl_interactive.txt")) == running  # its coalition's state is "active"
-    ended = parsing.job(recorded("launchctl_ended.txt"))
-    assert ended is not None
-    assert (ended.state, ended.spawn_type, ended.pid, ended.last_exit) == (
-        "spawn scheduled", "daemon", None, "78: EX_CONFIG"
-    )  # fmt: skip
-    assert parsing.job("Bad request.\nCould not find service") is None
-
-
-def test_gpus():
-    first, second = parsing.gpus(recorded("nvidia_busy.txt"))
-    assert (first.is_throttled, second.is_throttled) == (False, True)
-    assert (second.memory, second.used) == (24564, 20110)
-    assert parsing.gpus("NVIDIA GB10, 580.95.05, [N/A], [N/A], Not Active, Not Active")[0].memory is None
-    assert parsing.gpus(recorded("nvidia_no_driver.txt")) == []
-
-
 # -- what is no output of theirs ---------------------------------------------------------------------------------------
 
 READERS: list[Callable[[str], Any]] = [
@@ -183,27 +138,10 @@ READERS: list[Callable[[str], Any]] = [
     parsing.firewall_state, parsing.is_on, parsing.listed_apps, parsing.job, parsing.gpus,
 ]  # fmt: skip
 FILES = sorted(path.name for path in RECORDED.iterdir())
-WORDS = st.sampled_from(
-    [
-        "hca_id:",
-        "state:",
-        "\n",
-        "\t",
-        "member: ",
-        "inet ",
-        "bridge0: flags=8863<UP>",
-        "Hardware Port: ",
-        "Device: ",
-        "{",
-        "]",
-        "pid 7(",
-        "sleep 1",
-        "interface: en0",
-        "gui/501/x = {",
-        "(State = 1)",
-        " used = 1,5M",
-    ]
-)
+WORDS = st.sampled_from([
+    "hca_id:", "state:", "\n", "\t", "member: ", "inet ", "bridge0: flags=8863<UP>", "Hardware Port: ", "Device: ", "{",
+    "]", "pid 7(", "sleep 1", "interface: en0", "gui/501/x = {", "(State = 1)", " used = 1,5M",
+])  # fmt: skip
 
 
 @pytest.mark.parametrize("read", READERS)
