@@ -24,7 +24,8 @@ from typing import IO, Any
 from splitinfer import cleanup
 from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.json_text import dumps
-from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, as_data, from_data, passed
+from splitinfer.errors import CannotFit
+from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, as_data, failed, from_data, passed
 from splitinfer.probes.registry import Probe
 
 HANGING = 15.0  # seconds without a word, after which a probe that overran was hanging and not slow; at least
@@ -283,9 +284,12 @@ def broken(name: str, error: BaseException) -> Finding:
     """The finding of an error."""
     text = " ".join(str(error).split())
     sentence = f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
-    return Finding(
-        name, Outcome.FAILED, sentence, SEND, reason=Reason.FAILED, error=type(error).__name__, at=_place(error)
-    )
+    if isinstance(error, CannotFit):  # whatever was tried: it is not what failed
+        remedy = "close other programs, or give this machine fewer layers"
+        found = failed(name, Reason.LOW_MEMORY, sentence, remedy)
+    else:
+        found = Finding(name, Outcome.FAILED, sentence, SEND, reason=Reason.FAILED)
+    return replace(found, error=type(error).__name__, at=_place(error))
 
 
 def _place(error: BaseException) -> str:

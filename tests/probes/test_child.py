@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.errors import CannotFit
 from splitinfer.probes import child, gpu
 from splitinfer.probes.child import Report, Result, run_for, run_probe, run_probes, share_of
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, as_data, passed
@@ -228,6 +229,12 @@ def test_an_error_is_a_finding_with_its_place():
     assert child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append) == 1
     assert lines[-1]["found"]["error"] == "KeyError"
     assert lines[-1]["found"]["at"].startswith("splitinfer.probes.gpu:")
+
+
+def test_a_model_that_does_not_fit_is_a_fault_of_the_memory_and_not_of_what_was_tried():
+    found = child.broken("greedy", CannotFit("0 B free"))
+    assert (found.fault, found.reason, found.error) == (Fault.MEMORY, Reason.LOW_MEMORY, "CannotFit")
+    assert PROBE.own(found).fault is Fault.MEMORY
 
 
 def test_a_command_may_print_much():
