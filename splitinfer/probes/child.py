@@ -243,7 +243,7 @@ class DeviceLost(Exception):
 
 
 class Report:
-    """Takes findings. ``write``: a line; ``skip``: names of what is not to be found again."""
+    """Takes findings. ``write``: takes a line; ``skip``: the names of findings that were made before."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None], skip: Collection[str] = ()) -> None:
         self._write, self._skip = write, frozenset(skip)
