@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from splitinfer.bench.gpu.__main__ import app as on_gpu
 from splitinfer.cli import app
+from splitinfer.probes.on_gpu import app as on_gpu
 
 ROOT = Path(__file__).parent.parent
 FRONT = ROOT / "README.md"

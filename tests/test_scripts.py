@@ -99,9 +99,9 @@ def test_an_nvidia_card_gets_cudas_library_last_and_once(clone: Path):
     assert first == [
         "-m pip install -qq --editable CLONE[cuda]",
         "-m pip install -qq --force-reinstall --no-deps mlx-cuda-13==0.99.1",
-        "-m splitinfer.bench.gpu --parts send",
+        "-m splitinfer.probes.on_gpu --parts send",
     ]
-    assert called(clone) == ["-m splitinfer.bench.gpu"]
+    assert called(clone) == ["-m splitinfer.probes.on_gpu"]
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a card")
@@ -117,4 +117,4 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     (clone / "wheels").mkdir()
     last = called(clone, "--on", "gpu", *words, "--parts", "send")
     assert last[0] == "-m pip install -qq --editable CLONE[cuda] 1 CLONE/wheels"
-    assert last[-1] == "-m splitinfer.bench.gpu --on gpu --parts send 1 CLONE/wheels"
+    assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"

@@ -219,7 +219,7 @@ def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
 def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path | None], verbose: bool) -> NoReturn:
     """Compare roads on the BLAS that every other command has here."""
     set_up(verbose)
-    from splitinfer.bench.exact.run import ExactOptions, measure_exact
+    from splitinfer.bench.exact import ExactOptions, measure_exact
 
     finish(lambda: measure_exact(ExactOptions(*options)), verbose)
 

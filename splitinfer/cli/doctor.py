@@ -27,8 +27,8 @@ def doctor(
         from splitinfer.config import find_layout
         from splitinfer.console import errors
         from splitinfer.discovery.discover import find_stages
-        from splitinfer.doctor.run import run_doctor
         from splitinfer.errors import WorkerUnreachable
+        from splitinfer.probes.doctor import run_doctor
 
         found: PlainLayout | None = None if layout is None else find_layout(layout)
         if found is not None and model is not None:

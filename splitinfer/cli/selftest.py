@@ -29,8 +29,8 @@ def selftest(
 
     def run() -> int:
         from splitinfer.errors import ConfigError
-        from splitinfer.selftest.address import worker_address
-        from splitinfer.selftest.run import SelftestOptions, run_selftest
+        from splitinfer.probes.address import worker_address
+        from splitinfer.probes.selftest import SelftestOptions, run_selftest
 
         if worker is None and key is not None:
             raise ConfigError("--key is a worker's: say where that is with --worker")

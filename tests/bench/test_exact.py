@@ -11,9 +11,8 @@ import tiny
 from effort import long
 from noisy_layers import RowNoise
 
-from splitinfer.bench.exact import roads, run
-from splitinfer.bench.exact.partings import Reference, Taken, first_parting, margins_summary, summary
-from splitinfer.bench.exact.run import ExactOptions, measure_exact
+from splitinfer.bench import exact
+from splitinfer.bench.exact import Answer, ExactOptions, Taken, first_parting, margins_summary, measure_exact, summary
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.errors import ConfigError
 from splitinfer.models.cut import StageModel
@@ -24,8 +23,8 @@ PROMPT, ANSWER = 20, 16
 @pytest.fixture
 def measure(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The document of two prompts on a tiny model, and what was printed before it."""
-    monkeypatch.setattr(run, "_TOGETHER", (2, 4))
-    monkeypatch.setattr(run, "_CHUNKS", (7,))
+    monkeypatch.setattr(exact, "_TOGETHER", (2, 4))
+    monkeypatch.setattr(exact, "_CHUNKS", (7,))
 
     def measured(name: str, *, as_json: bool = True) -> tuple[dict[str, Any], str]:
         folder = tiny.save(tmp_path / name, name)
@@ -54,7 +53,7 @@ def test_on_the_reference_blas_no_road_parts(name: str, measure: Callable[..., A
     assert found["margins"]["median"] > 0
 
 
-def free_running(model: roads.Model, prompt: tuple[int, ...], chunk: int) -> list[int]:
+def free_running(model: exact.Model, prompt: tuple[int, ...], chunk: int) -> list[int]:
     caches = model.stage.make_caches()
     rows, tokens = model.read(caches, prompt, chunk), list[int]()
     while len(tokens) < ANSWER:
@@ -72,10 +71,10 @@ def test_planted_rounding_is_found_where_it_parts(measure: Callable[..., Any], m
     assert found["way"] == "rows"
     assert all(road["largest_logit_difference"] > 0 for road in by_name.values()), "each computes in its own way"
     assert f"{max(road['parted'] for road in by_name.values())} of 2" in table
-    model = roads.Model(StageModel(tiny.build("llama")[0], 0, 4), 160)
+    model = exact.Model(StageModel(tiny.build("llama")[0], 0, 4), 160)
     for i, first in enumerate(by_name["prompt in chunks of 7"]["first_tokens"]):
         prompt = made_up(f"1 exact {i}", PROMPT, 160)
-        ours, theirs = free_running(model, prompt, roads.CHUNK), free_running(model, prompt, 7)
+        ours, theirs = free_running(model, prompt, exact.CHUNK), free_running(model, prompt, 7)
         assert first == next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=True), 1) if a != b), None)
     parted = next(road for road in by_name.values() if road["parted"])
     assert 0 <= parted["margin"] <= 2 * parted["largest_logit_difference"]
@@ -83,9 +82,9 @@ def test_planted_rounding_is_found_where_it_parts(measure: Callable[..., Any], m
 
 
 def test_arithmetic_of_partings():
-    one = Reference((5, 6, 7, 8), (1.0, 0.0, 0.5, 2.0))
+    one = Answer((1,), (5, 6, 7, 8), (1.0, 0.0, 0.5, 2.0), mx.zeros((4, 9)))
     same, other = Taken((5, 6, 7, 8), 0.0), Taken((5, 6, 9, 1), 0.3)
-    assert (first_parting(one, same), first_parting(one, other)) == (None, 3)
+    assert (first_parting(one.tokens, same.tokens), first_parting(one.tokens, other.tokens)) == (None, 3)
     figures = summary([one, one], [same, other])
     assert (figures["parted"], figures["first_token"], figures["margin"]) == (1, 3, 0.5)
     assert (figures["positions_that_differ"], figures["positions"], figures["largest_logit_difference"]) == (2, 8, 0.3)

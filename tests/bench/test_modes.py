@@ -13,7 +13,7 @@ COMMAND = importlib.import_module("splitinfer.cli.bench")  # the package has the
 MEASURES = {
     "prefix": "prefix.run.measure_prefix",
     "speculation": "speculation.run.measure_speculation",
-    "exact": "exact.run.measure_exact",
+    "exact": "exact.measure_exact",
 }
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.child_process import serve_commands
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.jobs.output import own_output
 from splitinfer.llm import LLM, Settings
 
 

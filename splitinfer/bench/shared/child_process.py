@@ -104,6 +104,13 @@ def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, 
 # -- inside the child ----------------------------------------------------------------------------
 
 
+def own_output() -> TextIO:
+    """Standard output for the answers only; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
 def serve_commands(answers: TextIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer one line after the other by ``handle``, until the input ends."""
     for options in _lines():

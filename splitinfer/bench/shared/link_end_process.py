@@ -20,8 +20,7 @@ from typing import Any
 
 import zmq
 
-from splitinfer.bench.shared.child_process import serve_commands
-from splitinfer.jobs.output import own_output
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect, listen
 
 BARE = "bare"

@@ -23,12 +23,11 @@ from mlx_lm.generate import generation_stream, wired_limit
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.shared.blas import computed_by
-from splitinfer.bench.shared.child_process import ChildProcess, receive_all, serve_commands
+from splitinfer.bench.shared.child_process import ChildProcess, own_output, receive_all, serve_commands
 from splitinfer.bench.shared.mlx_lm_process import run_batch
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import Batch
 from splitinfer.errors import ModelError
-from splitinfer.jobs.output import own_output
 
 _TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
 

@@ -31,10 +31,9 @@ from mlx_lm.generate import (
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.shared.blas import computed_by
-from splitinfer.bench.shared.child_process import serve_commands
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from splitinfer.bench.shared.graph_size import CountedModel, usual
 from splitinfer.engine.versions import device_name
-from splitinfer.jobs.output import own_output
 
 _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
 

@@ -17,8 +17,8 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
+from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.rng import position_key
-from splitinfer.jobs.output import own_output
 
 
 def main() -> None:

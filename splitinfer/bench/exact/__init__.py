@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode exact``: the first token at which two roads part."""

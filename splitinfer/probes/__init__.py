@@ -1,0 +1,20 @@
+"""Does it work here? One set of probes; ``splitinfer doctor`` runs the quick ones, ``splitinfer selftest`` all.
+
+A *probe* looks at something and returns *findings*: a name, an outcome, a sentence, a remedy, and numbers. What looks
+and what judges are apart: each ``judge_…`` function takes plain figures, so that tests can plant faults in them.
+
+    doctor ────▶ evidence ─▶ findings, rdma        what the system's commands say; in this process, within seconds
+           └───▶ links ─▶ advice                   the links of a layout, measured
+
+    selftest ─┐                 ┌▶ machine, tokens, branches, worker
+    on_gpu ───┴▶ registry ▶ child ▶ gpu, send      each probe in a process of its own, with its share of the time
+
+A device may end a process or never answer. So the process that the user started loads no MLX: it starts the probes,
+collects their findings, and writes the page and the document, whatever happens to a probe.
+
+finding    a finding, its outcome, and the exit code that follows from all of them
+registry   the probes of ``selftest`` and ``on_gpu``, the most important first
+child      a probe's process: both ends
+sharing    what may stand in a file to be sent in
+page       findings as text
+"""

@@ -1,0 +1,274 @@
+"""``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from splitinfer.core.json_text import dumps
+from splitinfer.core.layout import Layout
+from splitinfer.core.wire_codec import NONE
+from splitinfer.keyring import Keyring
+from splitinfer.models.memory import size
+from splitinfer.probes import parsing
+from splitinfer.probes.advice import Hidden, LinkAdvice, advise, codecs_of, hidden_of
+from splitinfer.probes.child import Report as Findings
+from splitinfer.probes.evidence import Seen, look
+from splitinfer.probes.finding import Finding, Outcome
+from splitinfer.probes.findings import every_finding, good_wired_limit, parse_pages
+from splitinfer.probes.links import LinkSeen, LinkSurvey, Progress, SurveyResult, WorkerSeen
+from splitinfer.probes.machine import description
+from splitinfer.probes.page import counted, grid, lines, print_page, title
+from splitinfer.probes.rdma import requirements, verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutReport:
+    """A layout's links, the hidden states on them, and advice on each measured link that carries hidden states."""
+
+    name: str
+    hidden: Hidden
+    result: SurveyResult
+    advice: tuple[LinkAdvice | None, ...]  # one for each link
+
+    @property
+    def token_seconds(self) -> float | None:
+        """Seconds that the links add to a generated token: every hop down, and the result's way back. ``None`` unless
+        all were measured."""
+        if not self.result.is_whole:
+            return None
+        back = self.result.links[-1].figures  # with two stages it is the same link
+        assert back is not None
+        return sum(each.token_seconds for each in self.advice if each is not None) + back.latency_p50
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """This machine, what was found wrong, the requirements of RDMA, and a layout's links if there is one.
+
+    ``origin``: how this process was started (``system.origin``).
+    """
+
+    machine: Mapping[str, Any]
+    rdma: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
+    layout: LayoutReport | None = None
+    origin: str = "unknown"
+
+
+def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, notice: Progress) -> int:
+    """Show this machine, and the links of ``layout`` if there is one; the exit code, 1 if a link cannot be measured."""
+    report = inspect(layout, connect_timeout, notice)
+    if as_json:
+        Console().file.write(dumps(as_document(report), indent=2) + "\n")
+    else:
+        print_page(page(report))
+    return 0 if report.layout is None or report.layout.result.is_whole else 1
+
+
+def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> Report:
+    """The report on this machine, and on the links of ``layout`` if there is one."""
+    seen = look(layout)
+    links = None if layout is None else survey_layout(layout, connect_timeout, notice)
+    findings, rdma = tuple(every_finding(seen)), tuple(requirements(seen))
+    return Report(machine_of(seen), rdma, findings, links, str(seen.origin))
+
+
+def machine_of(seen: Seen) -> dict[str, Any]:
+    """This machine, with what its commands say of memory and version."""
+    pages, version = seen.read("memory", parse_pages), seen.read("macos", parsing.version)
+    said = {} if version is None else {"system_version": ".".join(map(str, version))}
+    kinds = None if pages is None else pages.by_category()
+    return {
+        **description(),
+        **said,
+        "memory_kinds": kinds,
+        "wired_limit_mb": seen.read("wired_limit", parsing.wired_limit),
+    }
+
+
+def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
+    """The report on a layout's links, measured one after the other."""
+    with LinkSurvey(layout, Keyring().own, connect_timeout, notice) as survey:
+        result = survey.run()
+    hidden = hidden_of(layout)
+    measured = [link.figures if link.carries == "hidden states" else None for link in result.links]
+    codecs = codecs_of(hidden) if any(measured) else []
+    advice = tuple(None if figures is None else advise(figures, hidden, codecs) for figures in measured)
+    return LayoutReport(layout.name, hidden, result, advice)
+
+
+def measure(_options: Mapping[str, Any], report: Findings) -> None:
+    """The doctor as a probe of ``selftest``: what it would have changed, and whether RDMA could be used."""
+    found = inspect(None, 0.0, lambda _: None)
+    report(verdict(found.rdma), *found.findings)
+
+
+# -- as a document -----------------------------------------------------------------------------------------------------
+
+
+def as_document(report: Report) -> dict[str, Any]:
+    """The report as JSON can hold it."""
+    found: dict[str, Any] = {
+        "machine": report.machine,
+        "rdma": {"verdict": _plain(verdict(report.rdma)), "findings": [_plain(each) for each in report.rdma]},
+        "findings": [_plain(each) for each in report.findings],
+        "origin": report.origin,
+    }
+    return found if report.layout is None else {**found, "layout": _layout_document(report.layout)}
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    said = {"name": finding.name, "outcome": finding.outcome, "sentence": finding.sentence, "remedy": finding.remedy}
+    return {name: str(value) for name, value in said.items()}
+
+
+def _layout_document(layout: LayoutReport) -> dict[str, Any]:
+    links = zip(layout.result.links, layout.advice, strict=True)
+    return {
+        "name": layout.name,
+        "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
+        "workers": [asdict(worker) for worker in layout.result.workers],
+        "links": [{**asdict(link), "advice": None if advice is None else asdict(advice)} for link, advice in links],
+        "token_seconds": layout.token_seconds,
+    }
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def page(report: Report) -> list[RenderableType]:
+    """The report for a person, what is wrong first."""
+    well: list[RenderableType] = [Text("Nothing was found that keeps stages from running here.", style="green")]
+    wrong: list[RenderableType] = [Text(counted(report.findings), style="bold"), *lines(report.findings)]
+    missing = [each for each in report.rdma if each.outcome is not Outcome.PASSED]
+    rdma: list[RenderableType] = [title("RDMA over Thunderbolt"), Text(verdict(report.rdma).sentence), *lines(missing)]
+    machine: list[RenderableType] = [title(f"This machine: {report.machine['name']}"), grid(_machine(report.machine))]
+    layout: list[RenderableType] = [] if report.layout is None else _layout(report.layout)
+    return [*(wrong if report.findings else well), *machine, *rdma, *layout]
+
+
+def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    system = {"Darwin": "macOS"}.get(machine["system"], machine["system"])
+    memory = f"{size(machine['memory_bytes'])}, {size(machine['free_bytes'])} free for a stage{_gpu_memory(machine)}"
+    versions = [
+        f"{name.replace('_', '-')} {machine[f'version_{name}']}" for name in ("splitinfer", "protocol", "mlx", "mlx_lm")
+    ]
+    device = "" if machine["device"] == "cpu" else f" ({machine['device']})"
+    rows = [
+        ("system", f"{system} {machine['system_version']}, Python {machine['python']}"),
+        ("chip", f"{machine['chip']}, {machine['processors']} processors"),
+        ("memory", memory),
+        ("versions", ", ".join(versions)),
+        ("MLX computes on", f"{machine['backend']}{device}"),
+    ]
+    if machine["memory_kinds"] is not None:
+        kinds = [f"{name} {size(count)}" for name, count in machine["memory_kinds"].items() if name != "compressible"]
+        swap = [f"swap files {size(machine['swap_used_bytes'])}"] if machine["swap_used_bytes"] else []
+        rows.insert(3, ("of it", ", ".join([*kinds, *swap])))
+    if machine["blas"] is not None:
+        rows.append(("BLAS", machine["blas"]))
+    if machine["kv_disk_free"] is not None:
+        rows.append(("disk for KV", f"{size(machine['kv_disk_free'])} free at {machine['kv_folder']}"))
+    return rows
+
+
+def _gpu_memory(machine: Mapping[str, Any]) -> str:
+    if machine["working_set_bytes"] is None:
+        return ""
+    words = f"; the GPU may hold {size(machine['working_set_bytes'])}"
+    if machine["wired_limit_mb"]:
+        return f"{words}, set by iogpu.wired_limit_mb={machine['wired_limit_mb']}"
+    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={good_wired_limit(machine['memory_bytes'])}"
+
+
+def _layout(layout: LayoutReport) -> list[RenderableType]:
+    hidden = layout.hidden
+    is_known = hidden.source != "assumed"
+    source = f"of {hidden.source}" if is_known else "assumed: the layout's model is not on this machine"
+    return [
+        title(f"Layout {layout.name}"),
+        *map(_worker, layout.result.workers),
+        title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
+        _links(layout),
+        *[Text(f"{link.source} → {link.target}: not measured: {why}") for link, why in _failed(layout.result)],
+        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
+        *[Text(sentence) for sentence in _sentences(layout)],
+    ]
+
+
+def _failed(result: SurveyResult) -> list[tuple[LinkSeen, str]]:
+    """The links without figures, and why; a worker's problem, which is shown with the worker, is not repeated."""
+    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers if worker.problem}
+    failed = [link for link in result.links if link.figures is None]
+    return [(link, of_workers.get(link.problem, link.problem)) for link in failed]
+
+
+def _worker(worker: WorkerSeen) -> Text:
+    where = f"{worker.name} ({worker.address})"
+    if worker.welcome is None:
+        return Text(f"✗ {where}: {worker.problem}", style="red")
+    line = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
+    if worker.clock is not None:
+        line += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
+    return Text(f"{line}; {worker.problem}" if worker.problem else line)
+
+
+def _links(layout: LayoutReport) -> Table:
+    table = Table("link", "by", "carries", box=None, pad_edge=False)
+    for name in ("latency p50", "p99", "down", "up", "a token"):
+        table.add_column(name, justify="right")
+    for link, advice in zip(layout.result.links, layout.advice, strict=True):
+        if link.figures is not None:
+            f = link.figures
+            table.add_row(
+                f"{link.source} → {link.target}", link.transport, link.carries, _time(f.latency_p50),
+                _time(f.latency_p99), _rate(f.down), _rate(f.up), "" if advice is None else _time(advice.token_seconds),
+            )  # fmt: skip
+    return table
+
+
+def _sentences(layout: LayoutReport) -> list[str]:
+    both: Sequence[tuple[LinkSeen, LinkAdvice | None]] = list(zip(layout.result.links, layout.advice, strict=True))
+    found = [_advice(link, advice) for link, advice in both if advice is not None]
+    if layout.token_seconds is not None:
+        found.append(f"The links add {_time(layout.token_seconds)} to each generated token, there and back.")
+    return found
+
+
+def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
+    if advice.codec == NONE:
+        codec = "codec none: the link is quicker than packing prompts"
+    else:
+        codec = (
+            f"codec {advice.codec}: {_time(advice.row_seconds)} for a prompt's token instead of "
+            f"{_time(advice.row_seconds_plain)}, if {link.target} packs as quickly as this machine"
+        )
+    chunk = f"chunks that take a stage {_time(advice.chunk_seconds)} or more, 20 latencies"
+    if advice.chunk_rows is not None:
+        chunk += f" (from {advice.chunk_rows} tokens on their bytes alone do)"
+    return (
+        f"{link.source} → {link.target}: {codec}; {chunk}; sending hides where a stage takes over "
+        f"{_time(advice.row_seconds)} to compute a prompt's token."
+    )
+
+
+def _time(seconds: float, *, signed: bool = False) -> str:
+    """
+    >>> _time(0.00025), _time(0.0123), _time(-2.5, signed=True), _time(0.0)
+    ('250 µs', '12.3 ms', '-2.5 s', '0 µs')
+    """
+    sign = "+" if signed and seconds >= 0 else ""
+    if abs(seconds) < 0.9995e-3:
+        return f"{sign}{seconds * 1e6:.3g} µs"
+    if abs(seconds) < 0.9995:
+        return f"{sign}{seconds * 1e3:.3g} ms"
+    return f"{sign}{seconds:,.4g} s"
+
+
+def _rate(bandwidth: float) -> str:
+    return "too high to tell" if math.isinf(bandwidth) else f"{size(bandwidth)}/s"

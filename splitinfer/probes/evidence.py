@@ -1,0 +1,224 @@
+"""What findings on this machine are made from: what the system's commands print, and what else can be looked at.
+
+All commands run at once, each with a timeout: one that is missing or hangs does no harm.
+"""
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import mlx.core as mx
+import psutil
+
+from splitinfer.core.layout import Layout
+from splitinfer.models.memory import on_gpu
+from splitinfer.probes.child import run_for
+from splitinfer.probes.parsing import NVIDIA_FIELDS
+from splitinfer.system.interfaces import wireless_interfaces
+from splitinfer.system.origin import Origin, Start, this_process
+from transports import AddressError
+from transports.address import parse_host_port
+from transports.rdma import leftovers
+
+T = TypeVar("T")
+
+SECONDS = 15.0  # for a command; system_profiler takes a few, and ibv_devinfo has been seen to hang for ever
+TOOL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+LABEL = "io.splitinfer.worker"  # of the service
+_OWN_COMMANDS = ("worker", "coord", "chat", "serve", "bench")
+
+MACOS: Mapping[str, tuple[str, ...]] = {
+    "macos": ("/usr/bin/sw_vers", "-productVersion"),
+    "wired_limit": ("/usr/sbin/sysctl", "iogpu.wired_limit_mb"),
+    "memory": ("/usr/bin/vm_stat",),
+    "swap": ("/usr/sbin/sysctl", "vm.swapusage"),
+    "power": ("/usr/bin/pmset", "-g"),
+    "battery": ("/usr/bin/pmset", "-g", "batt"),
+    "assertions": ("/usr/bin/pmset", "-g", "assertions"),
+    "thermal": ("/usr/bin/pmset", "-g", "therm"),
+    "firewall": (TOOL, "--getglobalstate"),
+    "firewall_block_all": (TOOL, "--getblockall"),
+    "firewall_stealth": (TOOL, "--getstealthmode"),
+    "firewall_apps": (TOOL, "--listapps"),
+    "agent": ("/bin/launchctl", "print", f"gui/{os.getuid()}/{LABEL}"),
+    "daemon": ("/bin/launchctl", "print", f"system/{LABEL}"),
+    "thunderbolt": ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"),
+    "hardware_ports": ("/usr/sbin/networksetup", "-listallhardwareports"),
+    "interfaces": ("/sbin/ifconfig",),
+    "rdma": ("rdma_ctl", "status"),
+    "devices": ("ibv_devices",),
+    "states": ("ibv_devinfo",),
+}
+LINUX: Mapping[str, tuple[str, ...]] = {
+    "nvidia": ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"),
+}
+COMMANDS = {"Darwin": MACOS, "Linux": LINUX}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The text that a command printed; ``None`` where it failed, and ``why``."""
+
+    text: str | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``route``: what the system
+    says of the way there."""
+
+    worker: str
+    host: str
+    address: str
+    route: Output
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """Another process of splitinfer on this machine, its command's name, and its nice value."""
+
+    pid: int
+    command: str
+    nice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
+
+    memory, available: bytes.
+    on_gpu: whether MLX computes on a GPU.
+    executable, prefix: the Python that runs this, links resolved.
+    wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
+    killed_in_rdma: a sentence on processes that were killed inside RDMA operations, or "".
+    """
+
+    outputs: Mapping[str, Output]
+    system: str  # "Darwin", "Linux" ...
+    has_jaccl: bool
+    environment: Mapping[str, str]
+    memory: int = 0
+    available: int = 0
+    on_gpu: bool = False
+    executable: str = ""
+    prefix: str = ""
+    origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
+    processes: tuple[OtherProcess, ...] = ()
+    ways: tuple[Way, ...] = ()
+    wireless: frozenset[str] = frozenset()
+    killed_in_rdma: str = ""
+
+    @property
+    def is_mac(self) -> bool:
+        return self.system == "Darwin"
+
+    def read(self, name: str, read: Callable[[str], T | None]) -> T | None:
+        """What a command printed, parsed; ``None`` where it failed or was not run."""
+        text = self.outputs[name].text if name in self.outputs else None
+        return None if text is None else read(text)
+
+
+def look(layout: Layout | None) -> Seen:
+    """The evidence on this machine, before links are measured: local workers would be found among its processes."""
+    system, memory = platform.system(), psutil.virtual_memory()
+    return Seen(
+        run_commands(COMMANDS.get(system, {})),
+        system,
+        has_jaccl=bool(mx.distributed.is_available("jaccl")),
+        environment=os.environ,
+        memory=int(memory.total),
+        available=int(memory.available),
+        on_gpu=on_gpu(),
+        executable=str(Path(sys.executable).resolve()),
+        prefix=sys.base_prefix,
+        origin=this_process(),
+        processes=other_processes(),
+        ways=ways_to(layout),
+        wireless=wireless_interfaces(),
+        killed_in_rdma=leftovers.warning(leftovers.read()),
+    )
+
+
+def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Output]:
+    """The output of each command, by its key. ``seconds``: the timeout of each."""
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+        outputs = pool.map(lambda command: run_command(command, seconds), commands.values())
+    return dict(zip(commands, outputs, strict=True))
+
+
+def run_command(command: Sequence[str], seconds: float = SECONDS) -> Output:
+    """The standard output of one command, or why there is none."""
+    name = command[0].rpartition("/")[2]
+    try:
+        ended = run_for(command, seconds)
+    except OSError as error:
+        return Output(None, f"there is no {name} here" if isinstance(error, FileNotFoundError) else str(error))
+    if ended.code is None:
+        return Output(None, f"{name} has not answered for {seconds:g} s")
+    if ended.code != 0 and not ended.out.strip():
+        return Output(None, " ".join(f"{name} failed: {ended.err or ended.code}".split())[:300])
+    return Output(ended.out)
+
+
+def ways_to(layout: Layout | None) -> tuple[Way, ...]:
+    """How each worker of a layout on another machine is reached."""
+    if layout is None:
+        return ()
+    workers = [(stage.name, str(stage.address)) for stage in layout.stages[1:] if not stage.is_local]
+    with ThreadPoolExecutor(max(1, len(workers))) as pool:
+        return tuple(way for way in pool.map(lambda worker: _way(*worker), workers) if way is not None)
+
+
+def _way(name: str, address: str) -> Way | None:
+    """The way to a worker; ``None`` where it is on this machine, or its name has no address."""
+    try:
+        host, port = parse_host_port(address)
+        number = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except (AddressError, OSError, UnicodeError):
+        return None
+    if number == "::1" or number.startswith("127."):
+        return None
+    return Way(name, host, number, run_command(route_command(platform.system(), number)))
+
+
+def route_command(system: str, address: str) -> tuple[str, ...]:
+    """The command that says by which interface an address is reached."""
+    if system == "Darwin":
+        return ("/sbin/route", "-n", "get", *(("-inet6",) if ":" in address else ()), address)
+    return ("ip", "-json", "route", "get", address)
+
+
+def other_processes() -> tuple[OtherProcess, ...]:
+    """The other processes of splitinfer; not those that started this one, nor those that another of them started, as a
+    coordinator starts local workers."""
+    own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
+    running = {
+        process.pid: (command, process.info["ppid"], process.info["nice"] or 0)
+        for process in psutil.process_iter(["cmdline", "ppid", "nice"])
+        if process.pid not in own and (command := command_of(process.info["cmdline"] or []))
+    }
+    return tuple(
+        OtherProcess(pid, command, nice) for pid, (command, parent, nice) in running.items() if parent not in running
+    )
+
+
+def command_of(words: Sequence[str]) -> str:
+    """The command of splitinfer that a process runs, from its command line; "" if it is another program.
+
+    >>> command_of(["/x/.venv/bin/python", "/x/.venv/bin/splitinfer", "worker", "--port", "5577"])
+    'worker'
+    >>> command_of(["python", "-m", "splitinfer", "coord"]), command_of(["vim", "splitinfer"])
+    ('coord', '')
+    """
+    for word, following in pairwise(words[:4]):
+        if word.rpartition("/")[2] == "splitinfer" and following in _OWN_COMMANDS:
+            return following
+    return ""

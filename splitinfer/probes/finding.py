@@ -1,0 +1,144 @@
+"""A finding: what a probe looked at, what came of it, and in a sentence why. Pure.
+
+The exit code is the most serious fault among the findings that failed: what makes answers wrong, then what makes them
+impossible, then what makes them slow.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """What came of a look, the worst first."""
+
+    FAILED = "failed"  # it does not work
+    WARNING = "warning"  # it is slow, or will stop
+    NOT_RUN = "not run"  # there was no time left for it
+    UNKNOWN = "unknown"  # it could not be looked at
+    NOTE = "note"  # good to know
+    NOT_AVAILABLE = "not available"  # this machine does not have it
+    PASSED = "passed"
+
+
+class Fault(IntEnum):
+    """What a failed finding is about; its value is the exit code. The smallest is the most serious."""
+
+    NONE = 0
+    TOKENS = 10  # other tokens than plain mlx-lm's
+    TRANSPORT = 11  # a link between processes of this machine
+    DEVICE = 12  # the device, or a branch that it should have taken
+    MEMORY = 13  # memory, or KV that was to be kept
+    WORKER = 14  # the worker at --worker, or the network to it
+    SPEED = 15  # a slow link
+    TIME = 16  # not everything could be tried
+
+
+class Reason(StrEnum):
+    """Why a finding has its outcome, in a word that may stand in a document."""
+
+    NONE = ""
+    WRONG_TOKEN = "wrong token"
+    TOO_FEW_TOKENS = "too few tokens"
+    ROUNDING = "rounding"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    NO_TIME = "no time"
+    OTHER_DEVICE = "branch of another device"
+    NOT_TAKEN = "branch not taken"
+    LARGE_ERROR = "error too large"
+    NO_DRAFTS = "no drafts"
+    KV_NOT_FOUND = "kept KV not found"
+    LEAK = "leak"
+    LOW_MEMORY = "low memory"
+    NOT_WIRED = "not wired"
+    NO_GPU = "no GPU"
+    NAME = "name not found"
+    NOTHING_LISTENS = "nothing listens"
+    NO_ROUTE = "no route"
+    TIMEOUT = "timeout"
+    NETWORK = "network"
+    NOT_ADMITTED = "not admitted"
+    VERSIONS = "other versions"
+    REFUSED = "refused"
+    SLOW = "slow link"
+
+
+_FAULTS: Mapping[Fault, tuple[Reason, ...]] = {
+    Fault.TOKENS: (Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS),
+    Fault.DEVICE: (Reason.NOT_TAKEN, Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU),
+    Fault.MEMORY: (Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED),
+    Fault.WORKER: (
+        Reason.NAME, Reason.NOTHING_LISTENS, Reason.NO_ROUTE, Reason.TIMEOUT, Reason.NETWORK, Reason.NOT_ADMITTED,
+        Reason.VERSIONS, Reason.REFUSED,
+    ),
+    Fault.SPEED: (Reason.SLOW,),
+    Fault.TIME: (Reason.NO_TIME,),
+}  # fmt: skip
+FAULT_OF = {reason: fault for fault, reasons in _FAULTS.items() for reason in reasons}
+"""The fault that a reason stands for; a reason that is not here has the fault of its probe."""
+
+SEND = "send the file in (--json FILE)"
+STOP = f"do not trust answers on this machine yet; {SEND}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    name: what was looked at; ``group``: what it belongs to.
+    sentence, remedy: for the page only, as they may name hosts and paths. A remedy is mostly a command to paste.
+    numbers: what was measured, as plain data.
+    error: the type of the exception, if there was one; ``signal``: the one that ended the process; ``at``: the module
+        and line of this project where it happened.
+    """
+
+    name: str
+    outcome: Outcome
+    sentence: str
+    remedy: str = ""
+    group: str = ""
+    fault: Fault = Fault.NONE
+    reason: Reason = Reason.NONE
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    signal: str = ""
+    at: str = ""
+
+    @property
+    def order(self) -> int:
+        """0 for the worst outcome."""
+        return list(Outcome).index(self.outcome)
+
+
+def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None, reason: Reason = Reason.NONE) -> Finding:
+    """A finding that is right."""
+    return Finding(name, Outcome.PASSED, sentence, reason=reason, numbers=numbers or {})
+
+
+def failed(name: str, reason: Reason, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
+    """A finding that is wrong."""
+    fault = FAULT_OF.get(reason, Fault.NONE)
+    return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, reason=reason, numbers=numbers or {})
+
+
+def as_data(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON can hold it."""
+    return asdict(finding)
+
+
+def from_data(data: Mapping[str, Any]) -> Finding:
+    """What ``as_data`` made, after JSON."""
+    outcome, fault, reason = Outcome(data["outcome"]), Fault(data["fault"]), Reason(data["reason"])
+    return Finding(**{**data, "outcome": outcome, "fault": fault, "reason": reason})
+
+
+def exit_code(found: Iterable[Finding]) -> int:
+    """The most serious fault; 0 if there is none.
+
+    >>> exit_code([failed("", Reason.SLOW, "", ""), failed("", Reason.NOT_TAKEN, "", "")])
+    12
+    """
+    return min((int(each.fault) for each in found if each.fault), default=0)

@@ -1,0 +1,390 @@
+"""What is wrong with this machine, from what its commands print: firewall, network, memory, processes, power, NVIDIA.
+Pure.
+
+A function emits a finding for what a person may want to change, and nothing for what is right. The theory of each
+stands above it.
+"""
+
+import ipaddress
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import PurePosixPath
+
+from splitinfer.models.memory import size
+from splitinfer.probes import parsing
+from splitinfer.probes.evidence import TOOL, Seen, Way
+from splitinfer.probes.finding import Finding, Outcome
+from splitinfer.probes.parsing import Gpu, Job
+from splitinfer.probes.rdma import rdma_findings
+from splitinfer.system import network
+from splitinfer.system.assertions import Assertion, parse_assertions
+from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
+
+_FIRST_WITH_PRIVACY = (15,)  # macOS 15, TN3179
+
+
+# -- the firewall, and the privacy of the local network ----------------------------------------------------------------
+#
+# The firewall decides by program, on incoming connections (Apple Platform Security, "Firewall security in macOS"). What
+# is signed by Apple or by a known developer is let in; about any other program macOS asks when it listens for the first
+# time, in a window that nobody sees over ssh. Python is the program here; the builds of uv and Homebrew are signed ad
+# hoc (*assumed* not to count as signed). Privacy of the local network concerns connections to other machines:
+# ``system.origin``.
+
+
+def firewall_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on who may connect to this Mac, and to whom it may connect; none elsewhere."""
+    if not seen.is_mac:
+        return
+    yield from _firewall(seen)
+    yield from _privacy(seen)
+
+
+def _firewall(seen: Seen) -> Iterator[Finding]:
+    state = seen.read("firewall", parsing.firewall_state)
+    blocks_all = seen.read("firewall_block_all", parsing.is_on)
+    if state == 2 or (state and blocks_all):
+        text = "the firewall blocks all incoming connections, so no coordinator reaches a worker on this Mac"
+        yield Finding("firewall", Outcome.FAILED, text, f"sudo {TOOL} --setblockall off")
+    elif state == 1:
+        yield from _program(seen)
+    if state and seen.read("firewall_stealth", parsing.is_on):
+        text = "the firewall is in stealth mode: this Mac does not answer ping, and a port without a worker times out"
+        yield Finding("firewall", Outcome.NOTE, text, f"sudo {TOOL} --setstealthmode off")
+
+
+def _program(seen: Seen) -> Iterator[Finding]:
+    """The entry of the Python that runs workers here."""
+    apps = seen.read("firewall_apps", parsing.listed_apps)
+    if apps is None:
+        return
+    ours = {path: allowed for path, allowed in apps.items() if is_this_python(path, seen.executable, seen.prefix)}
+    blocked = [path for path, allowed in ours.items() if not allowed]
+    if blocked:
+        text = f"the firewall blocks connections to {blocked[0]}, so no coordinator reaches a worker on this Mac"
+        yield Finding("firewall", Outcome.FAILED, text, f"sudo {TOOL} --unblockapp {shlex.quote(blocked[0])}")
+    elif not ours:
+        path = shlex.quote(seen.executable)
+        text = (
+            "the firewall is on and does not know this Python: macOS asks when a worker listens for the first time, "
+            "and whoever starts it over ssh or by launchd does not see that"
+        )
+        yield Finding("firewall", Outcome.NOTE, text, f"sudo {TOOL} --add {path} && sudo {TOOL} --unblockapp {path}")
+
+
+def is_this_python(path: str, executable: str, prefix: str) -> bool:
+    """Whether a program that the firewall lists is this Python: the file itself, or the Python.app of a framework,
+    which such builds run in its place.
+
+    >>> here = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
+    >>> is_this_python(f"{here}/Resources/Python.app", f"{here}/bin/python3.13", here)
+    True
+    >>> is_this_python("/usr/bin/python3", f"{here}/bin/python3.13", here)
+    False
+    """
+    if path == executable:
+        return True
+    listed = PurePosixPath(path)
+    return bool(prefix) and "Python.app" in listed.parts and listed.is_relative_to(prefix)
+
+
+def _privacy(seen: Seen) -> Iterator[Finding]:
+    found = seen.read("macos", parsing.version)
+    if found is None or found < _FIRST_WITH_PRIVACY:
+        return
+    if found < (15, 1):
+        text = "macOS 15.0 has bugs in the privacy of the local network that 15.1 mended (Apple, TN3179)"
+        yield Finding("local network", Outcome.WARNING, text, "update macOS")
+    if not seen.origin.may_use_local_network and str(seen.origin) != "unknown":
+        text = (
+            f"what {seen.origin} starts may connect to other machines of the network only if you allow it; denied "
+            "connections fail with “No route to host”"
+        )
+        remedy = "allow it in System Settings → Privacy & Security → Local Network, or use Terminal or ssh, which may"
+        yield Finding("local network", Outcome.NOTE, text, remedy)
+
+
+_BRIDGE = "Thunderbolt Bridge"
+_NO_ROUTE = ("not in table", "has not been found", "RTNETLINK answers")  # words of route on macOS, and of ip on Linux
+_ON_THE_CABLE = (
+    "put the other Mac's address on the cable into the layout: there, `ipconfig getifaddr bridge0` prints it"
+)
+_SET_ADDRESS = (
+    f'sudo networksetup -setmanual "{_BRIDGE}" 10.77.0.1 255.255.255.0 here, the same with 10.77.0.2 on the other Mac, '
+    "and these addresses in the layout"
+)
+
+
+# -- by which interface each worker is reached -------------------------------------------------------------------------
+#
+# A cable between two Macs is of use only if the worker's address in the layout is one on the cable. A ``.local`` name
+# may have addresses on both, and macOS chooses which of them a connection takes.
+
+
+def network_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on the ways to the workers of a layout, and on this machine's bridge."""
+    ports = seen.read("hardware_ports", network.hardware_ports) or {}
+    for way in seen.ways:
+        yield from _way(seen, way, ports)
+    yield from _shared_network(seen, ports)
+
+
+def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Finding]:
+    name = f"{way.worker} ({way.host})"
+    interface = None if way.route.text is None else network.route_interface(way.route.text)
+    if interface is None:
+        if any(words in f"{way.route.text} {way.route.why}" for words in _NO_ROUTE):
+            text = f"there is no route to {name}"
+            yield Finding("network", Outcome.FAILED, text, "connect both machines to one network")
+        return
+    port = next((port for port, device in ports.items() if device == interface), "")
+    if port == "Wi-Fi" or interface in seen.wireless:
+        yield _wireless(seen, name, interface)
+    elif interface.startswith("utun"):
+        text = f"the link to {name} goes through a VPN ({interface})"
+        yield Finding("network", Outcome.WARNING, text, "use an address of the local network in the layout")
+    if seen.is_mac and _is_self_assigned(way.address) and not port.startswith("Thunderbolt"):
+        # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
+        text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
+        yield Finding("network", Outcome.FAILED, text, _SET_ADDRESS)
+
+
+def _wireless(seen: Seen, name: str, interface: str) -> Finding:
+    cabled = [port.mac for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac]
+    if cabled:
+        text = f"the link to {name} goes over Wi-Fi ({interface}), while a Thunderbolt cable leads to {cabled[0]}"
+        return Finding("network", Outcome.WARNING, text, _ON_THE_CABLE)
+    text = f"the link to {name} goes over Wi-Fi ({interface}): each token waits for it, 5 ms and more"
+    return Finding("network", Outcome.NOTE, text, "connect the machines by a Thunderbolt or Ethernet cable")
+
+
+def _is_self_assigned(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return found.version == 4 and found.is_link_local
+
+
+def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Finding]:
+    """A bridge that got an address of the house's network: macOS may then send everything over the cable (dnet #66)."""
+    found = seen.read("interfaces", network.networks) or {}
+    bridge = ports.get(_BRIDGE, "bridge0")
+    others = [(name, net) for name, nets in found.items() if name != bridge for net in nets]
+    for ours, (name, theirs) in product(found.get(bridge, ()), others):
+        if ours.network.overlaps(theirs.network) and not ours.ip.is_loopback:
+            text = f"{bridge} ({ours.ip}) and {name} ({theirs.ip}) are in one network, so macOS may take the wrong way"
+            yield Finding("network", Outcome.WARNING, text, _SET_ADDRESS)
+            return
+
+
+_MUCH_SWAP = 2**30
+_FOR_MACOS = 2 * 2**30
+_LITTLE = 0.1  # of the memory, still available
+_MUCH_WIRED = 0.5
+_QUIT = (
+    "quit programs that you do not need (Activity Monitor, Memory, sorted by size), or give this machine fewer layers"
+)
+
+
+# -- memory as macOS counts it -----------------------------------------------------------------------------------------
+#
+# Activity Monitor's *Memory Used* is the memory of programs, wired memory and what the compressor holds
+# (``system.memory_pages``). Weights that were swapped out come back from the disk at every token.
+# ``iogpu.wired_limit_mb`` raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
+
+
+def memory_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on this machine's memory."""
+    yield from _wired(seen)
+    swapped = seen.read("swap", parsing.swap_used) or 0
+    if swapped > _MUCH_SWAP:
+        text = f"{size(swapped)} are in swap files: a stage whose weights are there waits for the disk at each token"
+        yield Finding("memory", Outcome.WARNING, text, _QUIT)
+    pages = seen.read("memory", parse_pages)
+    if pages is not None:
+        yield from _use(seen, pages)
+    elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
+        text = f"only {size(seen.available)} of {size(seen.memory)} are available"
+        yield Finding("memory", Outcome.WARNING, text, "end programs that you do not need, or give it fewer layers")
+
+
+def parse_pages(text: str) -> MemoryPages | None:
+    """The pages that ``vm_stat`` counts; ``None``: it is some other text."""
+    try:
+        return parse_vm_stat(text)
+    except ValueError:
+        return None
+
+
+def _wired(seen: Seen) -> Iterator[Finding]:
+    megabytes = seen.read("wired_limit", parsing.wired_limit) or 0
+    if seen.memory and megabytes * 2**20 > seen.memory - _FOR_MACOS:
+        text = f"iogpu.wired_limit_mb is {megabytes}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
+        yield Finding(
+            "memory", Outcome.WARNING, text, f"sudo sysctl iogpu.wired_limit_mb={good_wired_limit(seen.memory)}"
+        )
+
+
+def good_wired_limit(memory: int) -> int:
+    """Megabytes that the GPU of a Mac may wire where nothing else is to run: 85 % of its memory, in bytes."""
+    return memory * 85 // 100 // 2**20
+
+
+def _use(seen: Seen, pages: MemoryPages) -> Iterator[Finding]:
+    kinds = pages.by_category()
+    if seen.memory and pages.available_bytes < _LITTLE * seen.memory:
+        used = ", ".join(f"{name} {size(kinds[name])}" for name in ("app memory", "wired", "compressed"))
+        text = f"only {size(pages.available_bytes)} of {size(seen.memory)} are available ({used})"
+        yield Finding("memory", Outcome.WARNING, text, _QUIT)
+    if seen.memory and kinds["wired"] > _MUCH_WIRED * seen.memory and not seen.processes:
+        text = (
+            f"{size(kinds['wired'])} are wired, and no splitinfer runs: another program computes on the GPU, or an "
+            "RDMA process was killed, whose memory comes back with a restart"
+        )
+        yield Finding("memory", Outcome.NOTE, text, "end such programs; if there are none: sudo shutdown -r now")
+
+
+# -- how workers are scheduled, and what else of splitinfer runs -------------------------------------------------------
+#
+# launchd applies resource limits to a job by its ProcessType: none to interactive ones, light ones to standard ones and
+# to those that name none, which throttle processor and disk (launchd.plist(5)). Background ones run on efficiency
+# cores, and their GPU work was seen to be eight times slower (dryvist/nix-ai PR 916); standard ones get priority 20
+# instead of 31 (traycerai/traycer PR 705).
+
+
+def process_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on the service and on other processes."""
+    for name in ("agent", "daemon"):
+        found = seen.read(name, parsing.job)
+        if found is not None:
+            yield from _job(found, is_daemon=name == "daemon")
+    yield from _processes(seen)
+
+
+def _job(found: Job, *, is_daemon: bool) -> Iterator[Finding]:
+    slow = {"background": "in the background: on efficiency cores, and with a GPU several times slower"}
+    lightly = "with light limits on processor and disk"
+    if found.spawn_type and found.spawn_type != "interactive":
+        text = f"launchd runs {found.label} {slow.get(found.spawn_type, lightly)} ({found.spawn_type})"
+        yield Finding("process", Outcome.WARNING, text, _interactive(found, is_daemon=is_daemon))
+    if found.state and found.state != "running" and found.last_exit not in ("", "0"):
+        target = f"system/{found.label}" if is_daemon else f"gui/$(id -u)/{found.label}"
+        text = f"{found.label} does not run; it ended with {found.last_exit} last"
+        yield Finding("process", Outcome.FAILED, text, f"look at its log, then: launchctl kickstart -k {target}")
+
+
+def _interactive(found: Job, *, is_daemon: bool) -> str:
+    if not found.path.startswith("/"):
+        return "let its property list have ProcessType Interactive, and load it again"
+    path, domain, sudo = shlex.quote(found.path), "gui/$(id -u)", ""
+    if is_daemon:
+        domain, sudo = "system", "sudo "
+    return (
+        f"{sudo}plutil -replace ProcessType -string Interactive {path} && "
+        f"{sudo}launchctl bootout {domain}/{found.label} ; {sudo}launchctl bootstrap {domain} {path}"
+    )
+
+
+def _processes(seen: Seen) -> Iterator[Finding]:
+    slowed = [each for each in seen.processes if each.nice > 0]
+    for each in slowed:
+        text = f"splitinfer {each.command} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
+        yield Finding("process", Outcome.WARNING, text, f"sudo renice -n 0 -p {each.pid}")
+    if len(seen.processes) > 1:
+        names = ", ".join(f"{each.command} (pid {each.pid})" for each in seen.processes)
+        text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
+        yield Finding("process", Outcome.NOTE, text, "end those that you do not need: kill PID")
+
+
+_KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
+
+
+# -- sleep, low power mode, battery, heat ------------------------------------------------------------------------------
+#
+# A sleeping Mac answers nobody. splitinfer prevents idle sleep while it has work (``system.keep_awake``); a worker that
+# waits for a coordinator does not. ``pmset`` sets for all power sources with ``-a`` and for mains with ``-c``
+# (pmset(1)).
+
+
+def power_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on a Mac's power; none elsewhere."""
+    settings = seen.read("power", parsing.power_settings)
+    if settings is not None and settings.sleep and not settings.is_sleep_disabled:
+        yield _sleep(seen, settings.sleep)
+    if settings is not None and settings.is_low_power:
+        text = "low power mode is on, which slows the processor and the GPU"
+        yield Finding("power", Outcome.WARNING, text, "sudo pmset -a lowpowermode 0")
+    left = seen.read("battery", parsing.battery_percent)
+    if left is not None:
+        text = f"this Mac runs on its battery ({left} %): it sleeps earlier, and may be slower"
+        yield Finding("power", Outcome.WARNING, text, "plug it in")
+    limit = seen.read("thermal", parsing.speed_limit)
+    if limit is not None and limit < 100:
+        text = f"the processor is limited to {limit} % of its speed by heat"
+        yield Finding("power", Outcome.WARNING, text, "let it cool, and free its vents")
+
+
+def _sleep(seen: Seen, minutes: int) -> Finding:
+    text = f"this Mac sleeps after {minutes} minute{'s' if minutes > 1 else ''} without a person at it"
+    held = seen.read("assertions", parse_assertions) or ()
+    keepers = [each for each in held if each.prevents_idle_sleep and _is_lasting(each)]
+    remedy = "sudo pmset -c sleep 0"
+    if keepers:
+        awake = f"{keepers[0].program} (pid {keepers[0].pid}) keeps it awake now"
+        return Finding("power", Outcome.NOTE, f"{text}; {awake}", f"for good: {remedy}")
+    return Finding("power", Outcome.WARNING, f"{text}, and then no coordinator can reach a worker here", remedy)
+
+
+def _is_lasting(assertion: Assertion) -> bool:
+    """Whether somebody wants the machine awake for long; macOS's own services do for seconds."""
+    return any(name in f"{assertion.program} {assertion.name}".lower() for name in _KEEPERS)
+
+
+_MUCH_TAKEN = 0.5  # of its memory
+
+
+# -- NVIDIA's GPUs on Linux --------------------------------------------------------------------------------------------
+
+
+def nvidia_findings(seen: Seen) -> Iterator[Finding]:
+    """Findings on NVIDIA's GPUs; none where there is no nvidia-smi."""
+    output = seen.outputs.get("nvidia")
+    if output is None or (output.text is None and output.why.startswith("there is no")):
+        return
+    found = parsing.gpus(output.text or "")
+    if not found:
+        why = " ".join((output.text or output.why).split())[:200]
+        text = f"nvidia-smi finds no GPU: {why}"
+        yield Finding("gpu", Outcome.FAILED, text, "install or reload the driver, or start the machine anew")
+        return
+    if not seen.on_gpu:
+        text = f"there is a GPU ({found[0].name}), but this MLX computes on the processor"
+        yield Finding("gpu", Outcome.WARNING, text, "pip install 'mlx[cuda13]'")
+    for number, gpu in enumerate(found):
+        yield from _card(number, gpu)
+
+
+def _card(number: int, gpu: Gpu) -> Iterator[Finding]:
+    if gpu.memory and gpu.used is not None and gpu.used > _MUCH_TAKEN * gpu.memory:
+        text = f"{gpu.used} MiB of GPU {number}'s {gpu.memory} MiB are taken ({gpu.name})"
+        yield Finding("gpu", Outcome.WARNING, text, "nvidia-smi shows by whom; end what you do not need")
+    if gpu.is_throttled:
+        text = f"heat slows GPU {number} ({gpu.name})"
+        yield Finding("gpu", Outcome.WARNING, text, "let it cool, and free its vents")
+
+
+# -- all together ------------------------------------------------------------------------------------------------------
+
+
+def every_finding(seen: Seen) -> list[Finding]:
+    """Every finding, the worst first; those of equal outcome in the order of their areas."""
+    found = [each for area in AREAS for each in area(seen)]
+    return sorted(found, key=lambda each: each.order)
+
+
+AREAS = (
+    firewall_findings, network_findings, memory_findings, process_findings, power_findings, nvidia_findings,
+    rdma_findings,
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""This machine: what it is, what it computes on, and what is free."""
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import psutil
+
+from splitinfer.bench.shared.machine import describe
+from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.kvstore.paths import default_folder
+from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
+from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
+from splitinfer.probes.child import Report
+from splitinfer.probes.finding import Finding, Reason, failed, passed
+
+LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
+DEMO_LAYERS = 12
+_WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row of a batch"
+
+
+def description() -> dict[str, Any]:
+    """This machine, for documents and pages. Memory and disk are in bytes; ``name`` and ``kv_folder`` are private."""
+    described, info, folder, gpu = describe(), mx.device_info(), default_folder(), on_gpu()
+    return {
+        "name": machine_name(),
+        "system": platform.system(),
+        "system_version": platform.mac_ver()[0] or platform.release(),
+        "architecture": platform.machine(),
+        "chip": described["processor"],
+        "processors": os.cpu_count() or 1,
+        "load_average": described["load_average"],
+        "device": described["device"],
+        "device_architecture": info.get("architecture"),
+        "backend": "cpu" if not gpu else "metal" if mx.metal.is_available() else "cuda",
+        "blas": None if gpu else _blas(),
+        "gpu": gpu,
+        "exact": is_batch_invariant(),
+        "openblas": has_openblas(),
+        "computes_at_launch": open_device(0, (0, DEMO_LAYERS)).computes_at_launch,
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "free_bytes": free_bytes(),
+        "swap_used_bytes": psutil.swap_memory().used,
+        "working_set_bytes": info.get("max_recommended_working_set_size"),
+        "buffer_limit": resource_limit(),
+        "python": platform.python_version(),
+        **{f"version_{name}": value for name, value in asdict(own_versions()).items()},
+        "kv_folder": str(folder),
+        "kv_disk_free": _disk_free(folder),
+    }
+
+
+def _blas() -> str | None:
+    """The library that multiplies matrices on Linux's CPUs; ``None`` where the system does not tell."""
+    try:
+        return preloaded_blas(Path("/proc/self/maps").read_text(encoding="utf-8")) or _WHEEL_BLAS
+    except OSError:
+        return None
+
+
+def _disk_free(folder: Path) -> int | None:
+    """Bytes free where KV would be stored; the folder need not exist yet."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return None
+
+
+# -- what computes, and what is free -----------------------------------------------------------------------------------
+
+
+def about(_options: Mapping[str, Any], report: Report) -> None:
+    """Report it, when the device has computed something."""
+    mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+    report(*judge_about(description()))
+
+
+def judge_about(given: Mapping[str, Any]) -> list[Finding]:
+    """What computes here, and what is free."""
+    return [_computes(given), _free(given), _load(given)]
+
+
+def _computes(given: Mapping[str, Any]) -> Finding:
+    if given["system"] == "Darwin" and not given["gpu"]:
+        sentence = "MLX computes on the processor, and not on this Mac's GPU"
+        remedy = "use a native Python for Apple silicon (not under Rosetta), and install mlx again"
+        return failed("device", Reason.NO_GPU, sentence, remedy, given)
+    exact = "bit for bit whatever rows come together" if given["exact"] else "up to rounding"
+    return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
+
+
+def _free(given: Mapping[str, Any]) -> Finding:
+    free, total = given["free_bytes"], given["memory_bytes"]
+    said = f"{free / 1e9:,.3g} GB of {total / 1e9:,.3g} GB are free for a stage"
+    if free < LEAST_FREE:
+        remedy = "close other programs, or give this machine fewer layers"
+        return failed("free memory", Reason.LOW_MEMORY, f"only {said}", remedy)
+    return passed("free memory", said)
+
+
+def _load(given: Mapping[str, Any]) -> Finding:
+    load, processors = given["load_average"], given["processors"]
+    said = f"a load of {load:.3g} on {processors} processors"
+    if load > processors:
+        return passed("load", f"{said}: other programs compute, so times say little, and may not suffice")
+    return passed("load", said)

@@ -1,0 +1,261 @@
+"""Reads what the system's commands print: sw_vers, sysctl, pmset, socketfilterfw, launchctl, system_profiler,
+nvidia-smi.
+
+Nothing here raises: what cannot be read is ``None``, or is left out. launchctl(1) says that its output is for people
+and not an interface; Apple's own chips record no heat in ``pmset -g therm``, even when they are throttled (macmade/Hot
+PR 80, exelban/stats #749).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def version(text: str) -> tuple[int, ...] | None:
+    """The first version number in the output of ``sw_vers``.
+
+    >>> version("26.2.1"), version("ProductVersion:  15.7"), version("none")
+    ((26, 2, 1), (15, 7), None)
+    """
+    found = re.search(r"\b\d{1,4}(?:\.\d{1,4}){1,3}\b", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
+
+
+def wired_limit(text: str) -> int | None:
+    """Megabytes that the GPU may wire, from ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
+    found = re.search(r"\b(\d{1,12})\s*$", text.strip())
+    return int(found[1]) if found else None
+
+
+def swap_used(text: str) -> int | None:
+    """Bytes of swap files in use, from ``sysctl vm.swapusage``; some locales print a decimal comma.
+
+    >>> swap_used("vm.swapusage: total = 2048.00M  used = 512,50M  free = 1535.50M  (encrypted)")
+    537395200
+    """
+    found = re.search(r"\bused = (\d{1,9}(?:[.,]\d{1,4})?)([KMGT])", text)
+    return int(float(found[1].replace(",", ".")) * _UNITS[found[2]]) if found else None
+
+
+_DEPTH = 20  # devices behind devices, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A Thunderbolt port. ``gigabits``: of the link in a second, or the most possible with nothing connected; ``mac``:
+    the name of the Mac at the other end of its cable."""
+
+    receptacle: str
+    gigabits: float | None
+    is_connected: bool
+    mac: str | None
+
+
+def rdma_is_enabled(text: str) -> bool | None:
+    """Whether ``rdma_ctl status`` reports RDMA as enabled."""
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    if {"enabled", "disabled"} <= words or "not" in words:
+        return None
+    return True if "enabled" in words else False if "disabled" in words else None
+
+
+def thunderbolt_ports(text: str) -> tuple[Port, ...] | None:
+    """This machine's ports, from ``system_profiler SPThunderboltDataType -json``; ``None``: it is some other text."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    buses = whole.get("SPThunderboltDataType") if isinstance(whole, dict) else None
+    if not isinstance(buses, list):
+        return None
+    ports = [port for bus in buses if isinstance(bus, dict) for port in _ports_of(bus)]
+    return tuple(sorted(ports, key=lambda port: port.receptacle))
+
+
+def _ports_of(bus: Mapping[str, Any]) -> Iterator[Port]:
+    for name, tag in bus.items():
+        if re.fullmatch(r"receptacle_\d+_tag", str(name)) and isinstance(tag, dict):
+            is_connected = _text(tag, "receptacle_status_key") == "receptacle_connected"
+            receptacle = _text(tag, "receptacle_id_key") or "?"
+            mac = next(_macs_of(bus, _DEPTH), None) if is_connected else None
+            yield Port(receptacle, _gigabits(_text(tag, "current_speed_key")), is_connected, mac)
+
+
+def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """The names of connected hosts: unlike devices, they have a domain of their own."""
+    items = node.get("_items")
+    for item in items if isinstance(items, list) and depth else []:
+        if isinstance(item, dict):
+            if _text(item, "domain_uuid_key"):
+                yield _text(item, "_name") or "another host"
+            yield from _macs_of(item, depth - 1)
+
+
+def _gigabits(text: str) -> float | None:
+    """
+    >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("")
+    (120.0, 40.0, None)
+    """
+    found = re.search(r"(\d{1,5}(?:\.\d{1,3})?) Gb/s", text)
+    return float(found[1]) if found else None
+
+
+def _text(mapping: Mapping[str, Any], key: str) -> str:
+    value = mapping.get(key)
+    return value if isinstance(value, str) else ""
+
+
+LOW_POWER = 1  # of powermode; 0 is automatic, 2 high power
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSettings:
+    """The settings in use.
+
+    sleep: minutes of idleness until the system sleeps; 0: never; ``None``: not printed.
+    is_low_power: whether low power mode is on: ``lowpowermode`` or, on later Macs, ``powermode`` (alfredapp/
+        low-power-mode-workflow #4, jacklandrin/OnlySwitch #168).
+    is_sleep_disabled: whether sleep is turned off altogether (``pmset -a disablesleep 1``).
+    """
+
+    sleep: int | None
+    is_low_power: bool | None
+    is_sleep_disabled: bool
+
+
+def power_settings(text: str) -> PowerSettings | None:
+    """The settings in use, from ``pmset -g``; ``None``: it is some other text."""
+    values = dict(re.findall(r"^ ?(\w+)[ \t]+(\d{1,9})\b", text, re.MULTILINE))
+    if not {"sleep", "lowpowermode", "powermode", "SleepDisabled"} & set(values):
+        return None
+    mode = values.get("powermode", values.get("lowpowermode"))
+    sleep = values.get("sleep")
+    return PowerSettings(
+        None if sleep is None else int(sleep),
+        None if mode is None else int(mode) == LOW_POWER,
+        values.get("SleepDisabled", "0") != "0",
+    )
+
+
+def battery_percent(text: str) -> int | None:
+    """What is left of the battery that the machine runs on, from ``pmset -g batt``; ``None``: it has other power.
+
+    >>> battery_percent("Now drawing from 'Battery Power'\\n -InternalBattery-0 (id=1)\\t80%; discharging; 3:10")
+    80
+    """
+    if "'Battery Power'" not in text:
+        return None
+    found = re.search(r"\b(\d{1,3})%", text)
+    return int(found[1]) if found else None
+
+
+def speed_limit(text: str) -> int | None:
+    """The percentage to which heat limits the processor, from ``pmset -g therm``; ``None``: nothing was recorded."""
+    found = re.search(r"CPU_Speed_Limit\s*=\s*(\d{1,3})\b", text)
+    return int(found[1]) if found else None
+
+
+def firewall_state(text: str) -> int | None:
+    """0: off, 1: on, 2: on, and all incoming connections are blocked; from ``--getglobalstate``.
+
+    >>> firewall_state("Firewall is blocking all non-essential incoming connections. (State = 2)")
+    2
+    """
+    found = re.search(r"\(State = (\d)\)", text)
+    return int(found[1]) if found else None
+
+
+def is_on(text: str) -> bool | None:
+    """Whether a setting is on, from ``--getblockall`` and ``--getstealthmode``, whose words have changed.
+
+    >>> is_on("Firewall has block all state set to disabled."), is_on("Stealth mode enabled"), is_on("")
+    (False, True, None)
+    """
+    words = re.findall(r"[a-z]+", text.lower())
+    on, off = {"on", "enabled"} & set(words), {"off", "disabled"} & set(words)
+    return None if bool(on) is bool(off) else bool(on)
+
+
+def listed_apps(text: str) -> dict[str, bool] | None:
+    """Whether each program that the firewall knows may receive connections, by its path; from ``--listapps``.
+
+    ``None``: there is no list, as where only an administrator may see it.
+    """
+    if "number of apps" not in text.lower():
+        return None
+    form = r"^\s*\d{1,6}\s*:\s*(/[^\n]*?)\s*\n\s*\((Allow|Block) incoming connections\)"
+    return {path: word == "Allow" for path, word in re.findall(form, text, re.MULTILINE | re.IGNORECASE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that launchd knows.
+
+    path: of its property list. state: "running", "not running", "spawn scheduled" ...
+    spawn_type: "interactive", "daemon" (its ProcessType is standard, or not given), "adaptive" or "background".
+    last_exit: its exit code, or the signal, the last time it ended; "" if it never did.
+    """
+
+    label: str
+    path: str
+    state: str
+    spawn_type: str
+    pid: int | None
+    last_exit: str
+
+
+def job(text: str) -> Job | None:
+    """The job that ``launchctl print`` describes; ``None``: there is none."""
+    head = re.match(r"\s*(?:gui|user|system|login)(?:/\d+)?/([\w.-]+) = \{", text)
+    if head is None:
+        return None
+    found = dict(re.findall(r"^\t(\w[\w ]*) = ([^\n{]+?)[ \t]*$", text, re.MULTILINE))
+    pid = found.get("pid", "")
+    spawn_type = re.match(r"[a-z]+", found.get("spawn type", ""))
+    last_exit = found.get("last exit code", "")
+    return Job(
+        label=head[1],
+        path=found.get("path", ""),
+        state=found.get("state", ""),
+        spawn_type=spawn_type[0] if spawn_type else "",
+        pid=int(pid) if re.fullmatch(r"[0-9]{1,9}", pid) else None,
+        last_exit="" if last_exit.startswith("(") else last_exit,
+    )
+
+
+NVIDIA_FIELDS = (
+    "name", "driver_version", "memory.total", "memory.used",
+    "clocks_throttle_reasons.hw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU; memory in MiB. ``is_throttled``: whether heat slows it now."""
+
+    name: str
+    driver: str
+    memory: int | None
+    used: int | None
+    is_throttled: bool
+
+
+def gpus(text: str) -> list[Gpu]:
+    """The GPUs, from a query of ``NVIDIA_FIELDS``; a value that nvidia-smi does not know is "[N/A]".
+
+    >>> gpus("NVIDIA H200, 580.95.05, 143771, 512, Not Active, Not Active")
+    [Gpu(name='NVIDIA H200', driver='580.95.05', memory=143771, used=512, is_throttled=False)]
+    """
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [
+        Gpu(name, driver, _number(memory), _number(used), "Active" in reasons)
+        for name, driver, memory, used, *reasons in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
+    ]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None

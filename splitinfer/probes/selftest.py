@@ -1,0 +1,77 @@
+"""``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Three minutes at most."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from splitinfer import cleanup
+from splitinfer.core.json_text import dumps
+from splitinfer.errors import ConfigError
+from splitinfer.probes.address import WorkerAddress
+from splitinfer.probes.child import Result, run_probe, run_probes
+from splitinfer.probes.finding import exit_code
+from splitinfer.probes.page import print_page, selftest_page
+from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
+from splitinfer.probes.sharing import document
+
+_OWN_SECONDS = 2.0  # for the page, and for ending processes
+
+
+@dataclass(frozen=True, slots=True)
+class SelftestOptions:
+    """The command line's options. ``seconds``: for everything, at most; ``file``: for the document."""
+
+    worker: WorkerAddress | None = None
+    seconds: float = USUAL_SECONDS
+    quick: bool = False
+    file: Path | None = None
+
+
+def run_selftest(options: SelftestOptions, run: Any = run_probe) -> int:
+    """Run everything; the exit code. ``run``: runs one probe.
+
+    Raises:
+        ConfigError: the document could not be written.
+    """
+    began, errors = time.monotonic(), Console(stderr=True, highlight=False)
+    write_json(options.file, {})
+    probes = selftest_probes(options.worker, quick=options.quick)
+    with cleanup.temporary_folder("splitinfer-selftest-") as folder:
+        left = options.seconds - _OWN_SECONDS - (time.monotonic() - began)
+        results = run_probes(probes, left, folder, partial(_run_shown, run, errors))
+    seconds = time.monotonic() - began
+    made = document(probes, results, seconds=seconds, limit_s=options.seconds, quick=options.quick)
+    write_json(options.file, made)
+    findings = [each for probe in probes for each in results[probe.name].findings]
+    print_page(selftest_page(findings, seconds=seconds, file=None if options.file is None else str(options.file)))
+    return exit_code(findings)
+
+
+def _run_shown(run: Any, errors: Console, probe: Probe, limit: float, folder: str, **more: Any) -> Result:
+    """Run a probe, and say so on standard error."""
+    with errors.status(f"{probe.name}, at most {limit:.0f} s"):
+        result: Result = run(probe, limit, folder, **more)
+    if not errors.is_terminal:
+        errors.print(f"{probe.name}: {result.seconds:.1f} s", soft_wrap=True)
+    return result
+
+
+def write_json(path: Path | None, found: Mapping[str, Any]) -> None:
+    """Write a document, whole or not at all; nothing without a path.
+
+    Raises:
+        ConfigError: it could not be written.
+    """
+    if path is None:
+        return
+    try:
+        partial_path = path.with_name(f".{path.name}.partial")
+        partial_path.write_text(dumps(found, indent=1) + "\n", encoding="utf-8")
+        partial_path.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

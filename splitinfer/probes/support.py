@@ -1,0 +1,142 @@
+"""Which architectures of mlx-lm run through cut stages on this device: whole against split.
+
+Every architecture is built tiny, as in tests/matrix, cut in the middle, and run in chunks and row by row on the same
+made-up tokens. Errors are relative to a row's norm: of the two stages against our whole model, and of our whole model
+against plain mlx-lm; also without a cache, because mlx-lm's own may be shorter than the window of its mask.
+
+The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.fast`` has nodes of its own.
+``scripts/matrix`` compares all cuts to the last bit, on the CPU backend.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+from splitinfer.errors import CannotCut, ConfigError
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.step import StepModel
+from splitinfer.models.structure import ModelStructure
+from splitinfer.probes.child import Report
+from splitinfer.probes.finding import passed
+from splitinfer.probes.steps import row_errors
+
+_MATRIX = Path(__file__).parents[2] / "tests" / "matrix"
+_CHUNKS = (16, 13, 1, 1, 1)  # rows of each step: longer in all than the windows of the configurations
+_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
+
+
+def measure(options: Mapping[str, Any], report: Report) -> None:
+    """Report each architecture whose place is ``number``, counted modulo ``of``, or those in ``names``.
+
+    Raises:
+        ConfigError: this is no clone of the repository, whose tests describe the architectures.
+    """
+    if not _MATRIX.is_dir():
+        raise ConfigError("the architectures are described in a clone of the repository only (tests/matrix)")
+    sys.path.insert(0, str(_MATRIX))
+    configs = importlib.import_module("configs").configurations()
+    build = importlib.import_module("compare").build
+    names: Sequence[str] = options["names"] or sorted(configs)
+    for dtype in options["dtypes"]:
+        found = []
+        for name in names[options["number"] :: options["of"]]:
+            find = partial(_compare, partial(build, configs[name]), _DTYPES[dtype])
+            found.append(report.guarded(f"{name}, {dtype}", find))
+        report(passed(f"summary, {dtype}", "", summary([one.numbers for one in found if one is not None])))
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many of some findings there are of each kind, and the largest errors. Those of an earlier process of the same
+    job are not among them.
+
+    >>> right = {"to_mlx_lm": 0.3, "to_mlx_lm_without_cache": 0.0, "split_to_whole": 0.0, "equal": True}
+    >>> found = summary([{}, right])
+    >>> found["equal"], found["failed"], found["largest_to_mlx_lm"]
+    (1, 1, 0.0)
+    """
+    split = [one for one in found if "split_to_whole" in one]
+    to_mlx_lm = [min(one["to_mlx_lm"], one["to_mlx_lm_without_cache"]) for one in found if "to_mlx_lm" in one]
+    return {
+        "configurations": len(found),
+        "equal": sum(one["equal"] for one in split),
+        "other": sum(not one["equal"] for one in split),
+        "refused": sum("refused" in one for one in found),
+        "failed": sum(not one for one in found),
+        "largest_split_to_whole": max((one["split_to_whole"] for one in split), default=None),
+        "largest_to_mlx_lm": max(to_mlx_lm, default=None),
+    }
+
+
+def _compare(build: partial[nn.Module], dtype: mx.Dtype) -> dict[str, Any]:
+    model = build()
+    model.update(tree_map(partial(_cast, dtype), model.parameters()))
+    tokens = (mx.arange(sum(_CHUNKS)) * 37 + 11)[None] % 128
+    plain, whole = _plain(model, tokens), [StageModel(model, 0, len(model.layers))]
+    ours = _run(whole, tokens)
+    found: dict[str, Any] = {
+        "is_number": not mx.isnan(ours).any().item(),
+        "to_mlx_lm": max(row_errors(ours, plain)),
+        "to_mlx_lm_without_cache": max(row_errors(ours, model(tokens)[0])),
+        "way": StepModel(whole[0]).way.value,
+        "kept_kv": try_blocks(whole[0]).why_not is None,
+    }
+    try:
+        stages = _cut(model)
+    except CannotCut as error:
+        return {**found, "refused": str(error)}
+    split = _run(stages, tokens)
+    return {**found, "split_to_whole": max(row_errors(split, ours)), "equal": bool(mx.array_equal(split, ours).item())}
+
+
+def _cast(dtype: mx.Dtype, array: mx.array) -> mx.array:
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+
+
+def _cut(model: nn.Module) -> list[StageModel]:
+    """Two stages, cut as near to the middle as there is a cut.
+
+    Raises:
+        CannotCut: there is none.
+    """
+    structure, layers = ModelStructure(model), len(model.layers)
+    for k in sorted(range(1, layers), key=lambda k: abs(2 * k - layers)):
+        try:
+            return [StageModel(model, 0, k, structure), StageModel(model, k, layers, structure)]
+        except CannotCut as error:
+            refused = error
+    raise refused
+
+
+def _chunks(tokens: mx.array) -> Iterator[mx.array]:
+    at = 0
+    for rows in _CHUNKS:
+        yield tokens[:, at : (at := at + rows)]
+
+
+def _plain(model: nn.Module, tokens: mx.array) -> mx.array:
+    cache, found = make_prompt_cache(model), []
+    for part in _chunks(tokens):
+        found.append(model(part, cache=cache)[0])
+        mx.eval(found[-1])
+    return mx.concatenate(found)
+
+
+def _run(stages: Sequence[StageModel], tokens: mx.array) -> mx.array:
+    caches, found = [stage.make_caches() for stage in stages], []
+    for part in _chunks(tokens):
+        y: mx.array | None = None
+        for stage, held in zip(stages, caches, strict=True):
+            y = stage(part, held, y, part.shape[1])
+        assert y is not None
+        found.append(y[0])
+        mx.eval(found[-1])
+    return mx.concatenate(found)

@@ -1,0 +1,316 @@
+"""Tokens by one way through a pipeline: greedy and sampled, without drafts and with them, and from KV kept across a
+restart. Plain mlx-lm computes the same tokens in the same process (``reference``).
+
+Where a pipeline chooses another token than the reference, the request is made again with the reference's tokens up to
+and including that one. So every position is compared, whatever came before it.
+
+Where arithmetic is batch invariant, tokens must be equal. Elsewhere a token may be another one where the reference's
+own margin was no larger than what rounding moves: as much as mlx-lm's own logits move when it computes the same rows in
+other numbers, or a few units in the last place of the largest logit, whichever is more. Any other token is wrong.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from splitinfer.core.kv.budget import BLOCK
+from splitinfer.core.layout import LOCAL
+from splitinfer.core.link_transport import JACCL, RDMA, RING
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import OFF, Flight
+from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.worker import Worker
+from splitinfer.keyring import Keyring
+from splitinfer.llm import LLM, Settings
+from splitinfer.probes.address import WorkerAddress
+from splitinfer.probes.child import Report
+from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
+from splitinfer.probes.machine import DEMO_LAYERS
+from splitinfer.probes.reference import Expected, PlainModel, Sampling
+from transports import LinkOptions, listen
+from transports.emulated.process_wide import installed
+from transports.rdma.probe import usable
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=7)
+CASES = {"greedy": GREEDY, "sampled": SAMPLED}
+_LAYERS = (5, 7)  # here, and on the worker
+_DRAFTS = Flight(first=3, further=2, in_flight=2)
+_KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
+_MOST_PARTINGS = 4  # of one answer; with more than that something is wrong, whatever the margins
+_TIMES_MOVED, _UNITS = 4.0, 8.0  # of a margin: both logits move, and other kernels move them otherwise
+_STOP_SECONDS = 2.0
+
+
+def measure(options: Mapping[str, Any], report: Report) -> None:
+    """Report each kind of answer.
+
+    ``options``: ``way``, a name in ``registry``; ``tokens`` of an answer; ``restarts``, whether KV is kept across a
+    restart, too; ``worker``, where one is that runs elsewhere.
+    """
+    if options["way"] == "worker, rdma" and (why_not := usable("jaccl")) is not None:
+        report(Finding("", Outcome.NOT_AVAILABLE, why_not))
+        return
+    plain, others = PlainModel(), _waiters()
+    cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in CASES.items()}
+    rounding = plain.rounding(cases["greedy"])
+    report(passed("rounding", rounding_in_words(rounding), rounding))
+
+    def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
+        report.guarded(name, lambda: judge_answer(name, find(), rounding))
+
+    with _second_stage(options) as second:
+        with pipeline(second, draft="demo-draft") as llm:
+            report.is_alive()
+            for name, expected in cases.items():
+                look(name, partial(_answered, llm, expected, CASES[name], OFF))
+            for name, expected in cases.items():
+                look(f"{name}, drafts", partial(_with_drafts, llm, expected, CASES[name]))
+            report.guarded("loops", lambda: judge_loops(_loops(llm, others), _computes_at_launch()))
+        if options.get("restarts"):
+            long = plain.answer(made_up_prompt(_KEPT_PROMPT, plain.vocab_size), _KEPT_TOKENS, GREEDY)
+            kept = Path(options["folder"]) / f"kv of {options['way']}"
+            look("kept KV", partial(_across_a_restart, lambda: pipeline(second, kv_dir=kept), long, report.is_alive))
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pipeline(second: Mapping[str, Any] | None, **settings: Any) -> Iterator[LLM]:
+    """The demo model over one stage or two. ``second``: of a layout."""
+    stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
+    if second is not None:
+        stages = [{"name": "first", "layers": _LAYERS[0]}, {"name": "second", "layers": _LAYERS[1], **second}]
+    limits = Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
+    with LLM({"model": "demo", "stages": stages}, settings=limits) as llm:
+        yield llm
+
+
+@contextmanager
+def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """The second stage of a layout, its worker running; ``None`` if there is one stage only."""
+    way = options["way"]
+    here = {
+        "one process": None,
+        "tcp": {"address": LOCAL},
+        "ring": {"address": LOCAL, "transport": RDMA, "backend": RING},
+    }
+    with ExitStack() as stack:
+        if way in here:
+            yield here[way]
+        elif way == "inproc":
+            yield {"address": stack.enter_context(_worker_here("inproc://selftest"))}
+        elif way == "curve":
+            yield stack.enter_context(_keyed_worker(Path(options["folder"])))
+        else:
+            worker = WorkerAddress(**options["worker"])
+            if worker.link is not None:
+                stack.enter_context(installed(worker.link))
+            rdma = {"transport": RDMA, "backend": JACCL} if way == "worker, rdma" else {}
+            yield {**worker.stage, **rdma}
+
+
+@contextmanager
+def _worker_here(address: str, options: LinkOptions | None = None, **more: Any) -> Iterator[str]:
+    """A worker on threads of this process; where it listens."""
+    listener = listen(address, options=options or LinkOptions())
+    worker = Worker(listener, **more)
+    try:
+        yield listener.address
+    finally:
+        worker.stop(timeout=_STOP_SECONDS)
+
+
+@contextmanager
+def _keyed_worker(folder: Path) -> Iterator[dict[str, Any]]:
+    """A worker on loopback with keys of its own, which admits this process's."""
+    keys = Keyring(folder / "worker")
+    keys.admit(Keyring().own().public, "selftest")
+    access = AccessControl(keys)
+    with _worker_here("tcp://127.0.0.1:0", access.options, keys=keys, access=access) as address:
+        yield {"address": address, "key": keys.own().public}
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def made_up_prompt(length: int, vocab_size: int) -> list[int]:
+    """Token ids that do not repeat soon."""
+    return [(i * 37 + 11 + i * i) % vocab_size for i in range(length)]
+
+
+def _answered(llm: LLM, expected: Expected, sampling: Sampling, flight: Flight) -> dict[str, Any]:
+    """What the pipeline answers, compared at every position; figures of the first request."""
+    given, partings, first = 0, list[dict[str, Any]](), None
+    while given < len(expected.tokens) and len(partings) < _MOST_PARTINGS:
+        params = SamplingParams(
+            max_tokens=len(expected.tokens) - given, temperature=sampling.temperature, seed=sampling.seed,
+            ignore_eos=True,
+        )  # fmt: skip
+        output = llm.submit([*expected.prompt, *expected.tokens[:given]], params, flight=flight).result()
+        first = first or output
+        at = parting(expected.tokens[given:], output.token_ids)
+        if at is None:
+            break
+        given += at
+        token = output.token_ids[at] if at < len(output.token_ids) else None
+        margin = expected.margins[given] if token is not None else None
+        partings.append({"at": given, "token": token, "wanted": expected.tokens[given], "margin": margin})
+        given += 1
+    assert first is not None
+    times = first.token_times
+    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
+    return {
+        "tokens": len(expected.tokens),
+        "compared": len(expected.tokens) if len(partings) < _MOST_PARTINGS else given,
+        "partings": partings,
+        "ttft_seconds": times[0] if times else None,
+        "tokens_per_second": rate,
+        "cached_tokens": first.num_cached_tokens,
+    }
+
+
+def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
+    """The first place at which two answers differ; ``None`` if they are the same.
+
+    >>> parting([5, 6, 7], [5, 8, 7]), parting([5, 6], [5]), parting([5, 6], [5, 6])
+    (1, 1, None)
+    """
+    if list(wanted) == list(given):
+        return None
+    pairs = zip(wanted, given, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(wanted), len(given)))
+
+
+def _with_drafts(llm: LLM, expected: Expected, sampling: Sampling) -> dict[str, Any]:
+    before = _speculation(llm)
+    found = _answered(llm, expected, sampling, _DRAFTS)
+    after = _speculation(llm)
+    return {**found, **{f"drafts_{name}": after[name] - before[name] for name in before}}
+
+
+def _speculation(llm: LLM) -> dict[str, int]:
+    said = llm.stats()["speculation"] or {}
+    return {name: int(said.get(name, 0)) for name in ("sent", "accepted")}
+
+
+def _across_a_restart(
+    open_pipeline: Callable[[], Any], expected: Expected, is_alive: Callable[[], None]
+) -> dict[str, Any]:
+    """A prompt longer than a block, answered, and answered again by pipelines that start anew."""
+    with open_pipeline() as llm:
+        is_alive()
+        before = _answered(llm, expected, GREEDY, OFF)
+    is_alive()
+    with open_pipeline() as llm:
+        is_alive()
+        after = _answered(llm, expected, GREEDY, OFF)
+    return {**after, "partings": [*before["partings"], *after["partings"]], "kept_before": before["cached_tokens"]}
+
+
+def _waiters() -> set[threading.Thread]:
+    """The threads of this process that wait for a device."""
+    return {thread for thread in threading.enumerate() if thread.name == "waiter"}
+
+
+def _loops(llm: LLM, others: set[threading.Thread]) -> dict[str, Any]:
+    """What the loops of this process did, as far as it can be seen from outside. ``others``: waiters of before."""
+    stats = llm.stats()
+    return {
+        "waiter": not _waiters() <= others,
+        "token_budget": stats["token_budget"],
+        "stages": [stage["device"] for stage in stats["stages"]],
+        "busy_seconds": [stage["busy_seconds"] for stage in stats["stages"]],
+        "steps": [stage["steps"] for stage in stats["stages"]],
+    }
+
+
+def _computes_at_launch() -> bool:
+    return open_device(0, (0, DEMO_LAYERS)).computes_at_launch
+
+
+# -- what is right -----------------------------------------------------------------------------------------------------
+
+
+def tolerance(rounding: Mapping[str, Any]) -> float:
+    """The margin, in logits, up to which another token is rounding.
+
+    >>> tolerance({"exact": True, "logits_move": 0.0})
+    0.0
+    >>> tolerance({"exact": False, "logits_move": 0.0625, "epsilon": 2**-10, "largest_logit": 16.0})
+    0.25
+    """
+    if rounding["exact"]:
+        return 0.0
+    units: float = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
+    return max(_TIMES_MOVED * float(rounding["logits_move"]), units)
+
+
+def rounding_in_words(rounding: Mapping[str, Any]) -> str:
+    """What rounding may change, in a sentence."""
+    if rounding["exact"]:
+        return "rows do not depend on each other, so every token must be plain mlx-lm's"
+    return f"mlx-lm's own logits move by {rounding['logits_move']:.2g}; up to {tolerance(rounding):.2g} is rounding"
+
+
+def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any]) -> Finding:
+    """Whether an answer has the reference's tokens, and what it was to show besides."""
+    partings: Sequence[Mapping[str, Any]] = given["partings"]
+    allowed = tolerance(rounding)
+    wrong = [one for one in partings if one["margin"] is None or one["margin"] > allowed]
+    if wrong:
+        return _wrong(name, given, wrong[0], rounding)
+    if given["compared"] < given["tokens"]:
+        sentence = f"{len(partings)} of the first {given['compared']} tokens are not plain mlx-lm's"
+        return failed(name, Reason.WRONG_TOKEN, sentence, STOP, given)
+    if given.get("drafts_sent") == 0:
+        return failed(name, Reason.NO_DRAFTS, "the tokens are plain mlx-lm's, but no draft was sent", SEND, given)
+    if "kept_before" in given and not given["cached_tokens"]:
+        sentence = "the tokens are plain mlx-lm's, but KV kept on disk was not found after a restart"
+        return failed(name, Reason.KV_NOT_FOUND, sentence, f"look at the free disk space; {SEND}", given)
+    if partings:
+        near = max(one["margin"] for one in partings)
+        sentence = (
+            f"{given['tokens']} tokens are plain mlx-lm's but for {len(partings)} that were within {near:.2g} logits "
+            f"of the one chosen, which is rounding here (up to {allowed:.2g})"
+        )
+        return passed(name, sentence, given, Reason.ROUNDING)
+    return passed(name, f"{given['tokens']} tokens are plain mlx-lm's{_more(given)}", given)
+
+
+def _more(given: Mapping[str, Any]) -> str:
+    if "drafts_sent" in given:
+        return f"; {given['drafts_accepted']} of {given['drafts_sent']} drafts were right"
+    if "kept_before" in given:
+        return f"; {given['cached_tokens']} tokens of KV came back from disk"
+    return "" if not given.get("tokens_per_second") else f", {given['tokens_per_second']:.3g} a second"
+
+
+def _wrong(name: str, given: Mapping[str, Any], one: Mapping[str, Any], rounding: Mapping[str, Any]) -> Finding:
+    place = f"token {one['at'] + 1} of {given['tokens']}"
+    if one["token"] is None:
+        return failed(name, Reason.TOO_FEW_TOKENS, f"{place} never came", STOP, given)
+    sentence = (
+        f"{place} is {one['token']}, and plain mlx-lm's is {one['wanted']} by {one['margin']:.3g} logits; "
+        f"mlx-lm's own rounding moves them by {rounding['logits_move']:.2g}"
+    )
+    return failed(name, Reason.WRONG_TOKEN, sentence, STOP, given)
+
+
+def judge_loops(seen: Mapping[str, Any], computes_at_launch: bool) -> Finding:
+    """Whether results are sent by a thread that waits for the device, exactly where the device computes by itself; and
+    whether steps are as large as the devices allow."""
+    name = "loops"
+    if seen["waiter"] is computes_at_launch:
+        words = "a thread waits for a device that needs none" if seen["waiter"] else "no thread waits for the device"
+        return failed(name, Reason.NOT_TAKEN, words, SEND, seen)
+    wanted = 128 if all(device == "cpu" for device in seen["stages"]) else 512
+    if seen["token_budget"] != wanted:
+        sentence = f"steps have up to {seen['token_budget']} tokens, and should have {wanted} on this device"
+        return failed(name, Reason.NOT_TAKEN, sentence, SEND, seen)
+    who = "a thread that waits for the device sends results" if seen["waiter"] else "the loop itself sends results"
+    return passed(name, f"{who}; steps of up to {seen['token_budget']} tokens", seen)

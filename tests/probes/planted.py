@@ -1,0 +1,75 @@
+"""What a sound machine measures, to plant faults in: a GPU whose arithmetic rounds, and a processor's that does not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitinfer.probes.branches import Here
+
+MAC: Mapping[str, Any] = {
+    "name": "alices-studio", "kv_folder": "/Users/alice/kv", "system": "Darwin", "system_version": "26.2",
+    "architecture": "arm64", "chip": "Apple M4 Max", "device": "Apple M4 Max", "device_architecture": "applegpu_g16s",
+    "backend": "metal", "gpu": True, "exact": False, "openblas": False, "computes_at_launch": False, "processors": 16,
+    "memory_bytes": 128e9, "free_bytes": 90e9, "swap_used_bytes": 0, "working_set_bytes": 96e9, "buffer_limit": 499000,
+    "python": "3.12.4", "load_average": 1.5, "version_splitinfer": "0.1.0", "version_protocol": 9,
+    "version_mlx": "0.32.4", "version_mlx_lm": "0.32.2",
+}  # fmt: skip
+LINUX: Mapping[str, Any] = {
+    **MAC, "system": "Linux", "system_version": "6.8.0-45-generic", "architecture": "x86_64", "chip": "AMD EPYC",
+    "device": "cpu", "device_architecture": "x86_64", "backend": "cpu", "gpu": False, "exact": True,
+    "computes_at_launch": True, "working_set_bytes": None, "buffer_limit": None,
+}  # fmt: skip
+ON_MAC, ON_LINUX = Here(True, False, False, "Apple M4 Max"), Here(False, True, True, "cpu")
+ROUNDS = {"logits_move": 0.03, "largest_logit": 16.0, "epsilon": 2**-10, "dtype": "float16", "exact": False}
+EXACT = {"logits_move": 0.0, "largest_logit": 16.0, "epsilon": 2**-23, "dtype": "float32", "exact": True}
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    return {
+        "tokens": 32, "compared": 32, "partings": [], "ttft_seconds": 0.02, "tokens_per_second": 90.0,
+        "cached_tokens": 0, **changes,
+    }  # fmt: skip
+
+
+def parting(margin: float | None) -> dict[str, Any]:
+    return {"at": 4, "token": None if margin is None else 417, "wanted": 88, "margin": margin}
+
+
+def loops(*, gpu: bool = True, **changes: Any) -> dict[str, Any]:
+    return {
+        "waiter": gpu, "token_budget": 512 if gpu else 128, "stages": ["Apple M4 Max" if gpu else "cpu"],
+        "busy_seconds": [0.4], "steps": [50], **changes,
+    }  # fmt: skip
+
+
+def branch(*, gpu: bool = True, **changes: Any) -> dict[str, Any]:
+    error = 0.001 if gpu else 0.0
+    return {
+        "taken": gpu, "equal": True, "completed": 6, "launched": 6, "error": error, "own_rounding": 2 * error,
+        "rows": 4,
+        "way": "rows", "calls": 36, "seconds": 0.1, "dtype": "float16", **changes,
+    }  # fmt: skip
+
+
+def memory(**changes: Any) -> dict[str, Any]:
+    at = {"active": 20_000_000, "resident": 300_000_000, "free": int(90e9)}
+    found = {"before": {**at, "active": 8}, "loaded": at, "warm": at, "used": at, "closed": {**at, "active": 8}}
+    wired = {"limit": 96e9, "recommended": 96e9}
+    return {**found, "rounds": 12, "peak": 40_000_000, "wired": wired, **changes}
+
+
+def link(**changes: Any) -> dict[str, Any]:
+    versions = {"protocol": 9, "splitinfer": "0.1.0", "mlx": "0.32.4", "mlx_lm": "0.32.2"}
+    figures = {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": float("inf")}
+    return {
+        "problem": "", "own_versions": versions, "clock": {"offset": 0.01, "uncertainty": 1e-4},
+        "welcome": {"device": "Apple M2", "free_bytes": 10e9, "versions": versions}, "figures": {**figures, **changes},
+    }  # fmt: skip
+
+
+def exact(**changes: Any) -> dict[str, Any]:
+    one = {
+        "road": "2 rows together", "prompts": 1, "parted": 0, "first_token": None, "margin": None,
+        "largest_margin": None, "positions": 8, "positions_that_differ": 0, "largest_logit_difference": 0.01,
+    }  # fmt: skip
+    margins = {"median": 1.5, "smallest": 0.1, "ties": 0.0}
+    return {"batch_invariant": False, "way": "rows", "margins": margins, "roads": [{**one, **changes}]}

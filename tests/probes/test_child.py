@@ -1,0 +1,242 @@
+"""A probe in a process of its own: whatever ends it is a finding, and no probe takes the time of another."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.errors import CannotFit
+from splitinfer.probes import child, gpu
+from splitinfer.probes.child import Report, Result, run_for, run_probe, run_probes, share_of
+from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, as_data, passed
+from splitinfer.probes.registry import Probe
+
+PROBE = Probe(
+    "a probe", "a title", "none:none", Fault.TRANSPORT, 1.0, options={"n": 7}, environment={"OWN": "{folder}"}
+)
+CODE = (
+    "import json, os, signal, subprocess, sys, time\nasked = json.loads(sys.argv[1])\n"
+    f"empty = {json.loads(json.dumps(as_data(passed('', '', {}))))!r}\n"
+    "def tell(**line): print(json.dumps(line), flush=True)\n"
+    "def find(name, **numbers): tell(found={**empty, 'name': name, 'numbers': numbers})\n"
+)
+
+
+def ran(code: str, limit: float = 20.0, **more: Any) -> Result:
+    """The result of a probe whose process runs ``code``."""
+    return run_probe(PROBE, limit, "/run", {"ALL": "ours"}, command=(sys.executable, "-S", "-c", CODE + code), **more)
+
+
+def shown(result: Result) -> list[tuple[str, Outcome, Reason]]:
+    return [(each.name, each.outcome, each.reason) for each in result.findings]
+
+
+def ended(pid: int, within: float = 10.0) -> bool:
+    """Whether a killed process ends: the kernel ends it when it next runs, and nobody may be there to collect it."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.floats(-10, 1000), st.sampled_from([0.0, 0.3, 1.0]))
+def test_probes_never_get_more_than_there_is(weights: list[float], left: float, used: float):
+    total, taken = max(0.0, left), 0.0
+    for at in range(len(weights)):
+        share = share_of(left - taken, weights[at:])
+        assert 0 <= share <= total - taken + 1e-9
+        taken += share * used
+    assert taken == pytest.approx(total) if used == 1 else taken <= total
+
+
+def test_a_probe_knows_its_options_its_limit_and_its_environment():
+    code = (
+        "given = asked['options']\n"
+        "find('seen', n=given['n'], s=given['limit_s'], own=os.environ['OWN'], all=os.environ['ALL'])"
+    )
+    (found,) = ran(code).findings
+    assert found.numbers["s"] <= 20
+    assert {**found.numbers, "s": 0} == {"n": 7, "s": 0, "own": "/run", "all": "ours"}
+    assert found.group == "a title"
+
+
+def test_a_probe_that_fails_says_why_and_keeps_what_it_found():
+    code = "find('first'); tell(found={**empty, 'outcome': 'failed', 'reason': 'failed'}); sys.exit(1)"
+    result = ran(code)
+    assert [each.name for each in result.findings] == ["first", ""]
+    assert (result.findings[1].fault, result.processes) == (Fault.TRANSPORT, 1)
+
+
+@pytest.mark.parametrize(("patience_s", "reason"), [(0.5, Reason.HUNG), (30.0, Reason.NO_TIME)])
+def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, reason: Reason):
+    """It was hanging if it had been silent for long; else it was slow, and has not run."""
+    code = (
+        "started = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])\n"
+        "find('first', pid=started.pid); tell(trying='for ever'); time.sleep(60)"
+    )
+    began = time.monotonic()
+    result = ran(code, limit=1.6, patience_s=patience_s)
+    assert time.monotonic() - began < 10
+    assert result.overran
+    assert shown(result)[1][::2] == ("for ever", reason)
+    assert result.findings[1].fault is (Fault.TIME if reason is Reason.NO_TIME else Fault.TRANSPORT)
+    assert ended(result.findings[0].numbers["pid"])
+
+
+def test_a_silent_probe_does_not_hang():
+    result = run_probe(
+        replace(PROBE, is_silent=True),
+        1.5,
+        patience_s=0.1,
+        command=(sys.executable, "-c", "import time; time.sleep(60)"),
+    )
+    assert shown(result) == [("", Outcome.NOT_RUN, Reason.NO_TIME)]
+
+
+def test_a_probe_goes_on_behind_what_is_known():
+    known = [passed("a", "")]
+    assert [each.name for each in ran("find('b', skip=asked['skip'])", known=known).findings] == ["a", "b"]
+
+
+def test_another_process_goes_on_behind_what_ended_the_first():
+    code = (
+        "for name in ('a', 'b', 'c'):\n"
+        "    if name in asked['skip']: continue\n"
+        "    tell(trying=name)\n"
+        "    if name == 'b': os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "    find(name)"
+    )
+    result = ran(code)
+    assert [each.name for each in result.findings] == ["a", "b", "c"]
+    crashed = result.findings[1]
+    assert (crashed.reason, crashed.signal, crashed.fault) == (Reason.CRASHED, "SIGSEGV", Fault.TRANSPORT)
+    assert (result.ending, result.processes) == (None, 2)
+
+
+def test_a_probe_that_ends_before_it_tries_anything_is_not_tried_again():
+    result = ran("sys.stderr.write('first\\nno such library\\n'); os._exit(9)")
+    assert result.ending is not None
+    assert result.ending.sentence == "its process ended with exit code 9 (no such library)"
+    assert (result.ending.reason, result.processes) == (Reason.CRASHED, 1)
+
+
+def test_no_process_is_started_without_time():
+    result = ran("raise SystemExit", limit=0.5)
+    assert (shown(result), result.processes) == ([("", Outcome.NOT_RUN, Reason.NO_TIME)], 0)
+
+
+# -- several probes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch):
+    """Every probe hangs for all the time that it gets."""
+    now = [100.0]
+    monkeypatch.setattr(child.time, "monotonic", lambda: now[0])
+
+    def run(probe: Probe, limit: float, _folder: str, **_more: Any) -> Result:
+        now[0] += limit
+        return Result((), None, limit, limit, 1, overran=True)
+
+    probes = [replace(PROBE, name=name, most=30.0) for name in "abcdefgh"]
+    assert set(run_probes(probes, 60.0, "", run)) == set("abcdefgh")
+    assert now[0] <= 160.0
+
+
+def test_a_probe_that_overran_gets_what_the_others_left():
+    limits: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    first = passed("first", "")
+
+    def run(probe: Probe, limit: float, _folder: str, **more: Any) -> Result:
+        limits[probe.name].append(limit)
+        again = list(more.get("known", ())) == [first]  # what was found first is not forgotten
+        return Result((first,), None, 0.1, limit, 1, overran=probe.name == "b" and not again)
+
+    probes = [replace(PROBE, name=name, most=50.0 if name == "b" else 1e9) for name in limits]
+    results = run_probes(probes, 180.0, "", run)
+    assert {name: len(each) for name, each in limits.items()} == {"a": 1, "b": 2, "c": 1}
+    assert limits["b"][0] <= 50 < limits["b"][1]
+    assert not results["b"].overran
+    limits = {"a": [], "b": [], "c": []}
+    run_probes(probes, 540.0, "", run)
+    assert limits["b"][0] == pytest.approx(150.0)  # with more time a probe may take more
+
+
+def test_on_a_machine_that_does_much_else_nothing_hangs_so_soon():
+    patience: list[float] = []
+
+    def run(_probe: Probe, limit: float, _folder: str, **more: Any) -> Result:
+        patience.append(more["patience_s"])
+        return Result((), None, 9.0, limit)
+
+    run_probes([replace(PROBE, name="a"), replace(PROBE, name="b")], 180.0, "", run)
+    assert patience == [15.0, 90.0]
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_that_fails_leaves_the_others():
+    lines: list[dict[str, Any]] = []
+    report = Report(lines.append, skip=["known"])
+    report.guarded("known", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    report.guarded("wrong", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    report.guarded("right", lambda: {"ms": 3})
+    found = [line["found"] for line in lines if "found" in line]
+    assert [(one["name"], one["error"], one["sentence"], one["numbers"]) for one in found] == [
+        ("wrong", "ZeroDivisionError", "ZeroDivisionError: division by zero", {}), ("right", "", "", {"ms": 3}),
+    ]  # fmt: skip
+    assert [line["trying"] for line in lines if "trying" in line] == ["wrong", "right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("cudaStreamSynchronize(stream) failed: an illegal memory access was encountered", True),
+        ("[METAL] Command buffer execution failed: Caused GPU Hang Error", True),
+        ("GatherMM has no CUDA implementation.", False),
+        ("[GatherMM::eval] Currently only supports float32.", False),
+    ],
+)
+def test_a_device_that_failed_ends_the_process(text: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch):
+    def look(_options: Mapping[str, Any], report: Report) -> None:
+        def fail() -> Finding:
+            raise RuntimeError(text)
+
+        report.guarded("first", fail)
+        report.guarded("second", lambda: {"ms": 2})
+
+    monkeypatch.setattr(gpu, "rows", look)
+    lines: list[dict[str, Any]] = []
+    code = child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append)
+    found = [line["found"]["name"] for line in lines if "found" in line]
+    assert (code, found) == ((3, ["first"]) if is_lost else (0, ["first", "second"]))
+
+
+def test_an_error_is_a_finding_with_its_place():
+    lines: list[dict[str, Any]] = []
+    assert child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append) == 1
+    assert lines[-1]["found"]["error"] == "KeyError"
+    assert lines[-1]["found"]["at"].startswith("splitinfer.probes.gpu:")
+
+
+def test_a_model_that_does_not_fit_is_a_fault_of_the_memory_and_not_of_what_was_tried():
+    found = child.broken("greedy", CannotFit("0 B free"))
+    assert (found.fault, found.reason, found.error) == (Fault.MEMORY, Reason.LOW_MEMORY, "CannotFit")
+    assert PROBE.own(found).fault is Fault.MEMORY
+
+
+def test_a_command_may_print_much():
+    found = run_for([sys.executable, "-c", "print('x' * 300_000)"], 20)
+    assert (found.code, len(found.out)) == (0, 300_001)

@@ -1,0 +1,319 @@
+"""The command, on this machine: with nothing, with workers of its own, with some that are not there, and with keys."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import stages
+import yaml
+from processes import Running, worker
+from test_keys import address, beyond_loopback, key, keyring
+
+from splitinfer.config import Layout
+from splitinfer.core.json_text import dumps
+from splitinfer.core.metrics.clocks import ClockReading
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.engine.versions import own_versions
+from splitinfer.engine.worker import handshake as acceptor
+from splitinfer.keyring import Keyring
+from splitinfer.probes.advice import Hidden, codecs_of, hidden_of
+from splitinfer.probes.doctor import (
+    LayoutReport,
+    Report,
+    as_document,
+    inspect,
+    machine_of,
+    page,
+    run_doctor,
+    survey_layout,
+)
+from splitinfer.probes.evidence import MACOS, Output, look, other_processes, ways_to
+from splitinfer.probes.finding import Finding, Outcome
+from splitinfer.probes.findings import every_finding
+from splitinfer.probes.links import LinkSeen, SurveyResult, WorkerSeen
+from splitinfer.probes.page import print_page
+from splitinfer.probes.rdma import requirements
+from splitinfer.system.origin import Origin, Start
+from splitinfer.wire.messages import Versions
+from transports.emulated import LinkProfile, installed
+
+
+def write(folder: Path, *addresses: str, **more: Any) -> Path:
+    found: list[dict[str, Any]] = [{"name": "a", "layers": 4}]
+    found += [{"name": f"w{i}", "layers": 4, "address": each} for i, each in enumerate(addresses, 1)]
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"stages": found, **more}))
+    return path
+
+
+def doctor(*args: str) -> tuple[int, Running]:
+    running = Running("doctor", *args)
+    try:
+        return running.wait(60), running
+    finally:
+        running.end()
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    code, running = doctor("--json")
+    assert code == 0, running.err
+    found = json.loads(running.out)
+    assert found["machine"]["version_mlx"] == own_versions().mlx
+    assert found["machine"]["memory_bytes"] > found["machine"]["free_bytes"] > 0
+    assert found["rdma"]["verdict"]["outcome"] in ("passed", "not available", "unknown")
+    assert all(set(each) == {"name", "outcome", "sentence", "remedy"} for each in found["findings"])
+    assert isinstance(found["origin"], str)
+    assert "layout" not in found
+    code, running = doctor()
+    assert code == 0
+    assert "This machine: " in running.out
+    assert f"mlx {own_versions().mlx}" in running.out
+    assert "RDMA over Thunderbolt" in running.out
+
+
+def test_a_mac_on_which_nothing_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("splitinfer.probes.evidence.platform.system", lambda: "Darwin")
+    monkeypatch.setattr("splitinfer.probes.evidence.this_process", lambda: Origin(Start.UNKNOWN))
+    seen = look(None)
+    assert set(seen.outputs) == set(MACOS)
+    assert [each.name for each in every_finding(seen) if each.name != "process"] == []
+    vm_stat = Output((Path(__file__).parent / "recorded" / "vm_stat_roomy.txt").read_text())
+    machine = machine_of(replace(seen, outputs={**seen.outputs, "memory": vm_stat, "macos": Output("26.3")}))
+    print_page(page(Report({**machine, "system": "Darwin", "swap_used_bytes": 537e6}, tuple(requirements(seen)))))
+    out = capsys.readouterr().out
+    assert "macOS 26.3, Python" in out
+    assert "of it            free 37.5 GB, cached files 14.9 GB, app memory" in out
+    assert "swap files 537 MB" in out
+    assert "May work. Could not check" in out or "Not available. Missing" in out
+
+
+def test_other_processes_are_found() -> None:
+    with worker() as there:
+        found = {each.pid: each for each in other_processes()}
+        assert found[there.process.pid].command == "worker"
+    assert there.process.pid not in {each.pid for each in other_processes()}
+
+
+def test_the_way_to_a_worker() -> None:
+    """Nothing is asked about one on this machine, or whose name has no address."""
+    addresses = {
+        "b": "tcp://127.0.0.1:1",
+        "c": "tcp://no-such-machine.invalid:1",
+        "d": "local",
+        "e": "tcp://192.0.2.9:1",
+    }
+    stage_list = [{"name": "a", "layers": 1}] + [
+        {"name": name, "layers": 1, "address": address} for name, address in addresses.items()
+    ]
+    (found,) = ways_to(Layout.from_dict({"stages": stage_list}))
+    assert (found.worker, found.host, found.address) == ("e", "192.0.2.9", "192.0.2.9")
+    assert found.route.text or found.route.why
+    assert ways_to(None) == ()
+
+
+def test_what_is_wrong_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command stays on one line, however long it is."""
+    long = "sudo tool --option " + "x" * 200
+    findings = (Finding("power", Outcome.FAILED, "it is off", long), Finding("gpu", Outcome.NOTE, "it is hot"))
+    report = inspect(None, 1, lambda _: None)
+    print_page(page(replace(report, findings=findings)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["1 failed, 1 note", "✗ power: it is off", f"  → {long}", "· gpu: it is hot"]
+    print_page(page(replace(report, findings=())))
+    assert capsys.readouterr().out.startswith("Nothing was found that keeps stages from running here.")
+
+
+def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
+    code, running = doctor("--layout", str(write(tmp_path, "local", "local", model="demo")), "--json")
+    assert code == 0, running.err
+    assert running.children() == []
+    found = json.loads(running.out)["layout"]
+    assert [worker["problem"] for worker in found["workers"]] == ["", ""]
+    assert all(
+        abs(worker["clock"]["offset"]) <= 0.05 for worker in found["workers"]
+    )  # one clock for all processes here
+    assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
+        ("a", "w1", "hidden states"), ("w1", "w2", "hidden states"), ("w2", "a", "results")
+    ]  # fmt: skip
+    for link in found["links"]:
+        figures = link["figures"]
+        assert 0 < figures["latency_p50"] <= figures["latency_p99"] < 1
+        assert figures["down"] is None or figures["down"] > 1e6
+    assert (found["hidden"]["values"], found["hidden"]["source"]) == (192, "demo")
+    steps = [link["figures"]["latency_p50"] for link in found["links"]]
+    assert found["token_seconds"] >= sum(steps)
+
+
+def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
+    """The rest is measured and printed all the same."""
+    with worker() as there:
+        path = write(tmp_path, there.address, "tcp://127.0.0.1:9")
+        code, running = doctor("--layout", str(path), "--connect-timeout", "0.5")
+        assert code == 1
+        assert "✓ w1" in running.out
+        assert "✗ w2 (tcp://127.0.0.1:9): worker w2 is not at tcp://127.0.0.1:9" in running.out
+        assert "a → w1" in running.out
+        assert "the machine at 127.0.0.1 answers, but nothing listens on that port; start it there" in running.out
+        assert "w1 → w2: not measured: w2 is not reached" in running.out
+        assert "w2 → a: not measured" in running.out
+        assert "to each generated token" not in running.out
+        assert running.err == ""
+        again = doctor("--layout", str(write(tmp_path, there.address)))  # and it is free for the next
+        assert again[0] == 0
+
+
+def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
+    """It is measured by the coordinator, and so is the next; between them there is nothing."""
+    with worker() as first, worker() as second:
+        found = Layout.from_dict({"stages": [
+            {"name": "a", "layers": 1},
+            {"name": "w1", "layers": 1, "address": first.address},
+            {"name": "w2", "layers": 1, "address": second.address},
+        ]})  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
+            )
+            patch.setattr("splitinfer.engine.coordinator.worker_group._REPLY_SECONDS", 30.0)
+            result = survey_layout(found, 5, lambda _: None).result
+    assert [link.figures is not None for link in result.links] == [True, False, True]
+    assert "tcp://127.0.0.1:9" in result.links[1].problem
+    assert "answers, but nothing listens on that port" in result.links[1].problem
+    assert not result.is_whole
+
+
+def test_another_version_is_one_sentence() -> None:
+    older = Versions(own_versions().protocol - 1, "0", "0", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(acceptor, "own_versions", lambda: older)
+        with stages.worker("inproc") as there:
+            layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
+            result = survey_layout(layout, 5, lambda _: None).result
+    (seen,) = result.workers
+    assert "the worker runs another version (protocol" in seen.problem
+    assert result.links[0].problem == seen.problem
+
+
+def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
+    wire = LinkProfile(latency=0.02, bytes_per_second=1e6)
+    with stages.worker("inproc") as first, stages.worker("inproc") as second, installed(wire):
+        layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
+        report = survey_layout(layout, 5, lambda _: None)
+    for link in report.result.links:
+        assert link.figures is not None
+        assert 0.02 <= link.figures.latency_p50 < 0.03
+        assert 0.7e6 < link.figures.down < 1.3e6
+        assert 0.7e6 < link.figures.up < 1.3e6
+    assert report.hidden.source == "assumed"
+    assert report.token_seconds is not None
+    num_bytes = report.hidden.num_bytes  # twice down the wire, and a result back
+    assert 0.06 + 2 * num_bytes / 1.3e6 < report.token_seconds < 0.09 + 2 * num_bytes / 0.7e6
+    assert report.advice[0] is not None
+    assert report.advice[0].codec != "none"  # 1 MB/s is slower than any processor compresses
+
+
+def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
+    """MLX's ring carries the first link; JACCL is not to be had here, so tcp carries the second, and that is said."""
+    with worker() as first, worker() as second:
+        stage_list = [
+            {"name": "a", "layers": 1},
+            {"name": "w1", "layers": 1, "address": first.address, "transport": "rdma", "backend": "ring"},
+            {"name": "w2", "layers": 1, "address": second.address, "transport": "auto"},
+        ]
+        report = survey_layout(Layout.from_dict({"stages": stage_list}), 20, lambda _: None)
+    assert report.result.is_whole, report.result
+    down, between, back = report.result.links
+    assert (down.transport, down.note) == ("rdma (ring)", "")
+    if not mx.distributed.is_available("jaccl"):
+        assert between.transport == "tcp"
+        assert "tcp in place of rdma" in between.note
+    assert (back.transport, back.note) == ("tcp", "")
+
+
+def test_links_with_keys(tmp_path: Path) -> None:
+    """Two encrypted workers that do not know each other: the second is told whom to expect."""
+    with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
+        stage_list = [{"name": "a", "layers": 1}] + [
+            {"name": name, "layers": 1, "address": address(each), "key": key(each)}
+            for name, each in (("w1", mini), ("w2", air))
+        ]
+        layout = Layout.from_dict({"stages": stage_list})
+        refused = survey_layout(layout, 2, lambda _: None)
+        assert all("run there: splitinfer pair" in each.problem for each in refused.result.workers)
+        for name in ("mini", "air"):
+            keyring(tmp_path, name).admit(Keyring().own().public, "studio")
+        report = survey_layout(layout, 5, lambda _: None)
+        assert report.result.is_whole, report.result
+        assert {link.transport for link in report.result.links} == {"tcp (encrypted)"}
+
+
+def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
+    with worker() as there:
+        assert there.address
+        there.process.suspend()
+        try:
+            layout = Layout.from_dict(yaml.safe_load(write(tmp_path, there.address).read_text()))
+            result = survey_layout(layout, 1, lambda _: None).result
+        finally:
+            there.process.resume()
+    assert not result.is_whole
+    assert "w1" in result.workers[0].problem
+    assert "no worker answers on it; it may be stopped" in result.workers[0].problem
+
+
+def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    with stages.worker("inproc") as there:
+        layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
+        assert run_doctor(layout, connect_timeout=5, as_json=False, notice=told.append) == 0
+    out = capsys.readouterr().out
+    assert "s0 → s1" in out
+    assert "The links add" in out
+    assert told == ["s0 to s1"]
+
+
+def test_infinite_figures_are_null_in_json() -> None:
+    link = LinkSeen("a", "b", "tcp", "hidden states", LinkMeasurement(0.1, 0.2, float("inf"), 1e6))
+    seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
+    report = inspect(None, 1, lambda _: None)
+    layout = LayoutReport("x", Hidden(8, "float32", "y"), SurveyResult((seen,), (link,)), (None,))
+    whole = dumps(as_document(replace(report, layout=layout)))
+    again = json.loads(whole)
+    assert again["layout"]["links"][0]["figures"] == {"latency_p50": 0.1, "latency_p99": 0.2, "down": None, "up": 1e6}
+
+
+def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
+    def of(model: str | None, **more: Any) -> Hidden:
+        layout = Layout.from_dict({"stages": [{"name": "a", "layers": 1}], **more})
+        return hidden_of(layout if model is None else layout.with_model(model))
+
+    (tmp_path / "config.json").write_text('{"model_type": "x", "text_config": {"hidden_size": 640}}')
+    assert of(str(tmp_path)).values == 640
+    assert of("demo").values == 192
+    assert of("demo", dtype="bfloat16").num_bytes == 384
+    for none in (None, "nobody/no-such-model", "no model\0", "~nobody-of-that-name/x", "a" * 5000):
+        assert of(none).source == "assumed"
+    (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": "wide"}')
+    assert of(str(tmp_path)).source == "assumed"
+    (tmp_path / "config.json").write_text("{")
+    assert of(str(tmp_path)).source == "assumed"
+
+
+def test_codecs_are_timed() -> None:
+    for hidden, names in (
+        (Hidden(4096, "bfloat16", ""), ["fp8", "int8"]),
+        (Hidden(100, "float32", ""), ["fp16", "fp8", "int8"]),
+        (Hidden(10**6, "float32", ""), []),
+    ):
+        found = codecs_of(hidden)
+        assert [each.name for each in found] == names
+        assert all(0 < each.seconds < 1e-2 and each.num_bytes < hidden.num_bytes for each in found)
+
+
+def test_a_layout_that_is_none(tmp_path: Path) -> None:
+    code, running = doctor("--layout", "no-such-layout")
+    assert code == 1
+    assert "splitinfer: there is no layout 'no-such-layout'" in running.err

@@ -1,0 +1,252 @@
+"""What is wrong with a machine is named once, with a remedy to paste; a machine that is well has no findings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import RDMA_READY, RECORDED, said
+
+from splitinfer.probes.evidence import LINUX, MACOS, OtherProcess, Output, Seen, Way
+from splitinfer.probes.finding import Outcome
+from splitinfer.probes.findings import every_finding, network_findings
+from splitinfer.system.origin import Origin, Start
+
+GIB = 2**30
+PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
+UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
+
+WELL = {
+    "macos": "sw_vers_26_3.txt",
+    "wired_limit": "sysctl_wired_default.txt",
+    "memory": "vm_stat_roomy.txt",
+    "swap": "swap_none.txt",
+    "power": "pmset_studio.txt",
+    "battery": "pmset_batt_ac.txt",
+    "assertions": "pmset_assertions_idle.txt",
+    "thermal": "pmset_therm_none.txt",
+    "firewall": "firewall_off.txt",
+    "firewall_block_all": "firewall_block_all_off.txt",
+    "firewall_stealth": "firewall_stealth_off.txt",
+    "firewall_apps": "firewall_apps.txt",
+    "agent": "launchctl_interactive.txt",
+    "daemon": "",
+    **RDMA_READY,
+}
+
+
+def mac(changes: Mapping[str, str] | None = None, **more: Any) -> Seen:
+    """A Mac with 64 GiB on which all is well, but for ``changes``: other files."""
+    outputs = {name: said(file) for name, file in {**WELL, **(changes or {})}.items()}
+    known: dict[str, Any] = {"memory": 64 * GIB, "origin": Origin(Start.TERMINAL), "executable": UV, "prefix": "/uv"}
+    return Seen(outputs, "Darwin", **{"has_jaccl": True, "environment": {}, **known, **more})
+
+
+def linux(nvidia: str = "", **more: Any) -> Seen:
+    output = said(nvidia) if nvidia else Output(None, "there is no nvidia-smi here")
+    return Seen({"nvidia": output}, "Linux", **{"has_jaccl": False, "environment": {}, **more})
+
+
+def way(route: str | Output, address: str = "192.168.1.7") -> Way:
+    return Way("mini", "mini.local", address, said(route) if isinstance(route, str) else route)
+
+
+def test_a_mac_that_is_well():
+    assert set(WELL) == set(MACOS)
+    assert every_finding(mac()) == []
+    assert every_finding(mac(ways=(way("route_bridge.txt", "10.77.0.2"),))) == []
+
+
+def test_a_linux_machine_that_is_well():
+    assert set(linux().outputs) == set(LINUX)
+    assert every_finding(linux(memory=64 * GIB, available=60 * GIB)) == []
+    assert every_finding(linux("nvidia_h200.txt", memory=64 * GIB, available=60 * GIB, on_gpu=True)) == []
+
+
+ON = {"firewall": "firewall_on.txt"}
+WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
+    "swap": (mac({"swap": "swap_used.txt"}), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
+    "memory full": (
+        mac({"memory": "vm_stat_tight.txt"}), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
+        "fewer layers",
+    ),
+    "wired by others": (
+        mac({"memory": "vm_stat_wired.txt"}), "memory", "note", "44.2 GB are wired, and no splitinfer runs", "shutdown",
+    ),
+    "wired limit": (
+        mac({"wired_limit": "sysctl_wired_set.txt"}, memory=24 * GIB), "memory", "warning", "26000, which leaves macOS",
+        "sudo sysctl iogpu.wired_limit_mb=20889",
+    ),
+    "sleep": (
+        mac({"power": "pmset_laptop.txt"}), "power", "warning", "sleeps after 1 minute without",
+        "sudo pmset -c sleep 0",
+    ),
+    "low power": (mac({"power": "pmset_laptop.txt"}), "power", "warning", "low power mode is on", "lowpowermode 0"),
+    "battery": (mac({"battery": "pmset_batt_battery.txt"}), "power", "warning", "battery (43 %)", "plug it in"),
+    "heat": (mac({"thermal": "pmset_therm_limited.txt"}), "power", "warning", "limited to 28 %", "let it cool"),
+    "firewall blocks all": (
+        mac(ON | {"firewall_block_all": "firewall_block_all_on.txt"}), "firewall", "failed", "blocks all incoming",
+        "socketfilterfw --setblockall off",
+    ),
+    "firewall in state 2": (
+        mac({"firewall": "firewall_blocking.txt"}), "firewall", "failed", "blocks all incoming", "--setblockall off",
+    ),
+    "firewall blocks Python": (
+        mac(ON, executable=f"{PYTHON}/bin/python3.13", prefix=PYTHON), "firewall", "failed",
+        f"blocks connections to {PYTHON}/Resources/Python.app", f"--unblockapp {PYTHON}/Resources/Python.app",
+    ),
+    "firewall asks": (mac(ON), "firewall", "note", "does not know this Python", f"--add {UV} && sudo"),
+    "stealth": (
+        mac(ON | {"firewall_stealth": "firewall_stealth_on.txt"}, executable="/usr/bin/python3"), "firewall", "note",
+        "stealth mode", "--setstealthmode off",
+    ),
+    "a terminal that must be allowed": (
+        mac(origin=Origin(Start.PROGRAM, "iTerm")), "local network", "note", "what iTerm starts may connect",
+        "Privacy & Security → Local Network",
+    ),
+    "an agent": (
+        mac(origin=Origin(Start.AGENT, "io.splitinfer.worker")), "local network", "note",
+        "what agent io.splitinfer.worker starts", "or use Terminal or ssh",
+    ),
+    "background": (
+        mac({"agent": "launchctl_background.txt"}), "process", "warning", "efficiency cores",
+        "plutil -replace ProcessType -string Interactive /Users/me/Library/LaunchAgents/io.splitinfer.worker.plist",
+    ),
+    "a daemon that ends": (
+        mac({"daemon": "launchctl_ended.txt"}), "process", "failed", "does not run; it ended with 78: EX_CONFIG last",
+        "launchctl kickstart -k system/io.splitinfer.worker",
+    ),
+    "a daemon with limits": (
+        mac({"daemon": "launchctl_ended.txt"}), "process", "warning", "with light limits",
+        "sudo launchctl bootstrap system ",
+    ),
+    "nice": (
+        mac(processes=(OtherProcess(7, "worker", 5),)), "process", "warning", "worker (pid 7) runs with nice 5",
+        "renice -n 0 -p 7",
+    ),
+    "two processes": (
+        mac(processes=(OtherProcess(7, "worker", 0), OtherProcess(8, "coord", 0))), "process", "note",
+        "2 processes of splitinfer share", "kill PID",
+    ),
+    "Wi-Fi beside a cable": (
+        mac(ways=(way("route_wifi.txt"),)), "network", "warning",
+        "mini (mini.local) goes over Wi-Fi (en1), while a Thunderbolt cable leads to MacBook Pro",
+        "ipconfig getifaddr bridge0",
+    ),
+    "Wi-Fi": (
+        mac({"thunderbolt": "thunderbolt_none.json"}, ways=(way("route_wifi.txt"),)), "network", "note",
+        "goes over Wi-Fi (en1)", "Ethernet cable",
+    ),
+    "Wi-Fi on Linux": (
+        linux(ways=(way("ip_route.json"),), wireless=frozenset({"eth0"})), "network", "note", "goes over Wi-Fi (eth0)",
+        "Ethernet cable",
+    ),
+    "a VPN": (mac(ways=(way("route_vpn.txt"),)), "network", "warning", "through a VPN (utun3)", "local network"),
+    "no route": (
+        mac(ways=(way(Output("", "")), way(Output(None, "route failed: not in table")))), "network", "failed",
+        "there is no route to mini", "one network",
+    ),
+    "no route on Linux": (
+        linux(ways=(way(Output(None, "ip failed: RTNETLINK answers: No route to host")),)), "network", "failed",
+        "there is no route to mini", "one network",
+    ),
+    "an address that was self-assigned": (
+        mac(ways=(way("route_wifi.txt", "169.254.7.7"),)), "network", "failed", "self-assigned address",
+        'networksetup -setmanual "Thunderbolt Bridge" 10.77.0.1',
+    ),
+    "a bridge in the house's network": (
+        mac({"interfaces": "ifconfig_one_network.txt"}), "network", "warning",
+        "bridge0 (192.168.1.23) and en0 (192.168.1.11) are in one network", "networksetup -setmanual",
+    ),
+    "killed in RDMA": (mac(killed_in_rdma="1 process was"), "rdma", "warning", "1 process was", "shutdown"),
+    "short frames": (mac({"macos": "sw_vers_26.txt"}), "rdma", "note", "works only with a Mac that has 26.2", "26.3"),
+    "no driver": (linux("nvidia_no_driver.txt"), "gpu", "failed", "couldn't communicate", "driver"),
+    "MLX on the processor": (linux("nvidia_h200.txt"), "gpu", "warning", "(NVIDIA H200), but this MLX", "mlx[cuda13]"),
+    "a GPU in use": (
+        linux("nvidia_busy.txt", on_gpu=True), "gpu", "warning", "20110 MiB of GPU 1's 24564 MiB", "nvidia-smi",
+    ),
+    "a hot GPU": (linux("nvidia_busy.txt", on_gpu=True), "gpu", "warning", "heat slows GPU 1", "let it cool"),
+    "little memory": (
+        linux(memory=64 * GIB, available=3 * GIB), "memory", "warning", "only 3.22 GB of 68.7 GB", "fewer layers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named_once(name: str):
+    seen, area, severity, words, remedy = WRONG[name]
+    found = [each for each in every_finding(seen) if words in each.sentence]
+    assert [(each.name, str(each.outcome)) for each in found] == [(area, severity)]
+    assert remedy in found[0].remedy
+
+
+TWO = {"sleep", "low power", "a daemon that ends", "a daemon with limits", "a GPU in use", "a hot GPU",
+       "an address that was self-assigned"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_nothing_else_is(name: str):
+    assert len(every_finding(WRONG[name][0])) == (2 if name in TWO else 1)
+
+
+def test_the_worst_comes_first():
+    changes = {"power": "pmset_laptop.txt", "swap": "swap_used.txt", "firewall": "firewall_blocking.txt"}
+    found = every_finding(mac(changes, origin=Origin(Start.PROGRAM, "iTerm")))
+    assert [each.outcome for each in found] == [Outcome.FAILED, *[Outcome.WARNING] * 3, Outcome.NOTE]
+
+
+def test_a_mac_that_something_keeps_awake():
+    (note, _) = sorted(
+        every_finding(mac({"power": "pmset_laptop.txt", "assertions": "pmset_assertions_caffeinate.txt"})),
+        key=lambda each: each.outcome,
+    )
+    assert note.outcome is Outcome.NOTE
+    assert "caffeinate (pid 366) keeps it awake now" in note.sentence
+
+
+def test_sleep_that_is_turned_off_altogether():
+    assert every_finding(mac({"power": "pmset_sleep_disabled.txt"})) == []
+
+
+def test_the_worker_itself_may_have_wired_memory():
+    assert every_finding(mac({"memory": "vm_stat_wired.txt"}, processes=(OtherProcess(7, "worker", 0),))) == []
+
+
+def test_a_firewall_that_is_off_blocks_nothing():
+    """The setting to block all has no effect then."""
+    assert every_finding(mac({"firewall_block_all": "firewall_block_all_on.txt"})) == []
+
+
+def test_privacy_came_with_macos_15():
+    iterm = Origin(Start.PROGRAM, "iTerm")
+    old = mac({}, origin=iterm)
+    assert every_finding(Seen({**old.outputs, "macos": Output("14.7.1")}, "Darwin", True, {}, origin=iterm)) == []
+    first = every_finding(Seen({**old.outputs, "macos": Output("15.0.1")}, "Darwin", True, {}, origin=iterm))
+    assert first[0].remedy == "update macOS"
+
+
+def test_nothing_can_be_asked():
+    for system, keys in (("Darwin", MACOS), ("Linux", LINUX), ("Plan 9", {})):
+        silent = dict.fromkeys(keys, Output(None, "there is no such command here"))
+        assert every_finding(Seen(silent, system, False, {})) == []
+        assert every_finding(Seen({}, system, False, {})) == []
+
+
+def test_a_way_that_cannot_be_asked_is_none():
+    assert list(network_findings(mac(ways=(way(Output(None, "there is no route here")),)))) == []
+
+
+FILES = sorted(path.name for path in RECORDED.iterdir())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from([*MACOS, *LINUX]), st.sampled_from(FILES) | st.text(max_size=40)))
+def test_whatever_they_say_is_judged(answers: dict[str, str]):
+    outputs = {name: said(text) if text in FILES else Output(text) for name, text in answers.items()}
+    ways = tuple(way(output) for output in outputs.values())
+    for system in ("Darwin", "Linux"):
+        for each in every_finding(Seen(outputs, system, True, {}, memory=GIB, ways=ways)):
+            assert each.sentence
+            assert each.remedy
+            assert "\n" not in each.sentence

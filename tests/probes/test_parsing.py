@@ -1,0 +1,192 @@
+"""Recorded outputs of macOS's commands, and whatever else comes, are read without an error."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.probes import parsing
+from splitinfer.probes.parsing import Job, Port, PowerSettings
+from splitinfer.system import network
+from splitinfer.system.network import Interface
+from transports.rdma.probe import parse_devices, parse_states
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text(encoding="utf-8")
+
+
+SAID: list[tuple[Callable[[str], Any], str, Any]] = [
+    (parsing.thunderbolt_ports, "thunderbolt_tb5_studio.json", (
+        Port("1", 120.0, False, None), Port("2", 80.0, True, "MacBook Pro"), Port("3", 120.0, False, None),
+        Port("4", 80.0, True, None),  # a disk is no Mac
+        Port("5", 120.0, False, None), Port("6", 120.0, False, None),
+    )),
+    (parsing.thunderbolt_ports, "thunderbolt_tb5_dock.json", (  # a dock's free receptacles are not this machine's
+        Port("1", 120.0, False, None), Port("2", 40.0, True, None), Port("3", 80.0, True, None),
+    )),
+    (parsing.thunderbolt_ports, "thunderbolt_tb4_air.json", (Port("1", 40.0, False, None), Port("2", 40.0, False,
+    None))),
+    (parsing.thunderbolt_ports, "thunderbolt_none.json", ()),
+    (parse_devices, "ibv_devices_three.txt", ("rdma_en2", "rdma_en3", "rdma_en4")),
+    (parse_devices, "ibv_devices_none.txt", ()),
+    (parse_states, "ibv_devinfo_down.txt", dict.fromkeys(("rdma_en1", "rdma_en6", "rdma_en2"), "PORT_DOWN")),
+    (lambda text: parse_states(text)["rdma_en3"], "ibv_devinfo_active.txt", "PORT_ACTIVE"),
+    (parse_states, "ibv_devinfo_none.txt", {}),
+    (parsing.rdma_is_enabled, "rdma_ctl_enabled.txt", True),
+    (parsing.rdma_is_enabled, "rdma_ctl_disabled.txt", False),
+    (lambda text: network.interfaces(text)["bridge0"], "ifconfig_bridged.txt",
+     Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
+    (lambda text: network.interfaces(text)["en0"], "ifconfig_bridged.txt", Interface(True, ("192.168.1.11",))),
+    (lambda text: network.interfaces(text)["bridge0"].is_up, "ifconfig_ready.txt", False),
+    (lambda text: network.interfaces(text)["en3"].ipv4, "ifconfig_ready.txt", ("192.168.90.1",)),
+    (lambda text: list(network.interfaces(text)), "ifconfig_ready.txt",
+     ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
+    (network.hardware_ports, "networksetup.txt", {
+        "Ethernet": "en0", "Wi-Fi": "en1", "Thunderbolt Bridge": "bridge0",
+        "Thunderbolt 1": "en2", "Thunderbolt 2": "en3", "Thunderbolt 3": "en4",
+    }),
+    (lambda text: {name: [str(each) for each in nets] for name, nets in network.networks(text).items()},
+     "ifconfig_ready.txt", {"lo0": ["127.0.0.1/8"], "en0": ["192.168.1.11/24"], "en3": ["192.168.90.1/30"]}),
+    (network.route_interface, "route_wifi.txt", "en1"),
+    (network.route_interface, "ip_route.json", "eth0"),
+    (parsing.version, "sw_vers_26.txt", (26, 2)),
+    (parsing.version, "sw_vers_15.txt", (15, 7, 1)),
+    (parsing.wired_limit, "sysctl_wired_default.txt", 0),
+    (parsing.wired_limit, "sysctl_wired_set.txt", 26000),
+    (parsing.swap_used, "swap_used.txt", int(11625.69 * 2**20)),
+    (parsing.swap_used, "swap_none.txt", 0),
+    (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
+    (parsing.power_settings, "pmset_laptop.txt", PowerSettings(1, True, False)),
+    (parsing.power_settings, "pmset_sleep_disabled.txt", PowerSettings(1, False, True)),
+    (parsing.battery_percent, "pmset_batt_ac.txt", None),
+    (parsing.battery_percent, "pmset_batt_battery.txt", 43),
+    (parsing.speed_limit, "pmset_therm_none.txt", None),
+    (parsing.speed_limit, "pmset_therm_limited.txt", 28),
+    (parsing.firewall_state, "firewall_off.txt", 0),
+    (parsing.firewall_state, "firewall_on.txt", 1),
+    (parsing.firewall_state, "firewall_blocking.txt", 2),
+    (parsing.is_on, "firewall_block_all_on.txt", True),
+    (parsing.is_on, "firewall_stealth_off.txt", False),
+    (lambda text: len(parsing.listed_apps(text) or {}), "firewall_apps.txt", 5),
+    (lambda text: (parsing.listed_apps(text) or {})["/usr/bin/python3"], "firewall_apps.txt", True),
+    (lambda text: (parsing.listed_apps(text) or {})["/usr/libexec/sshd-session"], "firewall_apps.txt", False),
+    (parsing.job, "launchctl_interactive.txt", Job(  # its coalition's state is "active"
+        "io.splitinfer.worker", "/Users/me/Library/LaunchAgents/io.splitinfer.worker.plist", "running", "interactive",
+        28474, "",
+    )),
+    (lambda text: [(job.state, job.spawn_type, job.pid, job.last_exit) for job in [parsing.job(text)] if job],
+     "launchctl_ended.txt", [("spawn scheduled", "daemon", None, "78: EX_CONFIG")]),
+    (lambda text: [(gpu.memory, gpu.used, gpu.is_throttled) for gpu in parsing.gpus(text)][1:], "nvidia_busy.txt",
+     [(24564, 20110, True)]),
+    (parsing.gpus, "nvidia_no_driver.txt", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "name", "found"), SAID)
+def test_what_is_recorded_is_read(read: Callable[[str], Any], name: str, found: Any):
+    assert read(recorded(name)) == found
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parsing.thunderbolt_ports, ""), (parsing.thunderbolt_ports, "[]"),
+        (parsing.thunderbolt_ports, '{"SPThunderboltDataType": {}}'), (parsing.rdma_is_enabled, "not enabled"),
+        (parsing.rdma_is_enabled, "enabled on one, disabled on another"), (parsing.rdma_is_enabled,
+        "permission denied"),
+        (parsing.wired_limit, "sysctl: unknown oid 'iogpu.wired_limit_mb'"), (parsing.power_settings, "no settings"),
+        (parsing.listed_apps, "Must be root to list the apps"), (parsing.job, "Bad request.\nCould not find service"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_none(read: Callable[[str], Any], text: str):
+    assert read(text) is None
+
+
+def test_other_words_of_the_same():
+    assert parsing.rdma_is_enabled("RDMA: Disabled") is False
+    assert parsing.version("ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D5087f\n") == (26, 3)
+    assert parsing.gpus("NVIDIA GB10, 580.95.05, [N/A], [N/A], Not Active, Not Active")[0].memory is None
+    mini = parsing.thunderbolt_ports(recorded("thunderbolt_tb4_mac_connected.json"))
+    assert mini is not None
+    assert mini[0] == Port("1", 40.0, True, "Mac mini")
+
+
+def test_a_mac_behind_a_dock_is_found():
+    whole = json.loads(recorded("thunderbolt_tb5_dock.json"))
+    studio = json.loads(recorded("thunderbolt_tb5_studio.json"))
+    mac = studio["SPThunderboltDataType"][4]["_items"]
+    whole["SPThunderboltDataType"][0]["_items"][0]["_items"] = mac
+    ports = parsing.thunderbolt_ports(json.dumps(whole))
+    assert ports is not None
+    assert ports[2].mac == "MacBook Pro"
+
+
+# -- what is no output of theirs ---------------------------------------------------------------------------------------
+
+READERS: list[Callable[[str], Any]] = [
+    parsing.version, parsing.wired_limit, parsing.swap_used, parsing.rdma_is_enabled, parse_devices, parse_states,
+    parsing.thunderbolt_ports,
+    network.interfaces, network.networks, network.hardware_ports, network.route_interface,
+    parsing.power_settings, parsing.battery_percent, parsing.speed_limit,
+    parsing.firewall_state, parsing.is_on, parsing.listed_apps, parsing.job, parsing.gpus,
+]  # fmt: skip
+FILES = sorted(path.name for path in RECORDED.iterdir())
+WORDS = st.sampled_from([
+    "hca_id:", "state:", "\n", "\t", "member: ", "inet ", "bridge0: flags=8863<UP>", "Hardware Port: ", "Device: ", "{",
+    "]", "pid 7(", "sleep 1", "interface: en0", "gui/501/x = {", "(State = 1)", " used = 1,5M",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READERS)
+@settings(max_examples=60, deadline=None)
+@given(st.text() | st.lists(WORDS | st.text(max_size=8)).map("".join))
+def test_any_text(read: Callable[[str], Any], text: str):
+    read(text)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_outputs_of_other_commands_and_halves(read: Callable[[str], Any]):
+    for name in FILES:
+        text = recorded(name)
+        for end in range(0, len(text), max(1, len(text) // 12)):
+            read(text[:end])
+            read(text[end:])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.just("Up to 120 Gb/s"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["_items", "_name", "receptacle_1_tag", "current_speed_key", "receptacle_status_key"])
+            | st.sampled_from(["domain_uuid_key", "receptacle_id_key", "SPThunderboltDataType"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_any_document(document: Any):
+    parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": document}))
+    parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": [document]}))
+
+
+def test_a_document_without_a_bottom():
+    assert parsing.thunderbolt_ports("[" * 100_000) is None
+    deep: dict[str, Any] = {"domain_uuid_key": "x", "_name": "at the bottom"}
+    for _ in range(50):
+        deep = {"_items": [deep]}
+    tag = {"receptacle_status_key": "receptacle_connected", "current_speed_key": "80 Gb/s"}
+    found = parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": [{**deep, "receptacle_1_tag": tag}]}))
+    assert found == (Port("?", 80.0, True, None),)

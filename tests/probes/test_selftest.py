@@ -1,0 +1,193 @@
+"""The selftest: probes that are planted, and the probes themselves, here and small."""
+
+import errno
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import long
+from planted import LINUX
+from stages import worker
+
+from splitinfer.core.plan import SampledToken
+from splitinfer.engine.stage import runner
+from splitinfer.errors import ConfigError
+from splitinfer.probes import branches, tokens
+from splitinfer.probes import worker as way
+from splitinfer.probes.address import worker_address
+from splitinfer.probes.child import Report, Result
+from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
+from splitinfer.probes.machine import judge_about
+from splitinfer.probes.reference import PlainModel
+from splitinfer.probes.registry import Probe
+from splitinfer.probes.selftest import SelftestOptions, run_selftest
+
+# -- probes that are planted -------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """Runs no process: a sound machine's findings, but for one probe's. ``ran``: the names of those that were run."""
+
+    def __init__(self, name: str = "", ending: Finding | None = None) -> None:
+        self.name, self.ending, self.ran, self.folders = name, ending, list[str](), set[str]()
+
+    def __call__(self, probe: Probe, limit: float, folder: str, **_more: Any) -> Result:
+        self.ran.append(probe.name)
+        self.folders.add(folder)
+        link = [passed("link", "", {"figures": {}})] if probe.name == "network" else []
+        found = (
+            judge_about(LINUX) if probe.name == "about" else [*link, passed("greedy", "32 tokens are plain mlx-lm's")]
+        )
+        ending = probe.own(self.ending) if self.ending and probe.name == self.name else None
+        return Result(tuple(map(probe.own, found)), ending, 0.1, limit, 1)
+
+
+def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, file = Planted(), tmp_path / "selftest.json"
+    there = worker_address("mini.local", "ab" * 32)
+    assert run_selftest(SelftestOptions(there, file=file), run) == 0
+    page = capsys.readouterr().out
+    assert "exit code 0\n" in page
+    assert "✓ greedy: 32 tokens are plain mlx-lm's\n" in page
+    assert f"Send {file} in. It has versions" in page
+    assert "\x1b" not in page
+    assert json.loads(file.read_text())["exit_code"] == 0
+    assert "mini" not in file.read_text()
+    assert list(tmp_path.iterdir()) == [file]
+    assert run.ran.index("worker, tcp") == 4
+    assert len(run.folders) == 1
+
+
+def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    crash = Finding("greedy", Outcome.FAILED, "its process ended with signal SIGSEGV", "send it", reason=Reason.CRASHED)
+    assert run_selftest(SelftestOptions(file=tmp_path / "out.json"), Planted("ring", crash)) == 11
+    page = capsys.readouterr().out
+    assert "✗ greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
+    assert "First: rdma over MLX's ring, greedy: send it" in page
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
+    run = Planted()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run_selftest(SelftestOptions(file=tmp_path / "nowhere" / "out.json"), run)
+    assert run.ran == []
+
+
+@pytest.mark.parametrize("module", ["selftest", "on_gpu"])
+def test_the_process_that_makes_the_document_does_not_load_mlx(module: str):
+    code = f"import sys, splitinfer.probes.{module}; raise SystemExit('mlx.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# -- the probes, in this process ---------------------------------------------------------------------------------------
+
+
+def found_by(measure: Callable[[Mapping[str, Any], Report], None], **options: Any) -> list[Finding]:
+    lines: list[dict[str, Any]] = []
+    measure(options, Report(lines.append))
+    return [from_data(line["found"]) for line in lines if "found" in line]
+
+
+def faults(found: list[Finding]) -> list[tuple[str, Fault, Reason]]:
+    return [(each.name, each.fault, each.reason) for each in found if each.outcome is Outcome.FAILED]
+
+
+@pytest.mark.own_device
+def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The way through two stages is sound first; then the last one answers another greedy token at one position."""
+    options = {"way": "inproc", "tokens": 6, "folder": str(tmp_path)}
+    found = found_by(tokens.measure, **options)
+    assert faults(found) == []
+    assert [each.name for each in found] == [
+        "rounding", "greedy", "sampled", "greedy, drafts", "sampled, drafts", "loops"
+    ]  # fmt: skip
+    original, place = runner.read, len(PlainModel().prompt) + 2
+
+    def wrong(choices: Any, rows: Any) -> Any:
+        greedy = [row.params.temperature == 0 and row.position == place for row in rows]
+        return [SampledToken(one.token_id ^ is_it) for one, is_it in zip(original(choices, rows), greedy, strict=True)]
+
+    monkeypatch.setattr(runner, "read", wrong)
+    found = found_by(tokens.measure, **options)
+    assert (len(found[1].numbers["partings"]), found[1].numbers["compared"]) == (1, 6)  # all behind it are right again
+    assert faults(found) == [(name, Fault.TOKENS, Reason.WRONG_TOKEN) for name in ("greedy", "greedy, drafts")]
+    assert "token 3 of 6 is" in found[1].sentence
+
+
+@pytest.mark.parametrize(("link", "fault"), [("wifi", Fault.SPEED), long("10gbe", 0)])
+def test_a_slow_link_is_named(link: str, fault: int):
+    with worker("tcp") as address:
+        there = asdict(worker_address(f"emulated+{address}?link={link}", None))
+        found = found_by(way.measure, worker=there)
+    assert exit_code(found) == fault
+    assert found[-1].numbers["welcome"]["versions"] == found[-1].numbers["own_versions"]
+
+
+def test_a_port_where_nothing_listens_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    found = found_by(way.measure, worker=asdict(worker_address(f"127.0.0.1:{port}", None)))
+    assert faults(found) == [("connection", Fault.WORKER, Reason.NOTHING_LISTENS)]
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (socket.gaierror(8, "nodename nor servname provided"), "name"),
+        (TimeoutError(), "timeout"),
+        (OSError(errno.ECONNREFUSED, "Connection refused"), "ECONNREFUSED"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "EHOSTUNREACH"),
+        (OSError("odd"), "other"),
+    ],
+)
+def test_what_the_system_says_is_told_apart(error: OSError, problem: str):
+    def connect(_address: Any, timeout: float) -> socket.socket:
+        raise error
+
+    assert way.knock("mini", 5577, connect) == problem
+
+
+@pytest.mark.own_device
+def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
+    """As if it were a GPU, each of them is missed."""
+    found = found_by(branches.measure)
+    assert faults(found) == []
+    assert {each.name for each in found} == {*branches.BRANCHES, "device name", "trials at loading"}
+    gpu = branches.Here(gpu=True, exact=True, computes_at_launch=False, device="Apple M4 Max")
+    for each in found:
+        if each.name in branches.BRANCHES:
+            assert branches.judge_branch(each.name, each.numbers, gpu).reason is Reason.NOT_TAKEN
+
+
+# -- from outside ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--worker", "emulated+tcp://mini?link=x"], long(["--key", "ab" * 32])])
+def test_a_wrong_command_line_is_refused(arguments: list[str]):
+    command = [sys.executable, "-m", "splitinfer", "selftest", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("splitinfer: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_a_whole_run(tmp_path: Path):
+    file = tmp_path / "selftest.json"
+    command = [sys.executable, "-m", "splitinfer", "selftest", "--seconds", "230", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=239)
+    found = json.loads(file.read_text())
+    failed = [one for one in found["checks"] if one["fault"]]
+    assert (done.returncode, failed) == (0, [])
+    assert found["measured"]["ring"]["greedy"]["compared"] == 32
+
+
+def test_a_finding_survives_the_way_from_its_process():
+    found = replace(passed("a", "b", {"c": 1}, Reason.ROUNDING), signal="SIGSEGV")
+    assert from_data(json.loads(json.dumps(asdict(found)))) == found
