@@ -35,10 +35,6 @@ def every_second(method: Method) -> Method:
     return lambda *args, **options: method(*args, **options) if next(calls) % 2 == 0 else None
 
 
-def told(**changes: object) -> Callable[[Method], Method]:
-    return lambda method: lambda *args, **options: method(*args, **{**options, **changes})
-
-
 def of_one_group(method: Method) -> Method:
     return lambda files, _group, name: method(files, "any", name)
 
@@ -80,23 +76,17 @@ FAULTS: dict[str, tuple[str, str, Callable[[Method], Method], str]] = {
         nothing,
         "transports/test_framing.py",
     ),
-    "a lost connection is not noticed": (
-        "transports.listener_hub",
-        "ListenerHub._on_dry",
-        nothing,
-        "transports/test_contract.py::test_contract[tcp-abort]",
+    "silence is not noticed": (
+        "transports.framing",
+        "Liveness.is_dead",
+        always(False),
+        "transports/test_framing.py::test_silence",
     ),
     "a sink is not woken": (
         "transports.inbox",
         "Inbox.pump",
         nothing,
         "transports/test_contract.py::test_contract[inproc-deliver_to]",
-    ),
-    "a group that is not whole is kept": (
-        "transports.rdma.groups",
-        "KeptGroups.leave",
-        told(is_whole=True),
-        "transports/test_rdma_groups.py::test_a_group_that_brought_something_wrong_is_left[duplicate]",
     ),
     "kept groups are not ended": (
         "transports.rdma.groups",
