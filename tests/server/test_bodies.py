@@ -197,7 +197,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (MESSAGE, {"inference_geo": "us"}, "inference_geo",
      "is not supported: the server does not know the location of its machines"),
     (MESSAGE, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type",
-     "'bash_20250124' is not supported: its input is known to Anthr"),
+     "'bash_20250124' is not supported: only Anthropic's models know"),
     (MESSAGE, {"tools": [{"name": "n", "input_schema": {}, "input_examples": [{}]}]}, "tools[0].input_examples",
      "is not supported: templates have no place for"),
     (MESSAGE, {"tools": [{"name": "n", "input_schema": {}, "allowed_callers": ["code_execution_20260120"]}]},
