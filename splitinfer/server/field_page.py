@@ -31,16 +31,16 @@ ROUTES: Mapping[str, type[Fields]] = {
 _INTRODUCTION = """\
 # Fields of requests
 
-What [the server](server.md) does with each field that the official clients of OpenAI and Anthropic can send, and with
-some that other clients send. The page is made of the models that requests are read by
-(`splitinfer/server/field_page.py`), and a test compares these with the types of the clients' packages.
+This page says what [the server](server.md) does with each field that the official clients of OpenAI and Anthropic can
+send, and with some fields of other clients. It is generated from the server's request models
+(`splitinfer/server/field_page.py`), and a test compares these with the types in the clients' packages.
 
-- A field does what the API says, or what is said here.
-- **Ignored**: it changes nothing, for the reason given.
-- **Refused**: status 400, with the field's name and this sentence. The values given here ask for nothing, so that they
-  are taken.
+- A field does what its API documents, or what this page says.
+- **Ignored**: the field changes nothing, for the given reason.
+- **Refused**: status 400, with the field's name and this sentence. The values in the last column are accepted, because
+  they request nothing.
 
-`null` asks for nothing under any name. Any other field is refused by name, with the nearest name that is known.
+`null` counts as not given, under any name. Any other field is refused by name, with the nearest known name.
 """
 _IDLE = ("Ignored: ", "Refused: ")
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}

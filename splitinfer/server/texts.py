@@ -23,7 +23,7 @@ _TEXT_ONLY = Refused("the model is given text only", EMPTY)
 class _Template(Conversation):
     model: _OneModel = None
     messages: Messages | None = Field(None, description="The conversation, text only")
-    add_generation_prompt: bool = Field(True, description="It ends where the next answer begins")
+    add_generation_prompt: bool = Field(True, description="The prompt ends where the next answer begins")
     continue_final_message: Annotated[Any, Refused("an answer cannot be begun for the model", (False,))] = None
     chat_template: Annotated[Any, Refused("the model has its own")] = None
     media_io_kwargs: Annotated[Any, _TEXT_ONLY] = None
@@ -51,10 +51,10 @@ TemplateRequest: type[_Template] = create_model("TemplateRequest", __base__=_Tem
 
 
 class _TextOrChat(_Template):
-    prompt: str | None = Field(None, description="Text; or give messages")
-    return_token_strs: bool = Field(False, description="The answer has the text of each token")
+    prompt: str | None = Field(None, description="Text; give this or messages")
+    return_token_strs: bool = Field(False, description="Also returns the text of each token")
     add_special_tokens: bool | None = Field(
-        None, description="Of a text: with those of the tokenizer. A chat has those that its template writes"
+        None, description="For a text: adds the tokenizer's special tokens. A chat has those of its template"
     )
 
 

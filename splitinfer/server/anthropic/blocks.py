@@ -21,7 +21,7 @@ def _is_off(citations: Any) -> bool:
 
 _TEXT_ONLY = "the model is given text only"
 _NO_CITATIONS = Refused("answers do not cite", is_neutral=_is_off, said='{"enabled": false}')
-_NO_TOOLSET = Refused("toolsets are known to Anthropic's models only")
+_NO_TOOLSET = Refused("only Anthropic's models know toolsets")
 
 
 class _Block(Fields):
@@ -36,7 +36,7 @@ class TextBlock(_Block):
 
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, Ignored("they say where the text is from, and are for people")] = None
+    citations: Annotated[Any, Ignored("they name the source of the text for human readers")] = None
 
 
 Texts = Annotated[
@@ -46,7 +46,7 @@ Texts = Annotated[
 
 
 class TextSource(Fields):
-    """A text as a source"""
+    """Text as a source"""
 
     type: Literal["text"]
     data: str
@@ -79,7 +79,7 @@ class Document(_Block):
 
 
 class SearchResult(_Block):
-    """A result of a search"""
+    """A search result"""
 
     type: Literal["search_result"]
     title: str | None = None
@@ -89,10 +89,10 @@ class SearchResult(_Block):
 
 
 class ToolReference(_Block):
-    """A reference to a tool, in what came of a call"""
+    """A reference to a tool, in the result of a call"""
 
     type: Literal["tool_reference"]
-    tool_name: str = Field(description="Its text; the model is told of all tools at once")
+    tool_name: str = Field(description="Becomes text; the model sees all tools from the start")
 
 
 _Outcome = Annotated[
@@ -117,7 +117,7 @@ class Thinking(Fields):
 
     type: Literal["thinking"]
     thinking: str
-    signature: Annotated[Any, Ignored("it proves to Anthropic whose thinking it is")] = None
+    signature: Annotated[Any, Ignored("only Anthropic can check it")] = None
 
 
 class ToolUse(_Block):
@@ -132,12 +132,12 @@ class ToolUse(_Block):
 
 
 class ToolResult(_Block):
-    """A block with what came of a call"""
+    """A block with the result of a call"""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: _Outcome = ""
-    is_error: bool = Field(False, description="It is said where there is no text that says it")
+    is_error: bool = Field(False, description="Reported to the model if there is no text that says so")
     toolset_name: Annotated[Any, _NO_TOOLSET] = None
 
 
@@ -149,10 +149,10 @@ _REFUSED = {
             "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
             "tool_search_tool_result",
         ),
-        "only Anthropic's servers can run it, or read what came of it",
+        "only Anthropic's servers can run it, or read its result",
     ),
 }  # fmt: skip
-_LEFT_OUT = {"redacted_thinking": "nobody but its author can read it"}
+_LEFT_OUT = {"redacted_thinking": "only its author can read it"}
 UserContent = Annotated[
     str
     | Annotated[
@@ -161,7 +161,7 @@ UserContent = Annotated[
                 TextBlock | Document | SearchResult | ToolResult | None,
                 Kinds(
                     "type",
-                    refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it is no block of the user's"),
+                    refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it cannot be in a user turn"),
                     left_out=_LEFT_OUT,
                 ),
             ]
@@ -178,7 +178,7 @@ AssistantContent = Annotated[
                 TextBlock | Document | SearchResult | Thinking | ToolUse | None,
                 Kinds(
                     "type",
-                    refused=_REFUSED | {"tool_result": "it is no block of the assistant's"},
+                    refused=_REFUSED | {"tool_result": "it cannot be in an assistant turn"},
                     left_out=_LEFT_OUT,
                 ),
             ]
@@ -196,18 +196,18 @@ class Tool(Fields):
 
     type: Literal["custom"]
     name: str
-    description: str = Field("", description="Told to the model")
-    input_schema: dict[str, Any] = Field(description="Told to the model")
+    description: str = Field("", description="Shown to the model")
+    input_schema: dict[str, Any] = Field(description="Shown to the model")
     cache_control: Cached = None
     strict: Annotated[Any, Ignored("agents send it with every tool; calls are not held to the schema")] = None
-    defer_loading: Annotated[Any, Ignored("the model is told of all tools at once")] = None
+    defer_loading: Annotated[Any, Ignored("the model sees all tools from the start")] = None
     eager_input_streaming: Annotated[Any, Ignored("the input of a call comes in one piece")] = None
     input_examples: Annotated[
-        Any, Refused("templates have no place for them; say them in description", EMPTY)
+        Any, Refused("templates have no place for them; put them into description", EMPTY)
     ] = None  # fmt: skip
     allowed_callers: Annotated[
         Any,
-        Refused("the model itself calls tools: nothing else runs here", is_neutral=names_direct, said='["direct"]'),
+        Refused("only the model calls tools; nothing else runs here", is_neutral=names_direct, said='["direct"]'),
     ] = None
 
     def told(self) -> dict[str, Any]:
@@ -226,9 +226,9 @@ AnyTool = Annotated[
                 "bash_20250124", "text_editor_20250124", "text_editor_20250429", "text_editor_20250728",
                 "memory_20250818", "computer_toolset_20260801", "browser_toolset_20260801",
             ),
-            "its input is known to Anthropic's models only; give a tool with an input_schema",
+            "only Anthropic's models know its input; give a tool with an input_schema",
         ),
-        others="Anthropic's servers run it, and agents list it beside their own",
+        others="Anthropic's servers run it, and agents list it next to their own",
     ),
 ]  # fmt: skip
 
@@ -241,10 +241,10 @@ class NamedTool(Fields):
 
 
 class DefinedTool(Fields):
-    """A tool that is defined"""
+    """A tool with its definition"""
 
     type: Literal["tool_definition"]
-    definition: AnyTool = Field(description="As one of `tools`")
+    definition: AnyTool = Field(description="The same as an entry of `tools`")
 
 
 _ChangedTool = Annotated[
@@ -270,7 +270,7 @@ SystemContent = Annotated[
 
 
 class Effort(Fields):
-    """Configuration from a turn on"""
+    """Configuration that applies from a turn on"""
 
     effort: str | None = Field(None, description=FOR_TEMPLATE)
 

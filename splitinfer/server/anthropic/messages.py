@@ -35,13 +35,13 @@ _NO_SANDBOX = "nothing is run here"
 _NO_FORMAT = "answers cannot be held to a format"
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
-_OfAnswer = Annotated[Any, Ignored("of an answer that is handed back whole, its content counts")]
+_OfAnswer = Annotated[Any, Ignored("only the content of an earlier answer is used")]
 _Display = Literal["summarized", "omitted"]
-_NotPaid = Annotated[Any, Ignored("nothing is paid for here")]
+_NotPaid = Annotated[Any, Ignored("there is no billing here")]
 
 
 class UserTurn(Fields):
-    """A turn of the user"""
+    """A user turn"""
 
     role: Literal["user"]
     content: UserContent
@@ -63,7 +63,7 @@ def _result(block: ToolResult) -> dict[str, Any]:
 
 
 class AssistantTurn(Fields):
-    """A turn of the assistant"""
+    """An assistant turn"""
 
     role: Literal["assistant"]
     content: AssistantContent
@@ -108,28 +108,28 @@ class Choice(Fields):
     """A choice of tools of Anthropic"""
 
     type: Literal["auto", "none"]
-    disable_parallel_tool_use: bool = Field(False, description="An answer ends with its first call")
+    disable_parallel_tool_use: bool = Field(False, description="An answer ends after its first call")
 
 
 class Enabled(Fields):
-    """Thinking that is enabled"""
+    """Enabled thinking"""
 
     type: Literal["enabled"]
-    display: _Display = Field("summarized", description="`summarized` shows it whole; `omitted` leaves it out")
+    display: _Display = Field("summarized", description="`summarized` returns all of it; `omitted` leaves it out")
     budget_tokens: Annotated[
-        Any, Ignored("how long it thinks is the model's own affair; max_tokens bounds the answer")
+        Any, Ignored("the model decides how long it thinks; max_tokens limits the answer")
     ] = None  # fmt: skip
 
 
 class Adaptive(Fields):
-    """Thinking that is adaptive, which is as enabled"""
+    """Adaptive thinking, the same as enabled"""
 
     type: Literal["adaptive"]
     display: _Display = "summarized"
 
 
 class Plain(Fields):
-    """Thinking between tools, which is as enabled; or none"""
+    """Thinking between tools, the same as enabled; or disabled"""
 
     type: Literal["between_tools", "disabled"]
 
@@ -144,18 +144,18 @@ class Output(Effort):
 class CountRequest(Fields):
     """A request for the number of a conversation's tokens."""
 
-    model: Name | None = Field(None, description="Any name: there is one model")
+    model: Name | None = Field(None, description="Any name, because there is only one model")
     messages: Annotated[
         list[Annotated[UserTurn | AssistantTurn | SystemTurn, Kinds("role")]],
         Field(max_length=MAX_MESSAGES, fail_fast=True),
-    ] = Field(description="Text, thinking, calls of tools and what came of them")
-    system: Texts | None = Field(None, description="The system's words; they may also be among the messages")
+    ] = Field(description="Text, thinking, tool calls and their results")
+    system: Texts | None = Field(None, description="System message; system messages may also be among the messages")
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list, description="Tools with an input_schema, which the model may call"
+        default_factory=list, description="Tools with an input_schema that the model may call"
     )
     tool_choice: Annotated[
         Choice, Kinds("type", refused=dict.fromkeys(("any", "tool"), NOT_FORCED))
-    ] | None = Field(None, description="Whether it may")  # fmt: skip
+    ] | None = Field(None, description="Whether the model may call a tool")  # fmt: skip
     thinking: Annotated[Enabled | Adaptive | Plain, Kinds("type")] | None = Field(None, description=FOR_TEMPLATE)
     output_config: Output | None = None
     cache_control: Cached = None
@@ -163,9 +163,9 @@ class CountRequest(Fields):
     user_profile_id: ByKeys = None
     workspace_id: ByKeys = None
     # of the beta, some of which agents send whatever the server
-    betas: Annotated[Any, Ignored("what a beta adds has fields of its own")] = None
+    betas: Annotated[Any, Ignored("the features of a beta have their own fields")] = None
     context_management: Annotated[
-        Any, Ignored("no edit is applied, as the answer says; too long a prompt is refused with numbers")
+        Any, Ignored("no edit is applied, and the answer says so; a prompt that is too long is refused")
     ] = None
     mcp_servers: Annotated[Any, Refused(_NO_SANDBOX, EMPTY)] = None
     output_format: Annotated[Any, Refused(_NO_FORMAT)] = None
@@ -220,21 +220,19 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
 class MessageRequest(CountRequest):
     """A request for a message."""
 
-    max_tokens: Count = Field(description="Most tokens of the answer; no more than the context has room for")
+    max_tokens: Count = Field(description="Token limit of the answer; at most the room that the context leaves")
     stop_sequences: Stops | None = Field(None, description="Texts that end the answer")
-    stream: bool = Field(False, description="Sends the answer in parts, as they are made")
-    temperature: float | None = Field(None, description="How freely tokens are chosen; 0 takes the likeliest")
-    top_p: float | None = Field(None, description="Tokens are chosen from this share of the probability")
+    stream: bool = Field(False, description="Sends the answer in parts as it is generated")
+    temperature: float | None = Field(None, description="Randomness of sampling; 0 always takes the most likely token")
+    top_p: float | None = Field(None, description="Samples from the most likely tokens with this total probability")
     top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
-        None, description="Tokens are chosen from so many of the likeliest; 0 is off"
+        None, description="Samples from this many of the most likely tokens; 0 is off"
     )
     metadata: ByKeys = None
     service_tier: OneTier = None
-    inference_geo: Annotated[Any, Refused("the server does not know where its machines stand", ("global",))] = None
+    inference_geo: Annotated[Any, Refused("the server does not know the location of its machines", ("global",))] = None
     container: Annotated[Any, Refused(_NO_SANDBOX)] = None
-    diagnostics: Annotated[
-        Any, Ignored("it asks why a cache of Anthropic's was missed, and may stay without an answer")
-    ] = None
+    diagnostics: Annotated[Any, Ignored("it asks why Anthropic's cache was missed; an answer to it is optional")] = None
     fallbacks: Annotated[Any, Refused("there is one model", EMPTY)] = None
     fallback_credit_token: _NotPaid = None
     thread: Annotated[

@@ -15,12 +15,12 @@ from splitinfer.server.fields import Fields
 
 
 class SystemTurn(Fields):
-    """A turn of the system"""
+    """A system turn"""
 
     role: Literal["system"]
     content: SystemContent = ""
     clear_at: Literal["never", "next_user_message"] = Field(
-        "never", description="`next_user_message` leaves it out once there is one"
+        "never", description="`next_user_message` leaves the turn out when a user turn follows"
     )
     output_config: Effort | None = None
 

@@ -33,15 +33,15 @@ from splitinfer.server.openai.generating import (
 from splitinfer.server.openai.messages import Messages, template_messages
 from splitinfer.server.problem import Problem
 
-NOT_HELD = "Told to the model as it is; calls are not held to the schema"
+NOT_HELD = "Shown to the model unchanged; calls are not held to the schema"
 
 
 class Function(Fields):
     """A function"""
 
     name: str
-    description: Any = Field(None, description="Told to the model")
-    parameters: dict[str, Any] | None = Field(None, description="Its schema, told to the model")
+    description: Any = Field(None, description="Shown to the model")
+    parameters: dict[str, Any] | None = Field(None, description="Its schema, shown to the model")
     strict: Any = Field(None, description=NOT_HELD)
     return_: Any = Field(None, alias="return", description=FOR_TEMPLATE)
 
@@ -58,7 +58,7 @@ class _Allowed(Fields):
     """Allowed tools"""
 
     mode: Annotated[Any, Refused(NOT_FORCED, ("auto",))] = "auto"
-    tools: Entries = Field(description="The others are not told to the model")
+    tools: Entries = Field(description="The other tools are not shown to the model")
 
 
 class _Choice(Fields):
@@ -79,7 +79,7 @@ class Conversation(Fields):
     """What a template writes out."""
 
     tools: Tools = Field(default_factory=list, description="Functions that the model may call")
-    tool_choice: ToolChoice = Field("auto", description="Whether it may, and which")
+    tool_choice: ToolChoice = Field("auto", description="Whether the model may call a tool, and which")
     reasoning_effort: str | None = Field(None, description=f"{FOR_TEMPLATE}; `none` turns reasoning off")
     verbosity: str | None = Field(None, description=FOR_TEMPLATE)
     enable_thinking: bool | None = Field(None, description=FOR_TEMPLATE)
@@ -115,18 +115,18 @@ class ChatRequest(Conversation, Generating, OfMlxLm):
 
     messages: Messages = Field(description="The conversation, text only")
     max_tokens: Count | None = Field(
-        None, description="Most tokens of the answer; no more than the context has room for"
+        None, description="Token limit of the answer; at most the room that the context leaves"
     )
-    max_completion_tokens: Count | None = Field(None, description="Goes before max_tokens")
+    max_completion_tokens: Count | None = Field(None, description="Takes precedence over max_tokens")
     n: Choices = Field(1, description="Number of answers")
-    stream_options: StreamOptions | None = Field(None, description="With stream only")
-    logprobs: bool = Field(False, description="The answer has the log probability of each token")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream")
+    logprobs: bool = Field(False, description="Returns the log probability of each token")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="With logprobs: so many of the likeliest tokens beside each"
+        None, description="With logprobs: also returns this many of the most likely tokens for each"
     )
-    parallel_tool_calls: bool = Field(True, description="Without it, an answer ends with its first call")
+    parallel_tool_calls: bool = Field(True, description="If false, an answer ends after its first call")
     metadata: Annotated[
-        Any, AfterValidator(small_metadata), Field(description=f"Ignored: it is for what is stored, and {NO_STORE}")
+        Any, AfterValidator(small_metadata), Field(description=f"Ignored: it is for stored answers, and {NO_STORE}")
     ] = None
     safety_identifier: ByKeys = None
     service_tier: OneTier = None
@@ -137,14 +137,14 @@ class ChatRequest(Conversation, Generating, OfMlxLm):
     audio: Annotated[Any, Refused("answers are text")] = None
     modalities: Annotated[Any, Refused("answers are text", (["text"],))] = None
     prediction: Annotated[Any, Refused("drafts come from the layout's draft model")] = None
-    web_search_options: Annotated[Any, Refused("nothing is searched for here")] = None
-    moderation: Annotated[Any, Refused("nothing is moderated here")] = None
+    web_search_options: Annotated[Any, Refused("the server runs no searches")] = None
+    moderation: Annotated[Any, Refused("the server does not moderate")] = None
     functions: Annotated[Any, Refused("it is deprecated; give tools", EMPTY)] = None
     function_call: Annotated[Any, Refused("it is deprecated; give tool_choice", ("none", "auto"))] = None
     store: Annotated[Any, Refused(NO_STORE, (False,))] = None
-    add_generation_prompt: Annotated[Any, Refused("a chat ends where its answer begins", (True,))] = None
-    continue_final_message: Annotated[Any, Refused("a chat ends where its answer begins", (False,))] = None
-    add_special_tokens: Annotated[Any, Refused("the model's template writes its own", (False,))] = None
+    add_generation_prompt: Annotated[Any, Refused("the prompt always ends where the answer begins", (True,))] = None
+    continue_final_message: Annotated[Any, Refused("the prompt always ends where the answer begins", (False,))] = None
+    add_special_tokens: Annotated[Any, Refused("the model's template always writes its own", (False,))] = None
     echo: Annotated[Any, Refused("a chat has no text that could be repeated", (False,))] = None
     best_of: Annotated[Any, Refused("answers are not ranked", (1,))] = None
 

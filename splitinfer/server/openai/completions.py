@@ -56,24 +56,24 @@ class CompletionRequest(Generating, OfMlxLm):
     """A request for completions."""
 
     prompt: _Prompts = Field(
-        description=f"Text, token ids, or a list of either; {MAX_ANSWERS} answers at most, all choices together"
+        description=f"Text, token ids, or a list of either; at most {MAX_ANSWERS} answers, all choices together"
     )
-    max_tokens: Count | None = Field(None, description=f"Most tokens of an answer; without it {DEFAULT_TOKENS}")
-    max_completion_tokens: Count | None = Field(None, description="Goes before max_tokens")
-    n: Choices = Field(1, description="Number of answers to each prompt")
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="No other than n")
-    stream_options: StreamOptions | None = Field(None, description="With stream only")
+    max_tokens: Count | None = Field(None, description=f"Token limit of an answer; {DEFAULT_TOKENS} if not given")
+    max_completion_tokens: Count | None = Field(None, description="Takes precedence over max_tokens")
+    n: Choices = Field(1, description="Number of answers for each prompt")
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Must equal n")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream")
     logprobs: _Logprobs | None = Field(
         None,
-        description="Log probabilities of each token and of so many of the likeliest; `true` is 0, "
+        description="Log probabilities of each token and of this many of the most likely ones; `true` is 0, "
         "`false` and -1 are off. Offsets are those in the answer's own text",
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="With logprobs: so many of the likeliest tokens"
+        None, description="With logprobs: also returns this many of the most likely tokens"
     )
-    echo: bool = Field(False, description="Each answer begins with its prompt; without logprobs")
-    suffix: Annotated[Any, Refused("a model cannot be made to arrive at a text", ([], {}, ""))] = None
-    add_special_tokens: Annotated[Any, Refused("the tokenizer adds those of its own", (True,))] = None
+    echo: bool = Field(False, description="Each answer begins with its prompt; not with logprobs")
+    suffix: Annotated[Any, Refused("a model cannot be made to end at a given text", ([], {}, ""))] = None
+    add_special_tokens: Annotated[Any, Refused("the tokenizer always adds its own", (True,))] = None
 
 
 @dataclass(frozen=True, slots=True)

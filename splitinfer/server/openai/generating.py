@@ -26,17 +26,17 @@ _MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
 # of OpenAI's API ("Create a model response", metadata)
 _MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 
-ByKeys = Annotated[Any, Ignored("requests are told apart by their keys", MOST_NAME)]
-CACHED = "a prompt's beginning is found in the cache by its tokens"
+ByKeys = Annotated[Any, Ignored("requests are identified by their keys", MOST_NAME)]
+CACHED = "the cache finds the beginning of a prompt by its tokens"
 Cached = Annotated[Any, Ignored(CACHED)]
 CacheKey = Annotated[Any, Ignored(CACHED, MOST_NAME)]
-CacheRoom = Annotated[Any, Ignored("the cache keeps what it has room for")]
+CacheRoom = Annotated[Any, Ignored("the cache keeps as much as it has room for")]
 OneTier = Annotated[
     Any, Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
 ]
 NOT_FORCED = "a model cannot be made to call a tool; auto and none are"
 NO_STORE = "nothing is stored here"
-FOR_TEMPLATE = "Told to the model's template"
+FOR_TEMPLATE = "Passed to the model's template"
 
 
 def is_text_format(value: Any) -> bool:
@@ -98,25 +98,25 @@ Stops = Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fa
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(_of_the_template)]
 Entries = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
-_NO_SEARCH, _NO_TEXT = "there is no search for answers", "special tokens are no text"
+_NO_SEARCH, _NO_TEXT = "there is no beam search", "special tokens are not text"
 
 
 class Generating(Fields):
     """Fields of all requests for an answer, with those of other servers that many clients know."""
 
-    model: Name | None = Field(None, description="Any name: there is one model")
-    temperature: float | None = Field(None, description="How freely tokens are chosen; 0 takes the likeliest")
-    top_p: float | None = Field(None, description="Tokens are chosen from this share of the probability")
+    model: Name | None = Field(None, description="Any name, because there is only one model")
+    temperature: float | None = Field(None, description="Randomness of sampling; 0 always takes the most likely token")
+    top_p: float | None = Field(None, description="Samples from the most likely tokens with this total probability")
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        None, description="Tokens are chosen from so many of the likeliest; 0 and -1 are off"
+        None, description="Samples from this many of the most likely tokens; 0 and -1 are off"
     )
-    min_p: float | None = Field(None, description="Least probability of a token, relative to the likeliest")
+    min_p: float | None = Field(None, description="Minimum probability of a token, relative to the most likely one")
     repetition_penalty: float | None = Field(
         None, description=f"Makes the last {REPETITION_CONTEXT} tokens less likely; 0 and 1 are off"
     )
-    presence_penalty: float | None = Field(None, description="Makes tokens of the answer less likely")
-    frequency_penalty: float | None = Field(None, description="The same, times how often the answer has them")
-    logit_bias: _Biases | None = Field(None, description="What is added to the logits of tokens")
+    presence_penalty: float | None = Field(None, description="Makes tokens that are already in the answer less likely")
+    frequency_penalty: float | None = Field(None, description="The same, times how often they are in the answer")
+    logit_bias: _Biases | None = Field(None, description="Values to add to the logits of tokens")
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
         None, description="The same seed gives the same answer"
     )
@@ -124,12 +124,12 @@ class Generating(Fields):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None, description="Tokens that end the answer"
     )
-    ignore_eos: bool | None = Field(None, description="The answer goes on behind the model's own end")
-    stream: bool = Field(False, description="Sends the answer in parts, as they are made")
+    ignore_eos: bool | None = Field(None, description="The answer continues after the model's end token")
+    stream: bool = Field(False, description="Sends the answer in parts as it is generated")
     user: ByKeys = None
     cache_prompt: Cached = None
     min_tokens: Annotated[
-        Any, Refused("an answer ends where the model ends it, or with ignore_eos at its most tokens", (0,))
+        Any, Refused("an answer ends where the model ends it, or with ignore_eos at its token limit", (0,))
     ] = None
     length_penalty: Annotated[Any, Refused(_NO_SEARCH, (1, 1.0))] = None
     use_beam_search: Annotated[Any, Refused(_NO_SEARCH, (False,))] = None
@@ -164,20 +164,20 @@ class OfMlxLm(Fields):
     repetition_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
     presence_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
     frequency_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
-    xtc_probability: Annotated[Any, Refused("likely tokens are not left out", (0, 0.0))] = None
+    xtc_probability: Annotated[Any, Refused("XTC sampling is not implemented", (0, 0.0))] = None
     xtc_threshold: Annotated[Any, Ignored("it does nothing without xtc_probability")] = None
     adapters: Annotated[Any, Refused("there is one model, without adapters")] = None
-    draft_model: Annotated[Any, Ignored("drafts are the layout's, and change no answer", MOST_NAME)] = None
-    num_draft_tokens: Annotated[Any, Ignored("drafts are the layout's, and change no answer")] = None
+    draft_model: Annotated[Any, Ignored("the layout chooses the drafts, and they change no answer", MOST_NAME)] = None
+    num_draft_tokens: Annotated[Any, Ignored("the layout chooses the drafts, and they change no answer")] = None
     role_mapping: Annotated[Any, Refused("the model's template has its own words for roles", ({},))] = None
 
 
 class StreamOptions(Fields):
     """Options of a stream"""
 
-    include_usage: bool = Field(False, description="The last chunk has the usage")
-    continuous_usage_stats: bool = Field(False, description="With include_usage: every chunk has the usage so far")
-    include_obfuscation: bool = Field(False, description="Hides how long the text of a chunk is")
+    include_usage: bool = Field(False, description="The last chunk contains the usage")
+    continuous_usage_stats: bool = Field(False, description="With include_usage: every chunk contains the usage so far")
+    include_obfuscation: bool = Field(False, description="Hides the length of a chunk's text")
 
 
 def check_stream_options(options: Fields | None, *, streams: bool) -> None:

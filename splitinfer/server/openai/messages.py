@@ -16,8 +16,8 @@ from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, R
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.plain_json import plain_json
 
-_BY_OTHERS = Ignored("another server has written it for itself")
-_FOR_PEOPLE = Ignored("they say where the text is from, and are for people")
+_BY_OTHERS = Ignored("another server wrote it for its own use")
+_FOR_PEOPLE = Ignored("they name the source of the text for human readers")
 _NOTE = Ignored("a client's own note on a message")  # CodeCompanion sends id and opts (vllm-project/vllm #10463)
 _TEXT_ONLY = "the model is given text only"
 
@@ -47,7 +47,7 @@ class RefusalPart(_Part):
     """A refusal"""
 
     type: Literal["refusal"]
-    refusal: str = Field(description="It is text to the model")
+    refusal: str = Field(description="The model sees it as text")
 
 
 Part = Annotated[
@@ -64,11 +64,11 @@ class CalledFunction(Fields):
     """The function of a call"""
 
     name: str
-    arguments: str = Field("{}", description="JSON; what is none is told as it is")
+    arguments: str = Field("{}", description="JSON; other text is passed on unchanged")
 
 
 class Call(Fields):
-    """A call of a tool"""
+    """A tool call"""
 
     type: Literal["function"]
     id: str = ""
@@ -102,10 +102,10 @@ class _Message(Fields):
 
 
 class Said(_Message):
-    """A message of the system, the developer or the user"""
+    """A system, developer or user message"""
 
     role: Literal["system", "developer", "user"] = Field(
-        description="`developer` is `system`; those at the beginning become one"
+        description="`developer` counts as `system`; system messages at the beginning are merged"
     )
     content: Content
 
@@ -115,11 +115,11 @@ class Said(_Message):
 
 
 class Answered(_Message):
-    """A message of the assistant"""
+    """An assistant message"""
 
     role: Literal["assistant"]
     content: Content | None = None
-    refusal: str | None = Field(None, description="It is the content, where there is none")
+    refusal: str | None = Field(None, description="Used as the content if there is no content")
     tool_calls: _Calls | None = None
     reasoning_content: str | None = Field(None, description=FOR_TEMPLATE)
     reasoning: str | None = Field(None, description="The same")
@@ -143,7 +143,7 @@ class Answered(_Message):
 
 
 class Outcome(_Message):
-    """What came of a call"""
+    """The result of a call"""
 
     role: Literal["tool"]
     content: Content

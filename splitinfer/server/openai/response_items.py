@@ -32,7 +32,7 @@ def is_direct(caller: Any) -> bool:
 
 
 BY_MODEL = Refused(
-    "the model itself calls tools: nothing else runs here", is_neutral=is_direct, said='{"type": "direct"}'
+    "only the model calls tools; nothing else runs here", is_neutral=is_direct, said='{"type": "direct"}'
 )
 
 
@@ -47,7 +47,7 @@ class MessageItem(_Item):
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    phase: Annotated[Any, Ignored("an answer's items are one message for the model's template")] = None
+    phase: Annotated[Any, Ignored("the items of an answer become one message for the model's template")] = None
 
 
 class ReasoningText(Fields):
@@ -65,8 +65,8 @@ class ReasoningItem(_Item):
 
     type: Literal["reasoning"]
     content: _Texts | None = None
-    summary: _Texts | None = Field(None, description="Where there is no content")
-    encrypted_content: str | None = Field(None, description="This server's own; of another's, the summary is taken")
+    summary: _Texts | None = Field(None, description="Used if there is no content")
+    encrypted_content: str | None = Field(None, description="This server's own; otherwise the summary is used")
 
     @property
     def text(self) -> str:
@@ -81,7 +81,7 @@ def _joined(parts: Sequence[ReasoningText] | None) -> str:
 class _CallItem(_Item):
     call_id: str
     name: str
-    namespace: str | None = Field(None, description="A part of the function's name, as the model was told it")
+    namespace: str | None = Field(None, description="Part of the function's name that the model sees")
     caller: Annotated[Any, BY_MODEL] = None
     async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
 
@@ -105,7 +105,7 @@ class CustomCallItem(_CallItem):
     """An item with a custom call"""
 
     type: Literal["custom_tool_call"]
-    input: str = Field(description="Told to the model as an object, for templates know no other arguments")
+    input: str = Field(description="Shown to the model as an object, because templates support no other arguments")
 
     def told(self) -> dict[str, Any]:
         """The call as templates know it."""
@@ -113,7 +113,7 @@ class CustomCallItem(_CallItem):
 
 
 class OutputItem(_Item):
-    """An item with what came of a call"""
+    """An item with the result of a call"""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -124,20 +124,20 @@ class OutputItem(_Item):
 
 
 _REFUSED = {
-    "only OpenAI's servers can run it, or read what came of it": (
+    "only OpenAI's servers can run it, or read its result": (
         "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call",
     ),
-    "nobody but its author can read it": ("compaction",),
+    "only its author can read it": ("compaction",),
     "a conversation is taken as it is": ("compaction_trigger",),
     "a request has one configuration": ("configuration_update",),
     "give them as tools": ("additional_tools",),
-    "the model was told of functions only": (
+    "the model was shown functions only": (
         "tool_search_call", "tool_search_output", "computer_call", "computer_call_output", "local_shell_call",
         "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output",
     ),
     "no programs of the model are run here": ("program", "program_output"),
-    "nothing is stored here; give the item itself, as clients do that are told store: false": ("item_reference",),
+    "nothing is stored here; give the item itself; clients do so with store: false": ("item_reference",),
 }  # fmt: skip
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
 _Items = Annotated[
@@ -148,7 +148,7 @@ _Items = Annotated[
                 "type",
                 default="message",
                 refused={kind: why for why, kinds in _REFUSED.items() for kind in kinds},
-                left_out={"web_search_call": "OpenAI's servers ran it; what it brought is in the message behind it"},
+                left_out={"web_search_call": "OpenAI's servers ran it; its results are in the message that follows"},
             ),
         ]
     ],
@@ -245,7 +245,7 @@ def packed(reasoning: str) -> str:
 
 
 def unpacked(text: str) -> str:
-    """The reasoning in what ``packed`` made; empty for anything else, which nobody but its author can read."""
+    """The reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
     if not text.startswith(_PACKED):
         return ""
     try:

@@ -17,7 +17,7 @@ from splitinfer.server.openai.chat import NOT_HELD
 from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
 
 _TOLD = ("description", "parameters", "strict")
-_OTHER_TOOL = "the model is told of functions only, and so never calls it"
+_OTHER_TOOL = "the model sees functions only, so it never calls it"
 
 
 def names_direct(callers: Any) -> bool:
@@ -30,14 +30,14 @@ class ResponseFunction(Fields):
 
     type: Literal["function"]
     name: str
-    description: Any = Field(None, description="Told to the model")
-    parameters: dict[str, Any] | None = Field(None, description="Its schema, told to the model")
+    description: Any = Field(None, description="Shown to the model")
+    parameters: dict[str, Any] | None = Field(None, description="Its schema, shown to the model")
     strict: Any = Field(None, description=NOT_HELD)
-    defer_loading: Annotated[Any, Ignored("the model is told of all functions at once")] = None
-    output_schema: Annotated[Any, Ignored("what comes of a call is read as text")] = None
+    defer_loading: Annotated[Any, Ignored("the model sees all functions from the start")] = None
+    output_schema: Annotated[Any, Ignored("the result of a call is read as text")] = None
     allowed_callers: Annotated[
         Any,
-        Refused("the model itself calls tools: nothing else runs here", is_neutral=names_direct, said='["direct"]'),
+        Refused("only the model calls tools; nothing else runs here", is_neutral=names_direct, said='["direct"]'),
     ] = None
     async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
 
@@ -46,8 +46,8 @@ class Namespace(Fields):
     """A namespace of functions"""
 
     type: Literal["namespace"]
-    name: str = Field(description="Its functions are told as `namespace__name`")
-    description: Annotated[Any, Ignored("its functions have descriptions of their own")] = None
+    name: str = Field(description="The model sees its functions as `namespace__name`")
+    description: Annotated[Any, Ignored("its functions have their own descriptions")] = None
     tools: Annotated[
         list[Annotated[ResponseFunction | None, Kinds("type", others=_OTHER_TOOL)]],
         Field(max_length=MAX_TOOLS, fail_fast=True),
@@ -59,7 +59,7 @@ class AllowedFunctions(Fields):
 
     type: Literal["allowed_tools"]
     mode: Annotated[Any, Refused(NOT_FORCED, ("auto",))] = "auto"
-    tools: Entries = Field(description="The others are not told to the model")
+    tools: Entries = Field(description="The other tools are not shown to the model")
 
 
 ResponseTools = Annotated[

@@ -39,7 +39,7 @@ from splitinfer.server.problem import Problem
 _NO_STORE = Refused("nothing is stored here; give the whole conversation as input")
 _NOT_STORED = Refused(_NO_STORE.why, (False,))
 _AS_IT_IS = "a conversation is taken as it is"
-_WHOLE = Ignored("reasoning is given whole")
+_WHOLE = Ignored("reasoning is returned whole")
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _OF_OTHER_TOOLS = (
@@ -91,18 +91,18 @@ class CacheOptions(Fields):
 class ResponseStreamOptions(Fields):
     """Options of a stream of responses"""
 
-    include_obfuscation: bool = Field(False, description="Hides how long the text of an event is")
+    include_obfuscation: bool = Field(False, description="Hides the length of an event's text")
 
 
 class _Asked(Fields):
-    model: Name | None = Field(None, description="Any name: there is one model")
-    input: Input = Field(description="Text, or messages, reasoning, calls and what came of them; text only")
-    instructions: str | None = Field(None, description="Words of the system, before the input")
+    model: Name | None = Field(None, description="Any name, because there is only one model")
+    input: Input = Field(description="Text, or messages, reasoning, tool calls and their results; text only")
+    instructions: str | None = Field(None, description="System message before the input")
     tools: ResponseTools = Field(default_factory=list, description="Functions that the model may call")
-    tool_choice: FunctionChoice = Field("auto", description="Whether it may, and which")
-    parallel_tool_calls: bool = Field(True, description="Without it, an answer ends with its first call")
+    tool_choice: FunctionChoice = Field("auto", description="Whether the model may call a tool, and which")
+    parallel_tool_calls: bool = Field(True, description="If false, an answer ends after its first call")
     reasoning: Reasoning | None = Field(None, description="How much to reason")
-    text: Text | None = Field(None, description="How much to say")
+    text: Text | None = Field(None, description="How long the answer should be, and its format")
     chat_template_kwargs: TemplateOptions | None = Field(None, description="More options for the model's template")
     enable_thinking: bool | None = Field(None, description=FOR_TEMPLATE)
     conversation: Annotated[Any, _NO_STORE] = None
@@ -139,21 +139,21 @@ class ResponseRequest(_Asked, Generating):
     """A request for a response."""
 
     max_output_tokens: Count | None = Field(
-        None, description="Most tokens of the answer; no more than the context has room for"
+        None, description="Token limit of the answer; at most the room that the context leaves"
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = Field(
-        0, description=f"So many of the likeliest tokens beside each; with {_PROBABILITIES} in include"
+        0, description=f"Returns this many of the most likely tokens for each; with {_PROBABILITIES} in include"
     )
     include: Annotated[list[Annotated[str, AfterValidator(_includable)]], Field(max_length=32, fail_fast=True)] = Field(
         default_factory=list,
-        description=f"`{_PROBABILITIES}`; `{_PACKED_REASONING}`, which is readable and in no way secret",
+        description=f"`{_PROBABILITIES}`; `{_PACKED_REASONING}`, which is readable and not secret",
     )
-    stream_options: ResponseStreamOptions | None = Field(None, description="With stream only")
+    stream_options: ResponseStreamOptions | None = Field(None, description="Only with stream")
     metadata: Annotated[dict[str, str], BeforeValidator(small_metadata)] = Field(
-        default_factory=dict, description="Given back; nothing is stored"
+        default_factory=dict, description="Returned with the answer; nothing is stored"
     )
     max_tool_calls: Annotated[
-        Any, Ignored("it is for tools that OpenAI's servers run, of which there are none here")
+        Any, Ignored("it is for tools that OpenAI's servers run; there are none here")
     ] = None  # fmt: skip
     safety_identifier: ByKeys = None
     client_metadata: ByKeys = None  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
@@ -165,7 +165,7 @@ class ResponseRequest(_Asked, Generating):
     background: Annotated[Any, _NOT_STORED] = None
     background_options: Annotated[Any, Refused(_NO_STORE.why, EMPTY)] = None
     prompt: Annotated[Any, _NO_STORE] = None
-    moderation: Annotated[Any, Refused("nothing is moderated here")] = None
+    moderation: Annotated[Any, Refused("the server does not moderate")] = None
     access_programs: Annotated[Any, Refused("there are none here", EMPTY)] = None
     image: Annotated[Any, Refused("the model is given text only", EMPTY)] = None
     context_management: Annotated[Any, Refused(_AS_IT_IS, EMPTY)] = None
