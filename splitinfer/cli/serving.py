@@ -15,10 +15,9 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, is_loopback, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
-from splitinfer.server.running import Listen, Server
+from splitinfer.server.running import Listen, Server, check_tls
 from splitinfer.server.service import Service
-from splitinfer.server.spans.span import Spans
-from splitinfer.server.tls import check_tls
+from splitinfer.server.spans import Spans
 from splitinfer.system.open_files import make_room
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def spans_to(otlp: str | None) -> Spans | None:
     if otlp is None:
         return None
     try:
-        from splitinfer.server.spans.otlp import OtlpSpans
+        from splitinfer.server.otlp import OtlpSpans
     except ImportError as error:
         raise ConfigError("--otlp needs OpenTelemetry: install splitinfer with the extra otlp") from error
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # not each attempt

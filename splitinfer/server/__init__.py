@@ -1,6 +1,6 @@
 """`splitinfer serve`: the pipeline for clients that speak OpenAI's or Anthropic's API. Above `llm`, below `cli`.
 
-    HTTP     | admission: who asks, from where, how much    `gate`, `keys`, `rates`
+    HTTP     | admission: who asks, from where, how much    `gate`, `keys`
     request  | one API's words -> what is wanted            `openai`, `anthropic`
              | an answer, asked for and read without waits  `llm.asubmit`
     answer   | its parts -> that API's words                `openai`, `anthropic`
@@ -8,7 +8,7 @@
 
 Everything that decides or translates is pure: admission by facts of a request, an API's request to a prompt and
 sampling parameters, an answer's parts to the chunks of a stream. The web framework is known to the routes of each API
-and to what carries HTTP: `app`, `guard`, `route`, `asking`, `body`, `stream`, `connections`, `running`. The
+and to what carries HTTP: `guard`, `service`, `asking`, `body`, `stream`, `connections`, `running`. The
 event loop never waits for MLX: what takes time (templates, tokenizing) runs in threads, and what the engine's thread
 brings wakes the loop once a step (`llm.async_request`). The engine never waits for a client: a slow reader's tokens
 wait in its own queue.

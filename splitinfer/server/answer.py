@@ -1,15 +1,25 @@
-"""An answer as it grows: what comes of each choice, told apart into parts. Pure; `reading` feeds it with events.
+"""An answer as it grows: asked of the engine, and read for an event loop, all choices of a request as one stream.
 
-A choice ends for a reason that every API translates: "stop", "length", "tool_calls" where the model called a tool,
-"abort" or "error". A choice that shall have one call only ends with it, whatever the model would add.
+What comes of each choice is told apart into parts. A choice ends for a reason that every API translates: "stop",
+"length", "tool_calls" where the model called a tool, "abort" or "error". A choice that shall have one call only ends
+with it, whatever the model would add.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.llm import LLM
+from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.request import Handling
+from splitinfer.server.ask import Ask, Chat, known_tokens
+from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.conversations import Conversations
 
 
 class Parser(Protocol):
@@ -34,20 +44,6 @@ class PlainText:
     def finish(self) -> list[AnswerPart]:
         """Nothing is held back."""
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
-    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
-    became tokens."""
-
-    prompt: int
-    cached: int = 0
-    generated: int = 0
-    reasoning: int = 0
-    tried: int = 0
-    right: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +116,207 @@ class ChoiceReader:
         if self._has_called and reason in (None, "stop"):
             return "tool_calls"
         return reason or "stop"
+
+
+# -- asking the engine -----------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
+    prompt; those to one prompt follow each other. ``is_cancelled``: whether the client has asked for the end."""
+
+    requests: Sequence[AsyncRequest]
+    readers: Sequence[ChoiceReader]
+    num_choices: int
+    tell: Sequence[Callable[[list[int]], None]] = ()
+    """Called with each choice's tokens when they are over; none: nobody wants to know."""
+    failure: Callable[[], str | None] = lambda: None
+    """Why the pipeline takes no request any more, if it does not (``PipelineHealth``)."""
+    is_cancelled: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        outputs = [request.output for request in self.requests]
+        prompts = outputs[:: self.num_choices]
+        return Usage(
+            sum(output.num_prompt_tokens for output in prompts),
+            sum(output.num_cached_tokens for output in prompts),
+            sum(reader.num_tokens for reader in self.readers),
+            sum(reader.num_reasoning_tokens for reader in self.readers),
+            sum(output.num_tried_drafts for output in outputs),
+            sum(output.num_right_drafts for output in outputs),
+        )
+
+    @property
+    def tokens_by_prompt(self) -> list[list[int]]:
+        """How many tokens each choice has so far, by prompt."""
+        numbers, each = [len(request.output.token_ids) for request in self.requests], self.num_choices
+        return [numbers[first : first + each] for first in range(0, len(numbers), each)]
+
+    @property
+    def times(self) -> list[ChoiceTimes]:
+        """What each choice has come to so far."""
+        return [_times_of(*pair) for pair in zip(self.requests, self.readers, strict=True)]
+
+    def abort(self) -> None:
+        """End all choices."""
+        for request in self.requests:
+            request.abort()
+
+    def cancel(self) -> None:
+        """End all choices, as the client wants it."""
+        self.is_cancelled = True
+        self.abort()
+
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """The pieces of all choices as they come, those together that came together. Closing the generator aborts what
+        has not ended."""
+        alone = len(self.requests) == 1
+        source = _batches_of(self.requests[0], self.readers[0]) if alone else self._merged()
+        try:
+            async with aclosing(source) as batches:
+                async for batch in batches:
+                    yield [self._told(piece) for piece in batch]
+        finally:
+            self.abort()
+            for tell, request in zip(self.tell, self.requests, strict=False):
+                tell(request.output.token_ids)
+
+    def _told(self, piece: Piece) -> Piece:
+        return with_failure(piece if self.is_cancelled else as_told(piece), self.failure)
+
+    async def _merged(self) -> AsyncGenerator[list[Piece], None]:
+        ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
+
+        async def read(request: AsyncRequest, reader: ChoiceReader) -> None:
+            try:
+                async with aclosing(_batches_of(request, reader)) as batches:
+                    async for batch in batches:
+                        ready.put_nowait(batch)
+            finally:
+                ready.put_nowait(None)
+
+        pairs = zip(self.requests, self.readers, strict=True)
+        tasks = [asyncio.create_task(read(request, reader)) for request, reader in pairs]
+        try:
+            left = len(tasks)
+            while left:
+                found = [await ready.get()]
+                while not ready.empty():
+                    found.append(ready.get_nowait())
+                left -= found.count(None)
+                if batch := [piece for each in found if each is not None for piece in each]:
+                    yield batch
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _times_of(request: AsyncRequest, reader: ChoiceReader) -> ChoiceTimes:
+    output, at = request.output, request.submitted
+    first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
+    begun = None if output.queue_seconds is None else at + output.queue_seconds
+    cut = "tool_calls" if reader.has_ended else None  # behind its one call
+    return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
+
+
+def as_told(piece: Piece) -> Piece:
+    """A piece as a client is told of it that has not cancelled its request: an answer that the server itself has cut
+    short has failed. Else it would look whole."""
+    if piece.finish_reason != "abort" or piece.error is not None:  # an error says why, as for a deadline
+        return piece
+    return replace(piece, finish_reason="error", error="the server was told to end before the answer was whole")
+
+
+def with_failure(piece: Piece, failure: Callable[[], str | None]) -> Piece:
+    """A piece as a client is told of it, if the pipeline has failed: what ended every request has addresses and the
+    words of libraries in it, which are for the log."""
+    if piece.finish_reason != "error" or (said := failure()) is None or piece.error == said:
+        return piece
+    log.warning("an answer ended with the pipeline: %s", piece.error)
+    return replace(piece, error=said)
+
+
+async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
+    async with aclosing(request.batches()) as batches:
+        async for events in batches:
+            if pieces := [piece for event in events if (piece := reader.read(event)) is not None]:
+                yield pieces
+            if reader.has_ended:
+                return
+
+
+async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling, known: Conversations) -> Answer:
+    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused. ``known``:
+    the conversations so far, which this one becomes a part of.
+
+    Raises:
+        Problem: a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
+    answers: list[Answer] = []
+    try:
+        for i, ask in enumerate(asks):
+            answers.append(await _submit(llm, ask, handling, known, i * ask.num_choices))
+    except BaseException:
+        for answer in answers:
+            answer.abort()
+        raise
+    requests = [request for answer in answers for request in answer.requests]
+    readers = [reader for answer in answers for reader in answer.readers]
+    tell = [tell for answer in answers for tell in answer.tell]
+    return Answer(requests, readers, asks[0].num_choices, tell, lambda: llm.health().failure)
+
+
+async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, first: int) -> Answer:
+    """Ask the engine, for one prompt; its first choice has the number ``first``. What takes time is done beside the
+    event loop.
+
+    Raises:
+        Problem: a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
+    prompt, text = await asyncio.to_thread(known_tokens, llm, ask.prompt, known)
+    room = llm.context_length - len(prompt)
+    params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
+    requests: list[AsyncRequest] = []
+    try:
+        for each in params:
+            requests.append(
+                await llm.asubmit(
+                    prompt, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True
+                )
+            )
+        numbers = range(first, first + ask.num_choices)
+        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers]
+        tell = () if text is None else [_teller(llm, known, text, prompt)] * ask.num_choices
+        return Answer(requests, readers, ask.num_choices, tell)
+    except BaseException:
+        for request in requests:
+            request.abort()
+        raise
+
+
+def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
+    """What makes an answer known, without its end token: templates write one of their own, or none."""
+    ends = frozenset() if llm.tokenizer is None else llm.tokenizer.eos_token_ids
+
+    def tell(answer: list[int]) -> None:
+        known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
+
+    return tell
+
+
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:
+    """Chats are told apart into parts; what continues a text is text."""
+    if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
+        return PlainText()
+    return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools)

@@ -1,12 +1,32 @@
-"""What a client wants, whichever API it speaks: a prompt, how its answer is chosen, and what of it is shown."""
+"""What a client wants, whichever API it speaks: a prompt, how its answer is chosen, and what of it is shown; and
+prompts as token ids, at a cost that is bounded before it is paid.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+A tokenizer takes about a second for each megabyte or two, and the body of a request may have 32 MB. Templates are
+programs, some of which look at all messages for each message. So what cannot fit is refused by its size: a conversation
+by the number of its messages and tools, and a long text after as much of it was tokenized, piece by piece, as is sure
+to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
+none is refused that would have fitted.
+
+    characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
+                           tokenized at once      | in pieces first, up to twice the context's tokens
+
+Agents add to the system's words in the middle of a conversation. Some templates write such a message where it stands;
+some refuse it, for which there are simpler forms (``text.turns``); and some write nothing, in silence. So a
+conversation with one is written out, and where the words are not found they become the user's, where they were.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.server.problem import Problem
+from splitinfer.llm import LLM
+from splitinfer.server.problem import Problem, unsupported
+from splitinfer.text.conversations import Conversations
+from splitinfer.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
 
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
@@ -58,3 +78,192 @@ class Ask:
 def _field_in(sentence: str, values: Mapping[str, Any]) -> str | None:
     """The field that an error's sentence begins with."""
     return next((name for name in values if sentence.startswith(name)), None)
+
+
+# -- prompts as token ids --------------------------------------------------------------------------
+
+
+_AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each token of the context
+_PIECE = 1 << 16  # characters
+
+
+class Encoding(Protocol):
+    """What of ``LLM`` is needed here."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        ...
+
+    def encode_chat(
+        self, messages: Any, *, tools: Any = (), options: Any = None, opens_answer: bool = True
+    ) -> list[int]:
+        """A chat as token ids."""
+        ...
+
+
+def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
+    """A prompt as token ids. It takes time: call it beside the event loop.
+
+    Raises:
+        Problem: 400, there is so much of it that it is not tokenized.
+        SplitinferError: as ``LLM.encode`` and ``LLM.encode_chat``.
+    """
+    check_size(llm, prompt)
+    match prompt:
+        case Chat():
+            chat = settled_chat(llm, prompt)
+            opens = chat.opens_answer
+            return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+        case str(text):
+            return llm.encode(text)
+        case tokens:
+            return list(tokens)
+
+
+def num_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> int:
+    """How many tokens a prompt has if it is asked now. It takes time: call it beside the event loop.
+
+    Raises:
+        Problem, SplitinferError: as ``prompt_tokens``.
+    """
+    return len(known_tokens(llm, prompt, known)[0])
+
+
+def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
+    """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
+    is a chat.
+
+    Raises:
+        Problem, SplitinferError: as ``prompt_tokens``.
+    """
+    if not isinstance(prompt, Chat):
+        return prompt_tokens(llm, prompt), None
+    check_size(llm, prompt)
+    chat = settled_chat(llm, prompt)
+    opens = chat.opens_answer
+    return llm.encode_known(chat.messages, known, tools=chat.tools, options=chat.options, opens_answer=opens)
+
+
+def settled_chat(llm: Encoding, chat: Chat) -> Chat:
+    """The conversation as the model's template takes it.
+
+    Raises:
+        Problem: 400, there are tools, of which the model cannot be told.
+        SplitinferError: as ``LLM.render_chat``.
+    """
+    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
+        raise unsupported("tools", llm.tokenizer.no_tools)
+    return settled(llm, chat)
+
+
+def check_size(llm: Encoding, prompt: Prompt) -> None:
+    """Refuse a prompt whose size alone says that it cannot be answered.
+
+    Raises:
+        Problem: 400, with the numbers.
+    """
+    if isinstance(prompt, tuple):
+        return
+    if isinstance(prompt, Chat):
+        _check_number("messages", "messages", len(prompt.messages), MAX_MESSAGES)
+        _check_number("tools", "tools", len(prompt.tools), MAX_TOOLS)
+    texts = [*_texts_in(prompt if isinstance(prompt, str) else (prompt.messages, prompt.tools, prompt.options))]
+    if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
+        _check_pieces(llm, texts)
+
+
+def _check_number(param: str, what: str, number: int, most: int) -> None:
+    if number > most:
+        raise Problem(400, f"a conversation may have {most:,} {what}, not {number:,}", param=param)
+
+
+def _check_pieces(llm: Encoding, texts: list[str]) -> None:
+    found, most = 0, 2 * llm.context_length
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            found += len(llm.encode(text[start : start + _PIECE]))
+            if found > most:
+                raise Problem(
+                    400,
+                    f"the prompt has over {most:,} tokens, but the context is {llm.context_length:,}",
+                    code="context_length_exceeded",
+                )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """All texts in it, names of fields and numbers too: templates write them all."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from _texts_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_in(each)
+    elif value is not None:
+        yield repr(value)
+
+
+# -- what the system says later --------------------------------------------------------------------
+
+
+def settled(llm: Encoding, chat: Chat) -> Chat:
+    """The conversation as the model's template takes it without losing anything of the system's.
+
+    Raises:
+        SplitinferError: as ``LLM.render_chat``.
+    """
+    late = [message["content"].strip() for message in _late(chat.messages)]
+    if not late:
+        return chat
+    text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)
+    if all(words in text for words in late):
+        return chat
+    return replace(chat, messages=tuple(as_the_users(chat.messages)))
+
+
+def as_the_users(messages: Sequence[Message]) -> list[Message]:
+    """The messages with later ones of the system as the user's. Next to the user's own they are a part of these, for
+    templates want turns to alternate.
+
+    >>> said = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "It is May."}]
+    >>> as_the_users(said)
+    [{'role': 'user', 'content': 'Hi\\n\\nIt is May.'}]
+    """
+    late, made = {id(message) for message in _late(messages)}, list[Message]()
+    is_open = False  # whether the last message takes in a further one of the user
+    for message in messages:
+        is_late = id(message) in late
+        if made and made[-1]["role"] == "user" and (is_late or (is_open and message["role"] == "user")):
+            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
+        else:
+            made.append({**message, "role": "user"} if is_late else message)
+        is_open = is_late
+    return made
+
+
+def _late(messages: Sequence[Message]) -> list[Message]:
+    """The system's messages behind any other."""
+    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    return [message for message in messages[first:] if message["role"] == "system"]

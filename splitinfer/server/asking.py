@@ -12,14 +12,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from splitinfer.errors import QueueFull
 from splitinfer.llm.request import Handling
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.meters.http import OTHER
+from splitinfer.server.meters.families import OTHER
 from splitinfer.server.problem import AGAIN, Problem
-from splitinfer.server.reading import Answer, submit
 from splitinfer.server.service import Service, UnderWay
-from splitinfer.server.spans.span import Arrival
+from splitinfer.server.spans import Arrival
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
 log = logging.getLogger(__name__)

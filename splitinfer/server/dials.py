@@ -1,4 +1,4 @@
-"""The dials of serving, as a client reads and turns them. Pure.
+"""The dials of serving: whoever may ask reads them, and who has the scope `admin` turns them.
 
     GET    each dial with its value, what is in force, its range and its meaning
     PATCH  {"prefill_share": 0.3, "policy": null}: these are changed, all or none; null restores the default
@@ -7,11 +7,19 @@ There is one for each option that ``core.serving_options`` declares. The engine'
 bounds that are of several dials together.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from splitinfer.core.serving_options import SERVING_OPTIONS, Declared, ServingOptions
+from splitinfer.errors import ConfigError
+from splitinfer.server.body import read_json
+from splitinfer.server.keys import ApiKey, Scope
 from splitinfer.server.problem import Problem
+from splitinfer.server.service import ApiRoute, Service
 
 
 def dials_document(options: ServingOptions, token_budget: int, max_running: int, *, may_change: bool) -> dict[str, Any]:
@@ -52,3 +60,33 @@ def _checked(each: Declared, value: Any) -> Any:
         return each.checked(value)
     except ValueError as error:
         raise Problem(400, str(error), param=each.name) from error
+
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = 1 << 16
+
+
+def dial_routes(service: Service) -> list[ApiRoute]:
+    """The route of one service."""
+    llm = service.llm
+
+    def document(key: ApiKey) -> Response:
+        may_change = key.may(Scope.ADMIN)
+        return JSONResponse(
+            dials_document(llm.serving_options, llm.token_budget, llm.max_running, may_change=may_change)
+        )
+
+    async def dials(request: Request) -> Response:
+        scope = Scope.ADMIN if request.method == "PATCH" else Scope.USE
+        key = service.gate.caller(request.state.facts, service.sessions, scope)
+        if request.method == "PATCH":
+            changes = await read_json(request, changes_of, _MOST_BYTES)
+            try:
+                llm.tune(**changes)
+            except ConfigError as error:
+                raise Problem(400, str(error)) from error
+            log.info("%s has changed the dials: %s", key.name, changes)
+        return document(key)
+
+    return [ApiRoute("/v1/splitinfer/dials", dials, methods=["GET", "PATCH"])]

@@ -14,7 +14,7 @@ from splitinfer.server.fields import Fields
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.completions import CompletionRequest
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest
-from splitinfer.server.texts import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from splitinfer.server.own_routes import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 Schema = Mapping[str, Any]
 ROUTES: Mapping[str, type[Fields]] = {

@@ -19,13 +19,16 @@ use a server without keys, because a browser on this machine reaches it whatever
 """
 
 import re
-from collections.abc import Iterable, Mapping
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http.cookies import SimpleCookie
 from ipaddress import ip_address
-from typing import Protocol
 
 from splitinfer.errors import ConfigError
-from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope
+from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem
 
 SESSION_COOKIE = "splitinfer_session"
@@ -44,14 +47,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-class Bought(Protocol):
-    """Sessions that keys have bought (``sessions.Sessions``)."""
-
-    def key_of(self, name: str) -> ApiKey | None:
-        """The key that bought a session; ``None`` where there is no such session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ class Gate:
         """Whether another site's pages may use the server."""
         return "*" in self.origins or origin in self.origins
 
-    def caller(self, facts: Facts, sessions: Bought | None, scope: Scope = Scope.USE) -> ApiKey:
+    def caller(self, facts: Facts, sessions: "Sessions | None", scope: Scope = Scope.USE) -> ApiKey:
         """Who asks.
 
         Raises:
@@ -117,12 +112,12 @@ class Gate:
             raise Problem(403, f"key {key.name!r} lacks the scope {scope}")
         return key
 
-    def name_of_caller(self, facts: Facts, sessions: Bought | None) -> str:
+    def name_of_caller(self, facts: Facts, sessions: "Sessions | None") -> str:
         """Who asks, for the log: the key's name, or "-"."""
         key = NOBODY if self.keys is None else self._key_of(facts, sessions)
         return "-" if key is None or key is NOBODY else key.name
 
-    def _key_of(self, facts: Facts, sessions: Bought | None) -> ApiKey | None:
+    def _key_of(self, facts: Facts, sessions: "Sessions | None") -> ApiKey | None:
         assert self.keys is not None
         shown = shown_key(facts.headers)
         if shown is not None:
@@ -198,3 +193,57 @@ def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> fro
     """
     reached = own_names if host in _EVERYWHERE else [host]
     return frozenset([*(name.lower().rstrip(".") for name in reached), *map(name_of, allowed)])
+
+
+# -- sessions: what a page has in place of a key ---------------------------------------------------
+
+
+SESSION_SECONDS = 24 * 3600
+MAX_SESSIONS = 256
+MAX_OF_KEY = 64
+
+
+class Sessions:
+    """The sessions under way and the keys that bought them; expired ones do not count. ``clock``: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MAX_SESSIONS) -> None:
+        self._clock, self._most = clock, most
+        self._held: OrderedDict[str, tuple[ApiKey, float]] = OrderedDict()  # by the name's digest; the oldest first
+
+    def begin(self, key: ApiKey) -> str:
+        """A new session's name."""
+        own = [name for name, (by, _) in self._held.items() if by.name == key.name]
+        for oldest in own[: max(0, len(own) - MAX_OF_KEY + 1)]:
+            del self._held[oldest]
+        while len(self._held) >= self._most:
+            self._held.popitem(last=False)
+        name = secrets.token_urlsafe(32)
+        self._held[digest(name)] = (key, self._clock() + SESSION_SECONDS)
+        return name
+
+    def end(self, name: str) -> bool:
+        """End a session; whether there was one."""
+        return self._held.pop(digest(name), None) is not None
+
+    def key_of(self, name: str) -> ApiKey | None:
+        """The key that bought a session; ``None`` where there is no such session, or none any more."""
+        key, until = self._held.get(digest(name), (None, 0.0))
+        if key is not None and self._clock() >= until:
+            del self._held[digest(name)]
+            return None
+        return key
+
+
+def cookie(name: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> str:
+    """The ``Set-Cookie`` header of a session: no script reads it (HttpOnly), and no request that another site causes
+    carries it (SameSite=Strict). ``is_secure``: sent over TLS only. ``seconds``: 0 removes it.
+
+    >>> cookie("abc", is_secure=True, seconds=60)
+    'splitinfer_session=abc; HttpOnly; Max-Age=60; Path=/; SameSite=Strict; Secure'
+    """
+    jar = SimpleCookie({SESSION_COOKIE: name})
+    morsel = jar[SESSION_COOKIE]
+    attributes = {"httponly": True, "max-age": seconds, "path": "/", "samesite": "Strict", "secure": is_secure}
+    for attribute, value in attributes.items():
+        morsel[attribute] = value
+    return morsel.OutputString()

@@ -7,16 +7,21 @@ headers of CORS. Every error has the form of the API that was asked, and none sh
 A target may be absolute (`GET http://HOST/PATH`), as proxies write it: then its host counts, and `Host` does not
 (RFC 9112, 3.2.2). A body is bounded twice: by the length that it says here, before anything of it is read, and by the
 bytes that come in `body`.
+
+Each request has one line in the log when it is over: who asked for what, how it ended, tokens and seconds. Nothing of a
+prompt or an answer is in it, and of an address only its path, without what follows a question mark.
+
+    request req_5f… laptop POST /v1/chat/completions 200, 5,120 of 20,412 prompt tokens cached, 311 generated, 14.2 s
 """
 
 import logging
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import h11
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,15 +30,46 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import SplitinferError
-from splitinfer.server import access_log
-from splitinfer.server.access_log import CLIENT_GONE
+from splitinfer.server.answer import Answer
 from splitinfer.server.body import MAX_BYTES, Bodies, Held
-from splitinfer.server.gate import Bought, Facts, Gate
-from splitinfer.server.meters.http import OTHER
+from splitinfer.server.gate import Facts, Gate, Sessions
+from splitinfer.server.meters.families import OTHER
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
+from splitinfer.server.spans import Usage
+
+# -- the log ---------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499  # nginx's word for an answer that nobody waited for
+_MOST_METHOD, _MOST_PATH = 20, 80  # characters
+
+
+def line(request_id: str, key: str, method: str, path: str, status: int, usage: Usage | None, seconds: float) -> str:
+    """The line of one request. ``usage``: of the answer, if one was asked for.
+
+    >>> line("req_1", "laptop", "GET", "/v1/models", 200, None, 0.004)
+    'request req_1 laptop GET /v1/models 200, 0.0 s'
+    """
+    tokens = "" if usage is None else (
+        f", {usage.cached:,} of {usage.prompt:,} prompt tokens cached, {usage.generated:,} generated"
+    )  # fmt: skip
+    where = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
+    return f"request {request_id} {key} {method[:_MOST_METHOD]} {where} {status}{tokens}, {seconds:.1f} s"
+
+
+def log_request(state: MutableMapping[str, Any], key: str, method: str, path: str, status: int, seconds: float) -> None:
+    """Log a request. ``state``: of its scope, with its ``request_id`` and, once asked, its ``answer``."""
+    if log.isEnabledFor(logging.INFO):
+        answer: Answer | None = state.get("answer")
+        usage = None if answer is None else answer.usage
+        log.info("%s", line(state["request_id"], key, method, path, status, usage, seconds))
+
+
+# -- the guard -------------------------------------------------------------------------------------
+
 
 MAX_HEAD_BYTES = 64 << 10  # a request's line and headers
 
@@ -56,7 +92,7 @@ class Guard:
         self,
         app: ASGIApp,
         gate: Gate,
-        sessions: Bought,
+        sessions: Sessions,
         bodies: Bodies | None = None,
         failure: Callable[[], str | None] = lambda: None,
         ended: Callable[[str, int], None] = lambda _route, _status: None,
@@ -81,7 +117,7 @@ class Guard:
             who = self._gate.name_of_caller(facts, self._sessions)
             seconds = time.monotonic() - began
             status = CLIENT_GONE if scope["state"].get("has_left") else answered.status
-            access_log.write(scope["state"], who, facts.method, facts.path, status, seconds)
+            log_request(scope["state"], who, facts.method, facts.path, status, seconds)
             self._ended(scope["state"].get("route", OTHER), status)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:

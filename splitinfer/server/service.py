@@ -1,4 +1,4 @@
-"""What all routes share: the engine, who may ask, and the answers under way."""
+"""What all routes share: the engine, who may ask, the answers under way, and a route's refusal of a method."""
 
 import secrets
 import time
@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
 from splitinfer.llm import LLM
-from splitinfer.server.gate import Gate
+from splitinfer.server.answer import Answer
+from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
-from splitinfer.server.keys import ApiKey
-from splitinfer.server.meters.http import HttpMeters
+from splitinfer.server.keys import ApiKey, Rates
+from splitinfer.server.meters.families import HttpMeters
 from splitinfer.server.problem import Problem
-from splitinfer.server.rates import Rates
-from splitinfer.server.reading import Answer
-from splitinfer.server.sessions import Sessions
-from splitinfer.server.spans.span import Arrival, Spans, span_of
+from splitinfer.server.spans import Arrival, Spans, span_of
 from splitinfer.text.conversations import Conversations
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
@@ -169,3 +170,20 @@ class Service:
 def new_request_id() -> str:
     """An id that nobody can guess."""
     return f"req_{secrets.token_hex(12)}"
+
+
+class ApiRoute(Route):
+    """A route for some methods."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request, whose ``scope["state"]`` gets the ``route``: its pattern.
+
+        Raises:
+            Problem: 405, the method is another.
+        """
+        if self.methods and scope["method"] not in self.methods:
+            takes = tuple(sorted(self.methods))
+            sentence = f"{scope['path']:.80} takes {' and '.join(takes)}, not {scope['method']:.20}"
+            raise Problem(405, sentence, allow=takes)
+        scope.setdefault("state", {})["route"] = self.path
+        await self.app(scope, receive, send)

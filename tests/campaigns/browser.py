@@ -36,11 +36,10 @@ from stages import pipeline
 
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.gate import Gate
+from splitinfer.server.gate import Gate, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.server.sessions import cookie
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PAGE = Path(__file__).parent / "hostile.html"
@@ -76,7 +75,7 @@ def counting(counts: Counts) -> Iterator[None]:
             if (found := re.search(r"request \S+ \S+ (\S+) \S+ (\d+)", record.getMessage())) is not None:
                 counts.statuses[f"{found[1]} {found[2]}"] += 1
 
-    log, handler = logging.getLogger("splitinfer.server.access_log"), Lines()
+    log, handler = logging.getLogger("splitinfer.server.guard"), Lines()
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False

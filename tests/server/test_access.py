@@ -15,12 +15,11 @@ from mutating import BODIES, JSON, Asked
 from starlette.routing import Router
 
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
 from splitinfer.server.gate import SESSION_COOKIE, Gate
 from splitinfer.server.guard import Guard
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
-from splitinfer.server.route import ApiRoute
-from splitinfer.server.service import Service
+from splitinfer.server.running import make_app
+from splitinfer.server.service import ApiRoute, Service
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "server.md"
 KEYS = {scope: ApiKey(scope, digest(f"for {scope}"), frozenset({scope})) for scope in Scope}

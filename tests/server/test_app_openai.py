@@ -10,7 +10,7 @@ from openai.types.responses import Response
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server import reading
+from splitinfer.server import answer as reading
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.running import Server
 from splitinfer.server.stream import EventStream

@@ -11,11 +11,11 @@ from asgi import answer, scope_of
 from mutating import JSON, TALE, Asked
 
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
 from splitinfer.server.body import Bodies
 from splitinfer.server.gate import Gate
 from splitinfer.server.guard import Guard
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 CHAT, ASK = "/v1/chat/completions", {"messages": TALE, "max_tokens": 2}

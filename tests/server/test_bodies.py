@@ -16,12 +16,12 @@ from raw_http import Said
 from starlette.requests import Request
 from test_without_a_model import Model
 
-from splitinfer.server.app import make_app
 from splitinfer.server.body import Bodies, Held, read_json
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.messages import arguments_of
 from splitinfer.server.openai.responses import ResponseRequest
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 CHAT, TEXT, RESPONSE, INPUT = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"

@@ -17,11 +17,11 @@ from splitinfer import SamplingParams
 from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
 from splitinfer.server.dials import changes_of, dials_document
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 PATH = "/v1/splitinfer/dials"

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 from splitinfer.server import keys as module
-from splitinfer.server.gate import SESSION_COOKIE, Facts, Gate
+from splitinfer.server.gate import MAX_OF_KEY, SESSION_COOKIE, SESSION_SECONDS, Facts, Gate, Sessions, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, add_key, digest, read_keys, remove_key
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.server.sessions import MAX_OF_KEY, SESSION_SECONDS, Sessions, cookie
 
 GIVEN, USER = ApiKey("given-1", digest("given")), ApiKey("laptop", digest("secret"))
 LONG = {"messages": TALE, "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.ask import Chat
-from splitinfer.server.late_systems import as_the_users, settled
-from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.ask import Chat, as_the_users, prompt_tokens, settled
 
 
 def said(*messages: str) -> tuple[dict[str, Any], ...]:

@@ -17,9 +17,8 @@ from mutating import BODIES, WITHOUT_BODY, Asked, mutated, sent, valid
 from raw_http import Connection
 
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
 from splitinfer.server.guard import Guard
-from splitinfer.server.running import Listen, Server
+from splitinfer.server.running import Listen, Server, make_app
 from splitinfer.server.service import Service
 
 SHORTLY = ("X-Splitinfer-Timeout", "2")  # seconds: a request without its max_tokens ends

@@ -16,13 +16,13 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
-from splitinfer.server.access_log import line
-from splitinfer.server.answer import Usage
 from splitinfer.server.gate import Gate
+from splitinfer.server.guard import line
 from splitinfer.server.health import health_document, layout_summary
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.server.spans import Usage
 
 TALE = [{"role": "user", "content": "Once upon a time"}]
 KEY = {"x-api-key": "secret"}

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Chat
-from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Chat, prompt_tokens
 from splitinfer.server.problem import Problem
 
 CONTEXT = 8192

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.keys import NOBODY, ApiKey, Rates
 from splitinfer.server.problem import Problem
-from splitinfer.server.rates import Rates
 
 
 def key(per_minute: float | None = None, concurrent: int | None = None) -> ApiKey:

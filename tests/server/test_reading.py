@@ -9,8 +9,7 @@ import pytest
 
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import ChoiceReader, Piece, PlainText
-from splitinfer.server.reading import Answer, _teller
+from splitinfer.server.answer import Answer, ChoiceReader, Piece, PlainText, _teller
 from splitinfer.text.conversations import Codec, Conversations
 
 CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from splitinfer.llm import LLM
+from splitinfer.server.answer import Answer
 from splitinfer.server.keys import NOBODY, ApiKey, digest
 from splitinfer.server.problem import Problem
-from splitinfer.server.reading import Answer
 from splitinfer.server.service import Service, UnderWay
 from splitinfer.settings import Settings
 

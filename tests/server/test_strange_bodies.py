@@ -15,8 +15,8 @@ from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.completions import CompletionRequest, completions_of
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
+from splitinfer.server.own_routes import TokenizeRequest, tokenize_ask
 from splitinfer.server.problem import Problem
-from splitinfer.server.texts import TokenizeRequest, tokenize_ask
 
 NUMBERS = [0, -1, 2**70, -(10**400), 10**400, 1.5, 1e308]
 STRANGE = [None, True, *NUMBERS, "", "x", [], [[]], ["x"], {}, {"x": []}, {"type": []}]

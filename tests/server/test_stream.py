@@ -10,9 +10,8 @@ import pytest
 from asgi import scope_of
 from mutating import Asked
 
-from splitinfer.server.gate import Gate
+from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.guard import Guard
-from splitinfer.server.sessions import Sessions
 from splitinfer.server.stream import COMMENT_PING, EventStream, event
 
 AT_MOST = 30.0  # seconds, for what takes none

@@ -8,7 +8,7 @@ import pytest
 
 from splitinfer.cli.serving import Access
 from splitinfer.errors import ConfigError
-from splitinfer.server.tls import check_tls
+from splitinfer.server.running import check_tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
 

@@ -11,7 +11,7 @@ from raw_http import Said
 
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import WorkerLost
-from splitinfer.server.app import make_app
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 ADDRESS = "10.0.0.2:5000"

@@ -16,15 +16,17 @@ from splitinfer.server.anthropic.blocks import (
     AnyTool,
     AssistantContent,
     Effort,
+    SystemTurn,
     Texts,
     Thinking,
     ToolResult,
     ToolUse,
     UserContent,
     block_text,
+    changed_tools,
+    last_effort,
     text_of,
 )
-from splitinfer.server.anthropic.system_turns import SystemTurn, changed_tools, last_effort
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import EMPTY, MOST_TOKENS, Count, Fields, Ignored, Kinds, Name, Refused
 from splitinfer.server.openai.generating import FOR_TEMPLATE, NOT_FORCED, ByKeys, Cached, OneTier, Stops

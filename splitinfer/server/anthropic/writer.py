@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.answer import Piece
+from splitinfer.server.spans import Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}

@@ -13,13 +13,11 @@ from starlette.responses import Response
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.server.keys import Scope
-from splitinfer.server.meters.families import Family, Readings
-from splitinfer.server.meters.http import HttpFigures
+from splitinfer.server.meters.families import Family, HttpFigures, Readings
 from splitinfer.server.meters.pipeline import pipeline_families
 from splitinfer.server.meters.vllm import vllm_families
 from splitinfer.server.problem import Problem
-from splitinfer.server.route import ApiRoute
-from splitinfer.server.service import Service
+from splitinfer.server.service import ApiRoute, Service
 
 _MISSING = "figures for Prometheus need prometheus-client: install splitinfer with the extra server"
 

@@ -1,16 +1,28 @@
-"""`POST /v1/completions`: a request as one `Ask` for each prompt, whose text or tokens are continued as they are."""
+"""`POST /v1/completions`: a request as one `Ask` for each prompt, whose text or tokens are continued as they are. A
+chunk of a stream and the whole document have one form; what differs is how much of each choice's text is in it.
 
-from dataclasses import dataclass
+Tokens are text here, and names of objects' fields among the probabilities. A token that is a part of a character has no
+text, and two such would have one name; they are written as their bytes, ``bytes:\\xe2\\x82``, as OpenAI's models do it
+(*assumed*: seen in their answers, described nowhere).
+"""
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from splitinfer.core.sequence import MAX_LOGPROBS
-from splitinfer.server.ask import MAX_CHOICES, Ask, Prompt
+from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.server.answer import Piece
+from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
 from splitinfer.server.fields import Count, Refused, not_a, wrong
-from splitinfer.server.openai.chat import Shape, shape_of
+from splitinfer.server.openai.chat import Shape, TokenText, shape_of, usage_of, usage_so_far
 from splitinfer.server.openai.generating import Choices, Generating, OfMlxLm, StreamOptions
 from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.spans import Usage
+from splitinfer.text.answer import TextPart
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
@@ -112,3 +124,133 @@ def _num_top(request: CompletionRequest) -> int | None:
     if top:
         raise Problem(400, "top_logprobs needs logprobs", param="top_logprobs")
     return None
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+_REASONS = {"stop": "stop", "length": "length", "abort": "length"}
+
+
+@dataclass(slots=True)
+class CompletionWriter:
+    """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``echoes``: what each choice's
+    text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer.
+    ``usage_now``: the usage so far."""
+
+    answer_id: str
+    created: int
+    shape: Shape
+    token_text: TokenText
+    echoes: Sequence[str] = ()
+    fingerprint: str | None = None
+    usage_now: Callable[[], Usage] = lambda: Usage(0)
+    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice
+
+    # -- a stream ------------------------------------------------------------------------------
+
+    def first(self) -> list[dict[str, Any]]:
+        """The chunks with which choices begin: those with their prompts, where they are wanted."""
+        return [self._chunk([_choice(choice, text)]) for choice, text in enumerate(self.echoes)]
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """The chunk of a piece."""
+        return self._chunk([self._choice([piece])])
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
+        """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
+        return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head(), "choices": choices, **usage_so_far(self.shape, self.usage_now)}
+
+    # -- a document ----------------------------------------------------------------------------
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """All answers, whole."""
+        by_choice: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_choice.setdefault(piece.choice, []).append(piece)
+        choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
+        for choice, echo in zip(choices, self.echoes, strict=False):
+            choice["text"] = echo + choice["text"]
+        return {**self._head(), "choices": choices, "usage": usage_of(usage)}
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.shape.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """One choice, with what pieces of it hold."""
+        index, reason = pieces[0].choice, pieces[-1].finish_reason
+        text = "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart))
+        made = _choice(index, text) | {"finish_reason": None if reason is None else _REASONS[reason]}
+        if self.shape.num_top is not None:
+            made["logprobs"] = self._logprobs(index, [one for piece in pieces for one in piece.logprobs])
+        return made
+
+    def _logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        offsets = self._offsets.setdefault(choice, _Offsets())
+        return {
+            "tokens": [token_name(self.token_text(one.token_id)) for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [self._top(one) for one in tokens],
+            "text_offset": [offsets.next(self.token_text(one.token_id)) for one in tokens],
+        }
+
+    def _top(self, one: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens and the chosen one."""
+        likely = [*one.top[: self.shape.num_top or 0], (one.token_id, one.logprob)]
+        return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
+
+
+@dataclass(slots=True)
+class _Offsets:
+    """Where the tokens of one answer begin in its text, in characters."""
+
+    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _length: int = 0
+
+    def next(self, raw: bytes) -> int:
+        """Where the next token begins; one that goes on with a character, where the character does."""
+        begin = self._length
+        self._length += len(self._decoder.decode(raw))
+        return begin
+
+
+def echoed(asks: Iterable[Ask], token_text: TokenText) -> tuple[str, ...]:
+    """What each choice's text begins with, where it begins with its prompt."""
+    return tuple(text for ask in asks for text in [_text_of(ask.prompt, token_text)] * ask.num_choices)
+
+
+def _text_of(prompt: Prompt, token_text: TokenText) -> str:
+    match prompt:
+        case str(text):
+            return text
+        case Chat():
+            raise TypeError("a conversation is no text")
+        case tokens:
+            return b"".join(token_text(token) for token in tokens).decode("utf-8", "replace")
+
+
+def token_name(raw: bytes) -> str:
+    """A token as text; one that is a part of a character as its bytes.
+
+    >>> token_name(b"Hi"), token_name(bytes([0xE2, 0x82]))
+    ('Hi', 'bytes:\\\\xe2\\\\x82')
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -36,6 +36,7 @@ OneTier = Annotated[
 ]
 NOT_FORCED = "a model cannot be made to call a tool; auto and none are"
 NO_STORE = "nothing is stored here"
+NOT_HIDDEN = "Ignored: events are as long as what they hold"
 FOR_TEMPLATE = "Passed to the model's template"
 
 
@@ -177,7 +178,7 @@ class StreamOptions(Fields):
 
     include_usage: bool = Field(False, description="The last chunk contains the usage")
     continuous_usage_stats: bool = Field(False, description="With include_usage: every chunk contains the usage so far")
-    include_obfuscation: bool = Field(False, description="Hides the length of a chunk's text")
+    include_obfuscation: bool = Field(False, description=NOT_HIDDEN)
 
 
 def check_stream_options(options: Fields | None, *, streams: bool) -> None:

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from splitinfer.server.ask import MAX_MESSAGES
+from splitinfer.server.body import plain_json
 from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
-from splitinfer.server.plain_json import plain_json
 
 _BY_OTHERS = Ignored("another server wrote it for its own use")
 _FOR_PEOPLE = Ignored("they name the source of the text for human readers")

@@ -14,6 +14,7 @@ from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Name, Refused, not_supported
 from splitinfer.server.openai.generating import (
     FOR_TEMPLATE,
+    NOT_HIDDEN,
     ByKeys,
     CacheKey,
     CacheRoom,
@@ -25,13 +26,14 @@ from splitinfer.server.openai.generating import (
     small_metadata,
     template_options,
 )
-from splitinfer.server.openai.response_items import Input, conversation
-from splitinfer.server.openai.response_tools import (
+from splitinfer.server.openai.response_items import (
     AllowedFunctions,
     Function,
     FunctionChoice,
+    Input,
     ResponseTools,
     callable_names,
+    conversation,
     functions_of,
 )
 from splitinfer.server.problem import Problem
@@ -91,7 +93,7 @@ class CacheOptions(Fields):
 class ResponseStreamOptions(Fields):
     """Options of a stream of responses"""
 
-    include_obfuscation: bool = Field(False, description="Hides the length of an event's text")
+    include_obfuscation: bool = Field(False, description=NOT_HIDDEN)
 
 
 class _Asked(Fields):
@@ -178,7 +180,6 @@ class Shape:
     said: fields of the request that the answer repeats, as the API has them.
     num_top: most likely tokens beside each; ``None``: no probabilities.
     packs_reasoning: reasoning is also given in the form that clients hand back unread.
-    pads: events hide how long their text is.
     spaces: of functions in a namespace, by the names that the model is told, the namespace and the name in it.
     """
 
@@ -187,7 +188,6 @@ class Shape:
     said: Mapping[str, Any] = field(default_factory=dict)
     num_top: int | None = None
     packs_reasoning: bool = False
-    pads: bool = False
     spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
@@ -216,7 +216,6 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         _said(request, functions),
         num_top,
         _PACKED_REASONING in request.include,
-        bool(request.stream_options and request.stream_options.include_obfuscation),
         {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None},
     )
     return ask, shape

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText, token_logprob
+from splitinfer.server.answer import Piece
+from splitinfer.server.openai.chat import ONLY_TIER, TokenText, token_logprob
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
-from splitinfer.server.padding import padded
+from splitinfer.server.spans import Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 Event = dict[str, Any]
@@ -219,8 +219,7 @@ class ResponseWriter:
 
     def _event(self, name: str, **data: Any) -> Event:
         number, self._sequence = self._sequence, self._sequence + 1
-        event = {"type": name, "sequence_number": number, **data}
-        return padded(event) if self.shape.pads and name.endswith(".delta") else event
+        return {"type": name, "sequence_number": number, **data}
 
 
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

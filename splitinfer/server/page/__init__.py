@@ -1,6 +1,6 @@
 """The page that `serve` shows in a browser: a chat, and the pipeline while it works.
 
-    browser    ES modules as they lie in `site/`, and libraries in `vendor/`; nothing is built       `assets`, `routes`
+    browser    ES modules as they lie in `site/`, and libraries in `vendor/`; nothing is built       `routes`
     chat       the page is a client of `/v1/chat/completions` like any other; conversations stay in the browser
     pipeline   figures twice a second while somebody looks, by one route                             `feed`
                  what the engine counted -> the last seconds' figures                                `figures`

@@ -2,6 +2,10 @@
 
 Whoever asks first after ``EVERY`` seconds has the sample taken; the others get what was made of it. So a hundred pages
 cost the engine what one does, and none costs it anything: then not even single steps are noted.
+
+The engine says in several calls what a sample needs: counters, stages, bounds of memory. Another cut of the layers
+changes these one after the other, on another thread. So the cut is read before the counters and behind them; a sample
+is one where both are the same, and where all speak of the same stages. Otherwise there is none yet.
 """
 
 import time
@@ -13,10 +17,25 @@ from typing import Any
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
-from splitinfer.server.page.documents import figures_document, pipeline_document
-from splitinfer.server.page.figures import Sample, Seen, is_later, seen
-from splitinfer.server.page.sampling import sample_of
+from splitinfer.server.page.figures import Cut, Sample, Seen, figures_document, fits, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import joined, spans_of, written
+
+
+def sample_of(llm: LLM, recent: RecentSteps, at: float) -> Sample | None:
+    """What is counted at ``at`` seconds, with the steps that have come back since the last time; ``None``: another cut
+    is just coming into force. Steps of another window than the counters' are left out."""
+    before = _cut_of(llm)
+    stats = llm.stats()  # counts the steps that have come back, which are taken then
+    steps = recent.take()
+    cut = _cut_of(llm)
+    if before.stages != cut.stages or not fits(cut, stats):
+        return None
+    return Sample(at, stats, cut, [step for step in steps if step.window == stats["window"]["number"]])
+
+
+def _cut_of(llm: LLM) -> Cut:
+    return Cut(llm.layout, llm.health(), llm.kv_budget)
+
 
 EVERY = 0.5  # seconds between two samples
 _SPAN = 10.0  # seconds that the figures are of

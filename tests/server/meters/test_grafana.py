@@ -10,8 +10,7 @@ import yaml
 from figures import DRAFTS, HEALTH, STATS
 
 from splitinfer.core.metrics.requests import RequestMeters
-from splitinfer.server.meters.families import Kind, Readings
-from splitinfer.server.meters.http import HttpMeters
+from splitinfer.server.meters.families import HttpMeters, Kind, Readings
 from splitinfer.server.meters.routes import all_families
 
 FOLDER = Path(__file__).resolve().parents[3] / "scripts" / "grafana"

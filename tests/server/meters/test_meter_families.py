@@ -18,13 +18,11 @@ from starlette.routing import Router
 from splitinfer.core.metrics.distribution import Histogram
 from splitinfer.core.metrics.requests import RequestMeters
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
-from splitinfer.server.meters.families import Kind, Readings, Value
-from splitinfer.server.meters.http import OTHER, HttpMeters
+from splitinfer.server.meters.families import OTHER, HttpMeters, Kind, Readings, Value
 from splitinfer.server.meters.routes import all_families
 from splitinfer.server.meters.vllm import kv_usage
-from splitinfer.server.route import ApiRoute
-from splitinfer.server.service import Service
+from splitinfer.server.running import make_app
+from splitinfer.server.service import ApiRoute, Service
 
 READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), HttpMeters().read(), HEALTH)
 WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})

@@ -8,12 +8,18 @@ from openai.types import Completion
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import Shape
-from splitinfer.server.openai.completions import CompletionRequest, Completions, completions_of
-from splitinfer.server.openai.completions_writer import CompletionWriter, echoed
+from splitinfer.server.openai.completions import (
+    CompletionRequest,
+    Completions,
+    CompletionWriter,
+    completions_of,
+    echoed,
+)
+from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
 
 

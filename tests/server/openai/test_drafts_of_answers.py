@@ -12,7 +12,7 @@ from splitinfer import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM, Settings
-from splitinfer.server.app import make_app
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 REPEATED = [70, 71, 72, 73] * 8  # n-grams of it are found at once

@@ -11,15 +11,14 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server import stream
-from splitinfer.server.answer import ChoiceReader, Piece, PlainText, Usage
+from splitinfer.server.answer import ChoiceReader, Piece, PlainText
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat import ChatRequest, Shape, chat_ask
-from splitinfer.server.openai.chat_writer import ChatWriter
-from splitinfer.server.openai.completions_writer import CompletionWriter
+from splitinfer.server.openai.chat import ChatRequest, ChatWriter, Shape, chat_ask
+from splitinfer.server.openai.completions import CompletionWriter
 from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem
+from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -390,15 +389,6 @@ def test_drafts_are_said_where_there_were_any():
     assert document["usage"]["splitinfer"] == {"drafts_tried": 9, "drafts_right": 4}
     ChatCompletion.model_validate(document, strict=True)
     assert "splitinfer" not in writer().document(PIECES, Usage(12, 8, 5, 3))["usage"]
-
-
-def test_chunks_hide_how_long_their_text_is_where_that_is_asked_for():
-    body = {"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": True}}
-    _, shape = chat_ask(read(ChatRequest, body))
-    chat = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__)
-    lengths = {len(stream.event(chat.chunks(Piece(0, (TextPart("é" * n),)))[0])) % 64 for n in range(100)}
-    assert len(lengths) == 1
-    assert "obfuscation" not in writer(streams=True).chunks(PIECES[0])[0]
 
 
 def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():

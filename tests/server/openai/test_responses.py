@@ -11,13 +11,14 @@ from openai.types.responses import (
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, Shape, response_ask
 from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.server.problem import Problem
+from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ToolCallPart
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}

@@ -7,8 +7,8 @@ from typing import Any
 from asgi import scope_of
 from mutating import Asked
 
-from splitinfer.server.app import make_app
 from splitinfer.server.guard import Guard
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 KEY = ("X-Api-Key", "secret")

@@ -10,8 +10,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.metrics.recent import Rows, SeenStep
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.server.page.documents import figures_document, pipeline_document
-from splitinfer.server.page.figures import Cut, Sample, Seen, fits, is_later, seen
+from splitinfer.server.page.figures import Cut, Sample, Seen, figures_document, fits, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
 
 LAYOUT = Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)), name="two")

@@ -20,11 +20,11 @@ import splitinfer
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.app import make_app
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
-from splitinfer.server.page.assets import CONTENT_SECURITY_POLICY, FRONT, asset_of, assets
 from splitinfer.server.page.feed import EVERY, Feed
+from splitinfer.server.page.routes import CONTENT_SECURITY_POLICY, FRONT, asset_of, assets
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 PAGE = Path(splitinfer.__file__).parent / "server" / "page"

@@ -15,11 +15,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from splitinfer.cli.serving import spans_to
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
-from splitinfer.server.answer import Usage
+from splitinfer.server.otlp import OtlpSpans
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.server.spans.otlp import OtlpSpans
-from splitinfer.server.spans.span import Arrival, ChoiceTimes, span_of
+from splitinfer.server.spans import Arrival, ChoiceTimes, Usage, span_of
 
 AT_MOST = 60.0  # seconds
 PROMPT, TRACE = "a heron on the shore", "4bf92f3577b34da6a3ce929d0e0e4736"

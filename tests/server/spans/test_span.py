@@ -2,8 +2,7 @@
 
 import pytest
 
-from splitinfer.server.answer import Usage
-from splitinfer.server.spans.span import Arrival, ChoiceTimes, RequestSpan, span_of
+from splitinfer.server.spans import Arrival, ChoiceTimes, RequestSpan, Usage, span_of
 
 CAME = Arrival.of("/v1/chat/completions", "req_1", 10.0, {"traceparent": "00-1-2-01", "cookie": "secret"})
 USAGE = Usage(prompt=7, cached=3, generated=5)

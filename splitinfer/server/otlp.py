@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.server.spans.span import RequestSpan
+from splitinfer.server.spans import RequestSpan
 
 _TRACES = "/v1/traces"  # the path of OTLP over HTTP, for an address without one
 _SECONDS = 2.0

@@ -12,13 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from splitinfer.server.answer import Usage
-
 GIVEN_UP = "given up"
 _PARENT = ("traceparent", "tracestate")  # W3C Trace Context
 _COMPLETIONS = "/v1/completions"
 
 Attribute = str | int | float | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
+    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
+    became tokens."""
+
+    prompt: int
+    cached: int = 0
+    generated: int = 0
+    reasoning: int = 0
+    tried: int = 0
+    right: int = 0
 
 
 @dataclass(frozen=True, slots=True)
