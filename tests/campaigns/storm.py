@@ -209,12 +209,7 @@ def draw(number: int, seed: int, known_canaries: Sequence[Canary]) -> tuple[Ask,
 
 
 async def storm(
-    port: int,
-    numbers: Sequence[int],
-    seed: int,
-    known_canaries: Sequence[Canary],
-    num_clients: int,
-    weather: Weather,
+    port: int, numbers: Sequence[int], seed: int, known_canaries: Sequence[Canary], num_clients: int, weather: Weather
 ) -> None:
     """The requests of ``numbers``, by so many clients at a time."""
     left = iter(numbers)

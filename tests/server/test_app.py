@@ -227,11 +227,3 @@ def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, llm: LLM):
 def test_tokens_are_counted(claude: anthropic.Anthropic, llm: LLM):
     counted = claude.messages.count_tokens(model="demo", messages=TALE, system="Be kind.")
     assert counted.input_tokens == len(llm.encode_chat([{"role": "system", "content": "Be kind."}, *TALE]))
-
-
-def test_errors_have_this_apis_form(claude: anthropic.Anthropic, server: Server):
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        claude.messages.create(model="demo", max_tokens=5, messages=TALE, tool_choice={"type": "any"})
-    error = caught.value.response.json()
-    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
-    assert error["request_id"] == caught.value.response.headers["x-request-id"]

@@ -17,7 +17,6 @@ from splitinfer.llm import LLM
 from splitinfer.server.ask import Ask
 from splitinfer.server.asking import asked
 from splitinfer.server.keys import NOBODY
-from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
 from splitinfer.settings import Settings
 
@@ -96,16 +95,5 @@ def test_who_is_cancelled_while_it_is_tokenized_ends_as_it_begins():
             llm.go_on.set()
             answer = (await asking).answer
             assert (answer.is_cancelled, llm.aborted) == (True, ["aborted"])
-
-    run(main)
-
-
-def test_a_full_queue_of_the_engine_says_when_there_is_room():
-    async def main(service: Service, llm: Tokenizing, client: Client) -> None:
-        llm.is_full = True
-        llm.go_on.set()
-        with pytest.raises(Problem) as refused, ExitStack() as open_things:
-            await asked(service, client.request(), NOBODY, ASK, open_things)
-        assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "7")
 
     run(main)

@@ -19,7 +19,6 @@ from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 CHAT, ASK = "/v1/chat/completions", {"messages": TALE, "max_tokens": 2}
-FUNCTION = {"type": "function", "function": {"name": "w", "description": "d", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +43,19 @@ def asked(
         (CHAT, {**ASK, "stop": ["a" * 10_000_000]}, "a stop string may have 4096 characters, not 10000000"),
         (CHAT, {**ASK, "stop_token_ids": [1] * 300_000}, "stop_token_ids may have 1024 ids, not 300000"),
         (CHAT, {**ASK, "logit_bias": {"9" * 5000: 1}}, "logit_bias must be an object whose keys are token ids"),
-        (CHAT, {**ASK, "logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias must be an object with at most"),
-        (CHAT, {**ASK, "chat_template_kwargs": {"return_tensors": "np"}},
-        "return_tensors is no value for a chat templ"),
+        (CHAT, {**ASK, "logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias may have 1,024 token ids, not "),
+        (CHAT, {**ASK, "chat_template_kwargs": {"return_tensors": "np"}}, "return_tensors is not a chat template sett"),
         (CHAT, {**ASK, "chat_template_kwargs": {"padding": "max_length", "max_length": 10**9}},
-        "max_length is no value"),
+        "max_length is not a chat template setting"),
         (CHAT, {**ASK, "chat_template_kwargs": {"self": 1}}, "self is not a chat template setting"),
-        (CHAT, {**ASK, "messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
-        (CHAT, {**ASK, "tools": [FUNCTION] * 1025}, "tools may have 1,024 entries, not 1,025"),
-        (CHAT, {**ASK, "n": 128}, "n must be a whole number from 1 to 16"),
+        (CHAT, {**ASK, "n": 128}, "n must be at most 16, not 128"),
         (CHAT, {**ASK, "a" * 100_000: 1}, "there is no field 'aaa"),
-        (CHAT, {**ASK, "stream": True, "stream_options": {"a" * 100_000: 1}}, "there is no field 'stream_options.aaa"),
-        (CHAT, b'{"messages": [' + b"[]," * 2_000_000 + b"[]]}", "the body may have 1,048,576 commas"),
         ("/v1/completions", {"prompt": [10**400]}, "token id 1000"),
-        ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, "100 prompts by 2 choices are over 128 answers"),
         ("/detokenize", {"tokens": [5] * 5000}, "tokens has 5,000 ids, but the context is 4,096"),
         ("/tokenize", {"prompt": "ab cd " * 400_000}, "the prompt has over 8,192 tokens, but the context is 4,096"),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "ab cd " * 400_000}]},
         "prompt is too long: the prompt has over 8,192 tokens"),
         ("/v1/responses/input_tokens", {"input": "ab cd " * 400_000}, "the prompt has over 8,192 tokens"),
-        ("/apply-template", {"messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
     ],
 )  # fmt: skip
 def test_what_costs_too_much_is_refused_in_a_sentence(application: Guard, path: str, body: Any, sentence: str):
@@ -71,10 +63,6 @@ def test_what_costs_too_much_is_refused_in_a_sentence(application: Guard, path: 
     assert (status, said[: len(sentence)]) == (400, sentence)
     assert size < 3000
     assert asked(application, CHAT, ASK)[0] == 200, "the next one is answered"
-
-
-def test_as_many_tools_as_agents_have(application: Guard):
-    assert asked(application, CHAT, {**ASK, "tools": [FUNCTION] * 1000})[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,8 @@ def _same_choice(whole: Any, chunks: list[Any]) -> None:
     deltas = [chunk.delta for chunk in chunks]
     assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == (whole.message.content or "")
+    reasoning = whole.message.model_extra.get("reasoning") or ""
+    assert "".join(delta.model_extra.get("reasoning") or "" for delta in deltas) == reasoning
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
     calls = [call for delta in deltas for call in delta.tool_calls or []]
     assert [call.index for call in calls] == list(range(len(calls)))
@@ -162,9 +164,11 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "plain": {"input": "Hello"},
     "cut": {"input": ASKED, "max_output_tokens": 2},
     "told": {
-        "input": ASKED, "instructions": "Be kind.", "temperature": 0.5, "top_p": 0.9, "metadata": {"a": "b"},
+        "input": ASKED, "instructions": "Be kind.", "max_output_tokens": 90, "temperature": 0.5,
+        "tool_choice": "none", "top_p": 0.9, "metadata": {"a": "b"},
         "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "auto",
         "safety_identifier": "s", "prompt_cache_key": "k", "presence_penalty": 0.5, "max_tool_calls": 3, "user": "u",
+        "parallel_tool_calls": False,
     },
     "probabilities": {"input": ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
     "call in a namespace": {
@@ -294,7 +298,6 @@ def test_a_response_has_all_that_open_responses_wants(server: Server, more: dict
         for tool in response["tools"]:
             tool = tool["tools"][0] if tool["type"] == "namespace" else tool
             assert [name for name, kind in TOOL.items() if not isinstance(tool.get(name, ...), kind)] == []
-    for name in ("temperature", "top_p", "presence_penalty", "max_tool_calls", "safety_identifier", "prompt_cache_key"):
-        if name in more:
-            assert whole[name] == more[name]
+    for name in RESOURCE.keys() & more.keys() - {"reasoning", "text", "tools", "service_tier"}:
+        assert whole[name] == more[name]
     assert (whole["completed_at"] is None) == (whole["status"] != "completed")

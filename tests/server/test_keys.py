@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
-from splitinfer.server import keys as module
 from splitinfer.server.gate import MAX_OF_KEY, SESSION_COOKIE, SESSION_SECONDS, Facts, Gate, Sessions, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, add_key, digest, read_keys, remove_key
 from splitinfer.server.problem import Problem
@@ -85,7 +84,7 @@ DAMAGED = [
     ("- {name: a, sha256: %s, extra: 1}", "extra: "),
     ("- {name: '', sha256: %s}", "name: "),
     ("- {name: a, sha256: %s}\n- {name: a, sha256: 0%s}", "sha256: "),
-    *((text, "cannot be read") for text in ("- [", "- 2026-13-01", '- !!int ""', "- !!bool x", "- \x00")),
+    *((text, "cannot be read") for text in ("[" * 1500, "- [", "- 2026-13-01", '- !!int ""', "- !!bool x", "- \x00")),
 ]
 
 
@@ -99,12 +98,6 @@ def test_a_damaged_file_admits_nobody_and_is_not_overwritten(path: Path, laptop:
         with pytest.raises(ConfigError, match=reason):
             use()
     assert path.read_text() == text
-
-
-def test_a_thousand_brackets_are_no_keys(path: Path, laptop: str):
-    path.write_text("[" * 1500)  # PyYAML goes through them by recursion
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys(path)
 
 
 def test_a_running_server_follows_the_file(path: Path, laptop: str, caplog: pytest.LogCaptureFixture):
@@ -121,15 +114,6 @@ def test_a_running_server_follows_the_file(path: Path, laptop: str, caplog: pyte
     assert "no key of the file is admitted" in caplog.text
     again = add_key(path, "again")
     assert keys.find(again) is not None
-
-
-def test_a_fault_in_reading_the_file_admits_nobody(path: Path, laptop: str, monkeypatch: pytest.MonkeyPatch):
-    keys = ApiKeys([], path)
-    path.write_text(path.read_text() + "\n")
-    monkeypatch.setattr(module, "read_keys", lambda _: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        keys.find(laptop)
-    assert keys.find(laptop) is None
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -14,7 +14,6 @@ import pytest
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.guard import line
@@ -136,13 +135,6 @@ def test_texts_chats_and_tokens(client: httpx.Client, llm: LLM):
     )
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template"])
-def test_they_need_a_key_and_what_they_take(client: httpx.Client, path: str):
-    assert client.post(path, json={}).status_code == 401
-    refused = client.post(path, headers=KEY, json={"surprise": 1})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "surprise")
-
-
 def test_an_id_outside_the_vocabulary(client: httpx.Client):
     refused = client.post("/detokenize", headers=KEY, json={"tokens": [2**30]})
     assert refused.status_code == 400
@@ -224,11 +216,3 @@ def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
             httpx.get(f"http://localhost:{server.port}/health")
     finally:
         server.close()
-
-
-def test_a_certificate_that_cannot_be_used_is_one_sentence(llm: LLM, tmp_path: Path):
-    wrong = tmp_path / "cert.pem"
-    wrong.write_text("no certificate")
-    listen = replace(Listen(port=0), certificate=wrong, key=wrong)
-    with pytest.raises(ConfigError, match="the certificate or its key cannot be used"):
-        Server(Service(llm, "demo"), listen)

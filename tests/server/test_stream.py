@@ -110,17 +110,6 @@ async def test_events_in_order_then_the_end():
 
 
 @in_loop
-async def test_silence_is_filled_and_no_event_is_lost_by_it():
-    client, source = Client(), Source(b"a")
-    getting = asyncio.create_task(client.get(source(), ping_every=0.01))
-    await until(lambda: client.sent.count(COMMENT_PING) >= 3)
-    source.go.set()
-    await getting
-    assert client.sent[-1] == b"a"
-    assert client.has_ended
-
-
-@in_loop
 async def test_what_fills_silence_may_be_made_when_it_is_sent():
     client, source, numbers = Client(), Source(b"end"), iter(range(10**6))
     getting = asyncio.create_task(client.get(source(), ping=lambda: b"%d" % next(numbers), ping_every=0.001))

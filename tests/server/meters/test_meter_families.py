@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
-import pytest
 from asgi import answer
 from figures import DRAFTS, HEALTH, STATS, Model
 from hypothesis import given, settings
@@ -47,6 +46,7 @@ def test_losses_are_there_before_the_first_so_that_it_is_seen():
     assert told(READINGS, "splitinfer:stage_losses", stage="front") == 0
     assert told(READINGS, "splitinfer:stage_losses", stage="unknown") == 0
     assert told(READINGS, "splitinfer:stage_up", stage="front") == 1
+    assert told(READINGS, "splitinfer:stage_idle_seconds", stage="front", cause="link") == 0.25
     assert told(READINGS, "splitinfer:stage_up", stage="back") == 0
 
 
@@ -178,8 +178,3 @@ def test_one_reading_at_a_time():
 
     assert asyncio.run(ask()) == [200] * 3
     assert Slow.most == 1
-
-
-@pytest.mark.parametrize("name", ["front", "back"])
-def test_idle_seconds_by_cause(name: str):
-    assert told(READINGS, "splitinfer:stage_idle_seconds", stage=name, cause="link") == 0.25

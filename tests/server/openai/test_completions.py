@@ -30,11 +30,6 @@ def asked(**fields: Any) -> Completions:
 # -- fields ----------------------------------------------------------------------------------------
 
 
-def test_values_that_ask_for_nothing_may_be_there():
-    defaults = {"suffix": "", "min_tokens": 0, "length_penalty": 1.0, "skip_special_tokens": True, "priority": 0}
-    assert asked(**defaults) == asked()
-
-
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
@@ -105,17 +100,6 @@ def checked(document: dict[str, Any]) -> Completion:
     for choice in sent["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
     return Completion.model_validate(sent, strict=True)
-
-
-def test_a_document_is_that_of_the_official_type():
-    whole = checked(writer(("P", "Q"), num_top=1).document(PIECES, Usage(9, 4, 5)))
-    assert [(one.index, one.text, one.finish_reason) for one in whole.choices] == [
-        (0, "PHi€!", "stop"),
-        (1, "Qb", "length"),
-    ]
-    assert whole.usage is not None
-    assert whole.usage.prompt_tokens_details is not None
-    assert (whole.usage.total_tokens, whole.usage.prompt_tokens_details.cached_tokens) == (14, 4)
 
 
 def test_logprobs_have_the_old_form():

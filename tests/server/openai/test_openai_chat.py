@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import ChoiceReader, Piece, PlainText
+from splitinfer.server.answer import ChoiceReader, Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, ChatWriter, Shape, chat_ask
@@ -44,26 +44,6 @@ def refusal(**fields: Any) -> Problem:
 
 
 # -- fields ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"response_format": {"type": "text"}},
-        {"modalities": ["text"]},
-        {"store": False},
-        {"functions": []},
-        {"function_call": "none"},
-        {"metadata": {"a": "b"}},
-        {"user": "me"},
-        {"service_tier": "auto"},
-        {"adapters": None, "draft_model": "default_model", "num_draft_tokens": 3, "role_mapping": None},
-        {"repetition_context_size": 20, "presence_context_size": 20, "frequency_context_size": 20},
-        {"xtc_probability": 0.0, "xtc_threshold": 0.1},
-    ],
-)
-def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
-    assert ask(**harmless) == ask()
 
 
 def params(**fields: Any) -> Any:
@@ -110,7 +90,10 @@ def test_tools_are_told_unless_none_shall_be_called():
     ("fields", "options"),
     [
         ({}, {}),
-        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
+        (
+            {"reasoning_effort": "high", "verbosity": "low"},
+            {"reasoning_effort": "high", "enable_thinking": True, "verbosity": "low"},
+        ),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"chat_template_kwargs": {"enable_thinking": False, "x": 1}}, {"enable_thinking": False, "x": 1}),
@@ -153,12 +136,6 @@ def test_a_conversation_as_templates_take_it():
     ]
 
 
-def test_arguments_that_are_no_json_stay_as_the_model_wrote_them():
-    call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": "{oops"}}
-    (message,) = messages_of([{"role": "assistant", "content": "", "tool_calls": [call]}])
-    assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
-
-
 def told(**fields: Any) -> Chat:
     prompt = ask(**fields).prompt
     assert isinstance(prompt, Chat)
@@ -171,13 +148,6 @@ def test_a_choice_may_allow_some_of_the_tools():
     assert told(tools=[news, WEATHER], tool_choice=choice).tools == (WEATHER,)
     named = "tool_choice.allowed_tools.tools[0].name must be the name of one of the tools, not 'weather'"
     assert str(refusal(tools=[news], tool_choice=choice)) == named
-
-
-def test_a_template_is_told_how_much_to_think_and_to_say():
-    assert told(reasoning_effort="low", verbosity="high").options == {
-        "reasoning_effort": "low", "enable_thinking": True, "verbosity": "high",
-    }  # fmt: skip
-    assert told(reasoning_effort="none").options["enable_thinking"] is False
 
 
 def test_a_refusal_is_what_was_said():
@@ -201,31 +171,6 @@ PIECES = [
     Piece(0, (TextPart("It "), ToolCallPart("weather", '{"city": "Oslo"}'))),
     Piece(0, (ToolCallPart("weather", "{}", "own_id"),), finish_reason="tool_calls"),
 ]
-
-
-def test_chunks_are_those_of_the_official_type():
-    chat = writer(streams=True, includes_usage=True)
-    chunks = [chat.first(0), *(chunk for piece in PIECES for chunk in chat.chunks(piece))]
-    usage = chat.usage_chunk(Usage(12, 8, 5))
-    assert usage is not None
-    checked = [
-        ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk)), strict=True) for chunk in [*chunks, usage]
-    ]
-    deltas = [chunk.choices[0].delta for chunk in checked[:-1]]
-    assert deltas[0].role == "assistant"
-    assert [delta.content for delta in deltas if delta.content] == ["It "]
-    assert [delta.reasoning_content for delta in deltas if "reasoning" in (delta.model_extra or {})] == ["Hm."]
-    calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert [(call.index, call.id, call.function.arguments) for call in calls if call.function] == [
-        (0, "call_0", '{"city": "Oslo"}'),
-        (1, "own_id", "{}"),
-    ]
-    assert [chunk.choices[0].finish_reason for chunk in checked[:-1]] == [None] * (len(checked) - 2) + ["tool_calls"]
-    assert checked[-1].choices == []
-    assert checked[-1].usage is not None
-    assert checked[-1].usage.prompt_tokens_details is not None
-    assert checked[-1].usage.prompt_tokens_details.cached_tokens == 8
-    assert all(chunk.usage is None for chunk in checked[:-1])
 
 
 @pytest.mark.parametrize("shape", [{}, {"includes_usage": True}, {"num_top": 1}])
@@ -255,19 +200,6 @@ def test_a_call_alone_has_no_content():
     assert document["choices"][0]["message"]["content"] is None
     empty = writer().document([Piece(0, (), finish_reason="stop")], Usage(1))
     assert empty["choices"][0]["message"]["content"] == ""
-
-
-def test_choices_are_told_apart():
-    pieces = [
-        Piece(1, (TextPart("b"),)),
-        Piece(0, (TextPart("a"),), finish_reason="stop"),
-        Piece(1, finish_reason="length"),
-    ]
-    document = writer().document(pieces, Usage(1))
-    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in document["choices"]] == [
-        (0, "a", "stop"),
-        (1, "b", "length"),
-    ]
 
 
 def test_logprobs_have_text_and_bytes_also_of_half_a_character():
@@ -361,14 +293,6 @@ def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
     assert (reader.num_reasoning_tokens, reader.num_tokens) == (3, 8)
 
 
-def test_plain_text_is_passed_on():
-    reader = ChoiceReader(3, PlainText())
-    assert reader.read(event("")) is None
-    piece = reader.read(event(" ", "stop", "lost"))
-    assert piece is not None
-    assert (piece.choice, piece.parts, piece.finish_reason, piece.error) == (3, (TextPart(" "),), "stop", "lost")
-
-
 def test_the_tier_is_said_to_who_asks_for_one():
     assert "service_tier" not in writer().document(PIECES, Usage(1))
     _, shape = chat_ask(read(ChatRequest, {"messages": HELLO, "service_tier": "priority"}))
@@ -377,11 +301,6 @@ def test_the_tier_is_said_to_who_asks_for_one():
     )
     checked = ChatCompletion.model_validate(document, strict=True)
     assert (checked.service_tier, checked.system_fingerprint) == ("default", "fp_1")
-
-
-def test_reasoning_is_counted():
-    usage = writer().document(PIECES, Usage(12, 8, 5, 3))["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
 def test_drafts_are_said_where_there_were_any():

@@ -4,10 +4,7 @@ import typing
 from typing import Any
 
 import pytest
-from openai.types.responses import (
-    Response,
-    ResponseFunctionToolCall,
-)
+from openai.types.responses import Response, ResponseFunctionToolCall
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
@@ -49,25 +46,6 @@ def refusal(**fields: Any) -> Problem:
 # -- fields ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"store": False},
-        {"background": False},
-        {"truncation": "disabled"},
-        {"text": {"format": {"type": "text"}}},
-        {"reasoning": {"summary": "auto"}},
-        {"include": ["web_search_call.action.sources"]},
-        {"stream_options": {}},
-        {"tools": [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]},
-        {"client_metadata": {"x-codex-installation-id": "1"}, "prompt_cache_key": "1", "service_tier": "auto"},
-        {"max_tool_calls": 3, "user": "me"},
-    ],
-)
-def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
-    assert ask(**harmless) == ask()
-
-
 def test_a_choice_may_allow_some_of_the_functions():
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
     given = {"tools": [{"type": "function", "name": "news", "parameters": {}}, WEATHER], "tool_choice": choice}
@@ -91,12 +69,6 @@ def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
         ("weather", "mcp__docs__"),
         ("weather", None),
     ]
-
-
-def test_a_template_is_told_how_much_to_think_and_to_say():
-    assert chat(reasoning={"effort": "high"}, text={"verbosity": "low"}).options == {
-        "reasoning_effort": "high", "enable_thinking": True, "verbosity": "low",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("included", typing.get_args(ResponseIncludable))
@@ -133,7 +105,10 @@ def test_functions_are_told_and_other_kinds_of_tools_left_out():
     [
         ({}, {}),
         ({"reasoning": {"effort": None, "summary": "auto"}}, {}),
-        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high", "enable_thinking": True}),
+        (
+            {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}},
+            {"reasoning_effort": "high", "enable_thinking": True, "verbosity": "low"},
+        ),
         ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"chat_template_kwargs": {"x": 1}, "enable_thinking": False}, {"x": 1, "enable_thinking": False}),
     ],
@@ -189,10 +164,6 @@ def test_items_as_templates_take_them():
         {"role": "assistant", "content": "Sun."},
         {"role": "user", "content": ""},
     ]
-
-
-def test_text_is_of_the_user():
-    assert chat(input="Hi").messages == ({"role": "user", "content": "Hi"},)
 
 
 @pytest.mark.parametrize(

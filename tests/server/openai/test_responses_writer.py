@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from openai.lib.streaming.responses import ResponseStreamState
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import NOTHING, Recommended
@@ -99,53 +99,6 @@ def test_the_items_of_a_stream_are_those_of_its_end_and_of_the_document():
         "input_tokens": 12, "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
         "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17,
     }  # fmt: skip
-
-
-def test_every_event_points_to_the_item_that_is_open():
-    is_open: dict[str, Any] | None = None
-    for event in sent(writer(stream=True), PIECES):
-        match event["type"]:
-            case "response.output_item.added":
-                assert is_open is None
-                is_open = event
-                assert event["item"]["status"] == "in_progress"
-            case "response.output_item.done":
-                assert is_open is not None
-                assert (event["item"]["id"], event["output_index"]) == (is_open["item"]["id"], is_open["output_index"])
-                is_open = None
-            case name if "item_id" in event:
-                assert is_open is not None, name
-                assert (event["item_id"], event["output_index"]) == (is_open["item"]["id"], is_open["output_index"])
-
-
-def test_the_official_client_makes_the_same_of_it():
-    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[WEATHER], text_format=openai.omit)
-    fired = [
-        each for event in sent(writer(stream=True), PIECES) for each in state.handle_event(EVENT.validate_python(event))
-    ]
-    snapshots = {each.type: each.snapshot for each in fired if hasattr(each, "snapshot")}
-    assert snapshots == {"response.output_text.delta": "It is.", "response.function_call_arguments.delta": "{}"}
-    final = state._completed_response
-    assert final is not None
-    assert final.output_text == "It is."
-    assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
-
-
-def test_a_document_is_of_the_official_type_and_repeats_what_was_asked():
-    asked = {
-        "instructions": "Be kind.", "max_output_tokens": 9, "metadata": {"a": "b"}, "temperature": 0.5,
-        "tools": [{"type": "web_search"}, WEATHER], "tool_choice": "none", "parallel_tool_calls": False,
-        "reasoning": {"effort": "low"},
-    }  # fmt: skip
-    whole = json.loads(json.dumps(writer(**asked).document(PIECES, Usage(3, 0, 4))))
-    response = Response.model_validate(whole, strict=True)
-    assert response.status == "completed"
-    for name in ("instructions", "max_output_tokens", "metadata", "temperature", "tool_choice", "parallel_tool_calls"):
-        assert whole[name] == asked[name]
-    assert [tool.type for tool in response.tools] == ["function"]
-    assert response.reasoning is not None
-    assert (response.reasoning.effort, response.truncation, whole["store"]) == ("low", "disabled", False)
-    assert (response.created_at, response.id, response.error) == (1_700_000_000, "resp_1", None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,27 +80,6 @@ def test_steps_from_before_are_not_among_the_figures(llm: LLM, cut_into: Layouts
         assert all(later["tracks"])
         assert later["generated_per_second"] == pytest.approx(12 / EVERY)
         assert all(stage["duty"] > 0 for stage in later["stages"])
-
-
-def test_who_looks_in_the_middle_of_it_waits_a_moment(llm: LLM, cut_into: Layouts, monkeypatch: pytest.MonkeyPatch):
-    """The engine goes by the other cut, and nobody else knows yet."""
-    looking, metrics = Looking(llm), llm._engine.metrics
-    seen = list[list[dict[str, Any]]]()
-    relaid = metrics.relaid
-
-    def looked_at(names: Sequence[str], now: float) -> None:
-        seen.append(looking.again())
-        relaid(names, now)
-        seen.append(looking.again())
-
-    monkeypatch.setattr(metrics, "relaid", looked_at)
-    with looking.feed.watched():
-        assert len(looking.again()) == 1
-        for cut in ([1, 1, 2], [2, 1, 1], [4]):
-            llm.recut(cut_into(*cut))
-            assert len(looking.again()) == 1
-            assert len(looking.feed.pipeline()["stages"]) == len(cut)
-    assert seen == [[]] * 6
 
 
 def test_a_late_page_gets_no_figures_of_stages_that_are_no_more(llm: LLM, cut_into: Layouts):

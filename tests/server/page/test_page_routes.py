@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ from asgi import answer
 from mutating import Asked
 from page_reader import FIGURES, KEY, SECONDS, Reader
 from raw_http import Said
-from stages import pipeline
 
 import splitinfer
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
@@ -28,12 +24,6 @@ from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 PAGE = Path(splitinfer.__file__).parent / "server" / "page"
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture
@@ -221,13 +211,4 @@ def test_one_sample_is_for_all_who_look(llm: LLM, monkeypatch: pytest.MonkeyPatc
         assert len(feed.since(0)) == 4, "who is late gets the last ones"
     assert samples == 8
     assert not feed._samples
-    assert llm._engine.metrics._recent is None
-
-
-def test_the_last_who_looks_ends_it(llm: LLM):
-    feed = Feed(llm, "demo", lambda: False)
-    with feed.watched():
-        with feed.watched():
-            pass
-        assert isinstance(llm._engine.metrics._recent, RecentSteps)
     assert llm._engine.metrics._recent is None

@@ -156,7 +156,3 @@ def test_the_words_are_of_what_was_staged_and_the_numbers_of_the_trace(name: str
     check_numbers(found, causes)
     check_void(figures, situation)
     check_timeline(steps, events, len(figures.stages))
-
-
-def test_there_are_twenty():
-    assert len(SITUATIONS) >= 20

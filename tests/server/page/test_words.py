@@ -97,9 +97,9 @@ def test_the_words_have_the_names_and_numbers():
     assert "Stage mini waits 25 % of the time" in said("one answer over Wi-Fi")
     assert "1.5 ms for each step" in said("one answer over Wi-Fi")
     assert "Only 30 % of the drafts are right: 60 %" in said("one answer, bad drafts")
-    assert "3 requests wait, because 4 are answered at a time" in said("more are asked than answered")
+    assert "3 requests wait: 4 are running, which is the maximum" in said("more are asked than answered")
     assert "stage mini, for up to 60 s" in said("a worker is lost")
-    assert "90 % of what the stages compute is of prompts" in said("a prompt")
+    assert "prompts are 90 % of what the stages compute" in said("a prompt")
 
 
 def test_each_saying_is_about_the_stage_it_names():
