@@ -84,6 +84,9 @@ SEND = "send the file in (--json FILE)"
 STOP = f"do not trust answers on this machine yet; {SEND}"
 
 
+Judged = tuple[Outcome, str, str]  # with a sentence and a remedy: a finding without its name
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finding.

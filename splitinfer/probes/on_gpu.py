@@ -128,7 +128,7 @@ def _kv(size: int) -> list[Probe]:
 def _send(size: int) -> list[Probe]:
     model = (_model(40, 4096, 11008, 32000), _model(8, 128, 384, 512), _model(3, 64, 128, 300))[size]
     options = {"shape": model, "rows": (8, 4, 3)[size], "steps": (40, 12, 3)[size]}
-    return [_probe("send", "a random model", "send:measure", 20, options)]
+    return [_probe("send", "a random model", "gpu:send", 20, options)]
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------

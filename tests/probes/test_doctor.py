@@ -16,6 +16,7 @@ from splitinfer.config import Layout
 from splitinfer.core.json_text import dumps
 from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
@@ -38,7 +39,6 @@ from splitinfer.probes.page import print_page
 from splitinfer.probes.rdma import requirements
 from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
-from transports.emulated import LinkProfile, installed
 
 
 def write(folder: Path, *addresses: str, **more: Any) -> Path:
@@ -132,16 +132,15 @@ def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
     assert running.children() == []
     found = json.loads(running.out)["layout"]
     assert [worker["problem"] for worker in found["workers"]] == ["", ""]
-    assert all(
-        abs(worker["clock"]["offset"]) <= 0.05 for worker in found["workers"]
-    )  # one clock for all processes here
+    for clock in (each["clock"] for each in found["workers"]):  # one clock for all processes here
+        assert abs(clock["offset"]) <= clock["uncertainty"]
     assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
         ("a", "w1", "hidden states"), ("w1", "w2", "hidden states"), ("w2", "a", "results")
     ]  # fmt: skip
     for link in found["links"]:
         figures = link["figures"]
-        assert 0 < figures["latency_p50"] <= figures["latency_p99"] < 1
-        assert figures["down"] is None or figures["down"] > 1e6
+        assert 0 < figures["latency_p50"] <= figures["latency_p99"]
+        assert figures["down"] is None or figures["down"] > 0
     assert (found["hidden"]["values"], found["hidden"]["source"]) == (192, "demo")
     steps = [link["figures"]["latency_p50"] for link in found["links"]]
     assert found["token_seconds"] >= sum(steps)
@@ -197,22 +196,20 @@ def test_another_version_is_one_sentence() -> None:
     assert result.links[0].problem == seen.problem
 
 
-def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
-    wire = LinkProfile(latency=0.02, bytes_per_second=1e6)
-    with stages.worker("inproc") as first, stages.worker("inproc") as second, installed(wire):
+def test_figures_are_those_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of made-up measurements: of the coordinator's links to the first and to the last, and of the one between."""
+    own, between = LinkMeasurement(0.02, 0.02, 1e6, 2e6), LinkMeasurement(0.03, 0.04, 5e5, 3e6)
+    monkeypatch.setattr(WorkerGroup, "measure_link", lambda *_: own)
+    monkeypatch.setattr(WorkerGroup, "measure_next", lambda *_: between)
+    with stages.worker("inproc") as first, stages.worker("inproc") as second:
         layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
         report = survey_layout(layout, 5, lambda _: None)
-    for link in report.result.links:
-        assert link.figures is not None
-        assert 0.02 <= link.figures.latency_p50 < 0.03
-        assert 0.7e6 < link.figures.down < 1.3e6
-        assert 0.7e6 < link.figures.up < 1.3e6
+    assert [link.figures for link in report.result.links] == [own, between, own]
+    num_bytes = report.hidden.num_bytes  # down both wires, and a result back
+    assert report.token_seconds == pytest.approx(0.02 + num_bytes / 1e6 + 0.03 + num_bytes / 5e5 + 0.02)
     assert report.hidden.source == "assumed"
-    assert report.token_seconds is not None
-    num_bytes = report.hidden.num_bytes  # twice down the wire, and a result back
-    assert 0.06 + 2 * num_bytes / 1.3e6 < report.token_seconds < 0.09 + 2 * num_bytes / 0.7e6
-    assert report.advice[0] is not None
-    assert report.advice[0].codec != "none"  # 1 MB/s is slower than any processor compresses
+    codecs = [None if each is None else each.codec != "none" for each in report.advice]
+    assert codecs == [True, True, None]  # 1 MB/s is slower than any processor compresses
 
 
 def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
@@ -261,7 +258,7 @@ def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
             there.process.resume()
     assert not result.is_whole
     assert "w1" in result.workers[0].problem
-    assert "no worker answers on it; it may be stopped" in result.workers[0].problem
+    assert "accepts connections, but no worker answers" in result.workers[0].problem
 
 
 def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,7 +307,7 @@ def test_codecs_are_timed() -> None:
     ):
         found = codecs_of(hidden)
         assert [each.name for each in found] == names
-        assert all(0 < each.seconds < 1e-2 and each.num_bytes < hidden.num_bytes for each in found)
+        assert all(each.seconds > 0 and each.num_bytes < hidden.num_bytes for each in found)
 
 
 def test_a_layout_that_is_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from recordings import RDMA_READY, RECORDED, said
 
 from splitinfer.probes.evidence import LINUX, MACOS, OtherProcess, Output, Seen, Way
 from splitinfer.probes.finding import Outcome
-from splitinfer.probes.findings import every_finding, network_findings
+from splitinfer.probes.findings import every_finding
 from splitinfer.system.origin import Origin, Start
 
 GIB = 2**30
@@ -234,7 +234,7 @@ def test_nothing_can_be_asked():
 
 
 def test_a_way_that_cannot_be_asked_is_none():
-    assert list(network_findings(mac(ways=(way(Output(None, "there is no route here")),)))) == []
+    assert every_finding(mac(ways=(way(Output(None, "there is no route here")),))) == []
 
 
 FILES = sorted(path.name for path in RECORDED.iterdir())
