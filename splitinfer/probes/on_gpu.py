@@ -159,11 +159,6 @@ def on_gpu(
         typer.echo(dumps(found))
 
 
-def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise ConfigError(f"{option} takes {', '.join(known)}, not {unknown[0]!r}")
-
-
 def measure_on_gpu(
     parts: Sequence[str] = PARTS,
     *,
