@@ -29,15 +29,15 @@ def selftest(
 
     def run() -> int:
         from splitinfer.errors import ConfigError
-        from splitinfer.probes.address import worker_address
-        from splitinfer.probes.selftest import SelftestOptions, run_selftest
+        from splitinfer.probes.registry import worker_address
+        from splitinfer.probes.selftest import run_selftest
 
         if worker is None and key is not None:
             raise ConfigError("--key is a worker's: say where that is with --worker")
         there = None if worker is None else worker_address(worker, key)
         if there is not None and there.link is not None:
             _check_link(there.link)
-        return run_selftest(SelftestOptions(there, seconds, quick, json_file))
+        return run_selftest(there, seconds, quick=quick, file=json_file)
 
     finish(run, verbose)
 

@@ -7,7 +7,7 @@ and what judges are apart: each ``judge_…`` function takes plain figures, so t
            └───▶ links ─▶ advice                   the links of a layout, measured
 
     selftest ─┐                 ┌▶ machine, tokens, branches, worker
-    on_gpu ───┴▶ registry ▶ child ▶ gpu, send      each probe in a process of its own, with its share of the time
+    on_gpu ───┴▶ registry ▶ child ▶ gpu, support    each probe in a process of its own, with its share of the time
 
 A device may end a process or never answer. So the process that the user started loads no MLX: it starts the probes,
 collects their findings, and writes the page and the document, whatever happens to a probe.

@@ -21,11 +21,10 @@ from mlx.utils import tree_flatten
 from splitinfer.bench.shared.fidelity import whole_model
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.engine.cpu_affinity import has_own_processor
-from splitinfer.engine.device.device import Device, Ticket, Work
+from splitinfer.engine.device.device import Device, Ticket
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.row import Row
@@ -43,7 +42,7 @@ from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
-from splitinfer.probes.steps import Sequences, row_errors
+from splitinfer.probes.steps import Sequences, row_errors, start
 
 _VOCAB = 2048  # of both demo models
 _LENGTHS = (6, 8, 11, 15)  # of sequences that decode together: unequal
@@ -159,10 +158,7 @@ def _launching_ahead(step: StepModel) -> dict[str, Any]:
     steps = StepsUnderWay[Ticket](device.wait, complete, failed.append)
     began = time.monotonic()
     for number in range(2 * _STEPS):
-        parts = sequences.parts([number % 2])
-        outputs = sequences.build([number % 2], parts)
-        ticket = device.launch(outputs, arrays_to_evaluate(parts), Work(Shape(1)), time.monotonic())
-        steps.add(ticket, is_done=device.computes_at_launch)
+        steps.add(start(device, sequences, [number % 2]).ticket, is_done=device.computes_at_launch)
     steps.drain()
     seconds = time.monotonic() - began
     steps.close()

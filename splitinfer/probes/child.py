@@ -18,14 +18,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from splitinfer import cleanup
 from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import CannotFit
-from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, as_data, failed, from_data, passed
+from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, failed, from_data, passed
 from splitinfer.probes.registry import Probe
 
 HANGING = 15.0  # seconds without a word, after which a probe that overran was hanging and not slow; at least
@@ -251,7 +251,7 @@ class Report:
     def __call__(self, *findings: Finding) -> None:
         """Report findings."""
         for each in findings:
-            self._write({"found": as_data(each)})
+            self._write({"found": asdict(each)})
 
     def is_alive(self) -> None:
         """Say that it goes on."""
@@ -310,7 +310,7 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     except DeviceLost:
         return _GO_ON
     except Exception as error:  # noqa: BLE001 - goes into the document
-        write({"found": as_data(broken("", error))})
+        write({"found": asdict(broken("", error))})
         return 1
     return 0
 

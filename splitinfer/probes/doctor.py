@@ -1,7 +1,7 @@
 """``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class LayoutReport:
     hidden: Hidden
     result: SurveyResult
     advice: tuple[LinkAdvice | None, ...]  # one for each link
+
+    @property
+    def links(self) -> list[tuple[LinkSeen, LinkAdvice | None]]:
+        """Each link, and the advice on it."""
+        return list(zip(self.result.links, self.advice, strict=True))
 
     @property
     def token_seconds(self) -> float | None:
@@ -82,13 +87,8 @@ def machine_of(seen: Seen) -> dict[str, Any]:
     """This machine, with what its commands say of memory and version."""
     pages, version = seen.read("memory", parse_pages), seen.read("macos", parsing.version)
     said = {} if version is None else {"system_version": ".".join(map(str, version))}
-    kinds = None if pages is None else pages.by_category()
-    return {
-        **description(),
-        **said,
-        "memory_kinds": kinds,
-        "wired_limit_mb": seen.read("wired_limit", parsing.wired_limit),
-    }
+    kinds, limit = pages and pages.by_category(), seen.read("wired_limit", parsing.wired_limit)
+    return {**description(), **said, "memory_kinds": kinds, "wired_limit_mb": limit}
 
 
 def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
@@ -122,18 +122,16 @@ def as_document(report: Report) -> dict[str, Any]:
     return found if report.layout is None else {**found, "layout": _layout_document(report.layout)}
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
-    said = {"name": finding.name, "outcome": finding.outcome, "sentence": finding.sentence, "remedy": finding.remedy}
-    return {name: str(value) for name, value in said.items()}
+def _plain(finding: Finding) -> dict[str, str]:
+    return {name: str(getattr(finding, name)) for name in ("name", "outcome", "sentence", "remedy")}
 
 
 def _layout_document(layout: LayoutReport) -> dict[str, Any]:
-    links = zip(layout.result.links, layout.advice, strict=True)
     return {
         "name": layout.name,
         "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
         "workers": [asdict(worker) for worker in layout.result.workers],
-        "links": [{**asdict(link), "advice": None if advice is None else asdict(advice)} for link, advice in links],
+        "links": [{**asdict(link), "advice": advice and asdict(advice)} for link, advice in layout.links],
         "token_seconds": layout.token_seconds,
     }
 
@@ -187,7 +185,7 @@ def _gpu_memory(machine: Mapping[str, Any]) -> str:
 
 
 def _layout(layout: LayoutReport) -> list[RenderableType]:
-    hidden = layout.hidden
+    hidden, total = layout.hidden, layout.token_seconds
     is_known = hidden.source != "assumed"
     source = f"of {hidden.source}" if is_known else "assumed: the layout's model is not on this machine"
     return [
@@ -195,17 +193,25 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         *map(_worker, layout.result.workers),
         title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[Text(f"{link.source} → {link.target}: not measured: {why}") for link, why in _failed(layout.result)],
-        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
-        *[Text(sentence) for sentence in _sentences(layout)],
+        *[
+            Text(f"{_name(link)}: not measured: {_why(link, layout.result)}")
+            for link, _ in layout.links
+            if not link.figures
+        ],
+        *[Text(f"{_name(link)}: {link.note}") for link, _ in layout.links if link.note],
+        *[Text(_advice(link, advice)) for link, advice in layout.links if advice is not None],
+        *(
+            [Text(f"The links add {_time(total)} to each generated token, there and back.")]
+            if total is not None
+            else []
+        ),
     ]
 
 
-def _failed(result: SurveyResult) -> list[tuple[LinkSeen, str]]:
-    """The links without figures, and why; a worker's problem, which is shown with the worker, is not repeated."""
-    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers if worker.problem}
-    failed = [link for link in result.links if link.figures is None]
-    return [(link, of_workers.get(link.problem, link.problem)) for link in failed]
+def _why(link: LinkSeen, result: SurveyResult) -> str:
+    """Why there are no figures; a worker's problem, which is shown with the worker, is not repeated."""
+    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers}
+    return of_workers.get(link.problem, link.problem)
 
 
 def _worker(worker: WorkerSeen) -> Text:
@@ -222,22 +228,16 @@ def _links(layout: LayoutReport) -> Table:
     table = Table("link", "by", "carries", box=None, pad_edge=False)
     for name in ("latency p50", "p99", "down", "up", "a token"):
         table.add_column(name, justify="right")
-    for link, advice in zip(layout.result.links, layout.advice, strict=True):
-        if link.figures is not None:
-            f = link.figures
-            table.add_row(
-                f"{link.source} → {link.target}", link.transport, link.carries, _time(f.latency_p50),
-                _time(f.latency_p99), _rate(f.down), _rate(f.up), "" if advice is None else _time(advice.token_seconds),
-            )  # fmt: skip
+    for link, advice in layout.links:
+        if (f := link.figures) is not None:
+            times, rates = map(_time, (f.latency_p50, f.latency_p99)), map(_rate, (f.down, f.up))
+            token = "" if advice is None else _time(advice.token_seconds)
+            table.add_row(_name(link), link.transport, link.carries, *times, *rates, token)
     return table
 
 
-def _sentences(layout: LayoutReport) -> list[str]:
-    both: Sequence[tuple[LinkSeen, LinkAdvice | None]] = list(zip(layout.result.links, layout.advice, strict=True))
-    found = [_advice(link, advice) for link, advice in both if advice is not None]
-    if layout.token_seconds is not None:
-        found.append(f"The links add {_time(layout.token_seconds)} to each generated token, there and back.")
-    return found
+def _name(link: LinkSeen) -> str:
+    return f"{link.source} → {link.target}"
 
 
 def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
@@ -252,7 +252,7 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
     if advice.chunk_rows is not None:
         chunk += f" (from {advice.chunk_rows} tokens on their bytes alone do)"
     return (
-        f"{link.source} → {link.target}: {codec}; {chunk}; sending hides where a stage takes over "
+        f"{_name(link)}: {codec}; {chunk}; sending hides where a stage takes over "
         f"{_time(advice.row_seconds)} to compute a prompt's token."
     )
 

@@ -150,8 +150,7 @@ def look(layout: Layout | None) -> Seen:
 def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Output]:
     """The output of each command, by its key. ``seconds``: the timeout of each."""
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
-        outputs = pool.map(lambda command: run_command(command, seconds), commands.values())
-    return dict(zip(commands, outputs, strict=True))
+        return dict(zip(commands, pool.map(lambda each: run_command(each, seconds), commands.values()), strict=True))
 
 
 def run_command(command: Sequence[str], seconds: float = SECONDS) -> Output:

@@ -5,7 +5,7 @@ impossible, then what makes them slow.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -66,22 +66,22 @@ class Reason(StrEnum):
     SLOW = "slow link"
 
 
-_FAULTS: Mapping[Fault, tuple[Reason, ...]] = {
-    Fault.TOKENS: (Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS),
-    Fault.DEVICE: (Reason.NOT_TAKEN, Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU),
-    Fault.MEMORY: (Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED),
-    Fault.WORKER: (
-        Reason.NAME, Reason.NOTHING_LISTENS, Reason.NO_ROUTE, Reason.TIMEOUT, Reason.NETWORK, Reason.NOT_ADMITTED,
-        Reason.VERSIONS, Reason.REFUSED,
-    ),
-    Fault.SPEED: (Reason.SLOW,),
-    Fault.TIME: (Reason.NO_TIME,),
-}  # fmt: skip
-FAULT_OF = {reason: fault for fault, reasons in _FAULTS.items() for reason in reasons}
+FAULT_OF = {
+    **dict.fromkeys((Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS), Fault.TOKENS),
+    **dict.fromkeys((Reason.NOT_TAKEN, Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU), Fault.DEVICE),
+    **dict.fromkeys((Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED), Fault.MEMORY),
+    **dict.fromkeys((Reason.NAME, Reason.NOTHING_LISTENS, Reason.NO_ROUTE, Reason.TIMEOUT), Fault.WORKER),
+    **dict.fromkeys((Reason.NETWORK, Reason.NOT_ADMITTED, Reason.VERSIONS, Reason.REFUSED), Fault.WORKER),
+    Reason.SLOW: Fault.SPEED,
+    Reason.NO_TIME: Fault.TIME,
+}
 """The fault that a reason stands for; a reason that is not here has the fault of its probe."""
 
 SEND = "send the file in (--json FILE)"
 STOP = f"do not trust answers on this machine yet; {SEND}"
+
+
+Judged = tuple[Outcome, str, str]  # with a sentence and a remedy: a finding without its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,8 @@ def failed(name: str, reason: Reason, sentence: str, remedy: str, numbers: Mappi
     return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, reason=reason, numbers=numbers or {})
 
 
-def as_data(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON can hold it."""
-    return asdict(finding)
-
-
 def from_data(data: Mapping[str, Any]) -> Finding:
-    """What ``as_data`` made, after JSON."""
+    """A finding from what ``asdict`` and JSON made of it."""
     outcome, fault, reason = Outcome(data["outcome"]), Fault(data["fault"]), Reason(data["reason"])
     return Finding(**{**data, "outcome": outcome, "fault": fault, "reason": reason})
 

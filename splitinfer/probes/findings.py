@@ -1,8 +1,7 @@
 """What is wrong with this machine, from what its commands print: firewall, network, memory, processes, power, NVIDIA.
 Pure.
 
-A function emits a finding for what a person may want to change, and nothing for what is right. The theory of each
-stands above it.
+A function yields what a person may want to change: an outcome, a sentence and a remedy. What is right yields nothing.
 """
 
 import ipaddress
@@ -14,14 +13,14 @@ from pathlib import PurePosixPath
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, Seen, Way
-from splitinfer.probes.finding import Finding, Outcome
-from splitinfer.probes.parsing import Gpu, Job
+from splitinfer.probes.finding import Finding, Judged, Outcome
+from splitinfer.probes.parsing import Job
 from splitinfer.probes.rdma import rdma_findings
 from splitinfer.system import network
 from splitinfer.system.assertions import Assertion, parse_assertions
 from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
 
-_FIRST_WITH_PRIVACY = (15,)  # macOS 15, TN3179
+FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
 
 # -- the firewall, and the privacy of the local network ----------------------------------------------------------------
@@ -29,32 +28,23 @@ _FIRST_WITH_PRIVACY = (15,)  # macOS 15, TN3179
 # The firewall decides by program, on incoming connections (Apple Platform Security, "Firewall security in macOS"). What
 # is signed by Apple or by a known developer is let in; about any other program macOS asks when it listens for the first
 # time, in a window that nobody sees over ssh. Python is the program here; the builds of uv and Homebrew are signed ad
-# hoc (*assumed* not to count as signed). Privacy of the local network concerns connections to other machines:
-# ``system.origin``.
+# hoc (*assumed* not to count as signed). Privacy of the local network concerns connections to other machines
+# (``system.origin``); it came with macOS 15 (TN3179).
 
 
-def firewall_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on who may connect to this Mac, and to whom it may connect; none elsewhere."""
-    if not seen.is_mac:
-        return
-    yield from _firewall(seen)
-    yield from _privacy(seen)
-
-
-def _firewall(seen: Seen) -> Iterator[Finding]:
+def _firewall(seen: Seen) -> Iterator[Judged]:
     state = seen.read("firewall", parsing.firewall_state)
-    blocks_all = seen.read("firewall_block_all", parsing.is_on)
-    if state == 2 or (state and blocks_all):
+    if state == 2 or (state and seen.read("firewall_block_all", parsing.is_on)):
         text = "the firewall blocks all incoming connections, so no coordinator reaches a worker on this Mac"
-        yield Finding("firewall", Outcome.FAILED, text, f"sudo {TOOL} --setblockall off")
+        yield FAILED, text, f"sudo {TOOL} --setblockall off"
     elif state == 1:
         yield from _program(seen)
     if state and seen.read("firewall_stealth", parsing.is_on):
         text = "the firewall is in stealth mode: this Mac does not answer ping, and a port without a worker times out"
-        yield Finding("firewall", Outcome.NOTE, text, f"sudo {TOOL} --setstealthmode off")
+        yield NOTE, text, f"sudo {TOOL} --setstealthmode off"
 
 
-def _program(seen: Seen) -> Iterator[Finding]:
+def _program(seen: Seen) -> Iterator[Judged]:
     """The entry of the Python that runs workers here."""
     apps = seen.read("firewall_apps", parsing.listed_apps)
     if apps is None:
@@ -63,14 +53,14 @@ def _program(seen: Seen) -> Iterator[Finding]:
     blocked = [path for path, allowed in ours.items() if not allowed]
     if blocked:
         text = f"the firewall blocks connections to {blocked[0]}, so no coordinator reaches a worker on this Mac"
-        yield Finding("firewall", Outcome.FAILED, text, f"sudo {TOOL} --unblockapp {shlex.quote(blocked[0])}")
+        yield FAILED, text, f"sudo {TOOL} --unblockapp {shlex.quote(blocked[0])}"
     elif not ours:
         path = shlex.quote(seen.executable)
         text = (
             "the firewall is on and does not know this Python: macOS asks when a worker listens for the first time, "
             "and whoever starts it over ssh or by launchd does not see that"
         )
-        yield Finding("firewall", Outcome.NOTE, text, f"sudo {TOOL} --add {path} && sudo {TOOL} --unblockapp {path}")
+        yield NOTE, text, f"sudo {TOOL} --add {path} && sudo {TOOL} --unblockapp {path}"
 
 
 def is_this_python(path: str, executable: str, prefix: str) -> bool:
@@ -83,27 +73,30 @@ def is_this_python(path: str, executable: str, prefix: str) -> bool:
     >>> is_this_python("/usr/bin/python3", f"{here}/bin/python3.13", here)
     False
     """
-    if path == executable:
-        return True
     listed = PurePosixPath(path)
-    return bool(prefix) and "Python.app" in listed.parts and listed.is_relative_to(prefix)
+    return path == executable or (bool(prefix) and "Python.app" in listed.parts and listed.is_relative_to(prefix))
 
 
-def _privacy(seen: Seen) -> Iterator[Finding]:
+def _privacy(seen: Seen) -> Iterator[Judged]:
     found = seen.read("macos", parsing.version)
-    if found is None or found < _FIRST_WITH_PRIVACY:
+    if found is None or found < (15,):
         return
     if found < (15, 1):
         text = "macOS 15.0 has bugs in the privacy of the local network that 15.1 mended (Apple, TN3179)"
-        yield Finding("local network", Outcome.WARNING, text, "update macOS")
+        yield WARNING, text, "update macOS"
     if not seen.origin.may_use_local_network and str(seen.origin) != "unknown":
         text = (
             f"what {seen.origin} starts may connect to other machines of the network only if you allow it; denied "
             "connections fail with “No route to host”"
         )
         remedy = "allow it in System Settings → Privacy & Security → Local Network, or use Terminal or ssh, which may"
-        yield Finding("local network", Outcome.NOTE, text, remedy)
+        yield NOTE, text, remedy
 
+
+# -- by which interface each worker is reached -------------------------------------------------------------------------
+#
+# A cable between two Macs is of use only if the worker's address in the layout is one on the cable. A ``.local`` name
+# may have addresses on both, and macOS chooses which of them a connection takes.
 
 _BRIDGE = "Thunderbolt Bridge"
 _NO_ROUTE = ("not in table", "has not been found", "RTNETLINK answers")  # words of route on macOS, and of ip on Linux
@@ -116,47 +109,41 @@ _SET_ADDRESS = (
 )
 
 
-# -- by which interface each worker is reached -------------------------------------------------------------------------
-#
-# A cable between two Macs is of use only if the worker's address in the layout is one on the cable. A ``.local`` name
-# may have addresses on both, and macOS chooses which of them a connection takes.
-
-
-def network_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on the ways to the workers of a layout, and on this machine's bridge."""
+def _network(seen: Seen) -> Iterator[Judged]:
+    """The ways to the workers of a layout, and this machine's bridge."""
     ports = seen.read("hardware_ports", network.hardware_ports) or {}
     for way in seen.ways:
         yield from _way(seen, way, ports)
     yield from _shared_network(seen, ports)
 
 
-def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Finding]:
+def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
     interface = None if way.route.text is None else network.route_interface(way.route.text)
     if interface is None:
         if any(words in f"{way.route.text} {way.route.why}" for words in _NO_ROUTE):
-            text = f"there is no route to {name}"
-            yield Finding("network", Outcome.FAILED, text, "connect both machines to one network")
+            yield FAILED, f"there is no route to {name}", "connect both machines to one network"
         return
     port = next((port for port, device in ports.items() if device == interface), "")
     if port == "Wi-Fi" or interface in seen.wireless:
-        yield _wireless(seen, name, interface)
+        yield _wireless(seen, f"the link to {name} goes over Wi-Fi ({interface})")
     elif interface.startswith("utun"):
         text = f"the link to {name} goes through a VPN ({interface})"
-        yield Finding("network", Outcome.WARNING, text, "use an address of the local network in the layout")
+        yield WARNING, text, "use an address of the local network in the layout"
     if seen.is_mac and _is_self_assigned(way.address) and not port.startswith("Thunderbolt"):
         # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
         text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
-        yield Finding("network", Outcome.FAILED, text, _SET_ADDRESS)
+        yield FAILED, text, _SET_ADDRESS
 
 
-def _wireless(seen: Seen, name: str, interface: str) -> Finding:
+def _wireless(seen: Seen, text: str) -> Judged:
     cabled = [port.mac for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac]
     if cabled:
-        text = f"the link to {name} goes over Wi-Fi ({interface}), while a Thunderbolt cable leads to {cabled[0]}"
-        return Finding("network", Outcome.WARNING, text, _ON_THE_CABLE)
-    text = f"the link to {name} goes over Wi-Fi ({interface}): each token waits for it, 5 ms and more"
-    return Finding("network", Outcome.NOTE, text, "connect the machines by a Thunderbolt or Ethernet cable")
+        return WARNING, f"{text}, while a Thunderbolt cable leads to {cabled[0]}", _ON_THE_CABLE
+    return (
+        NOTE, f"{text}: each token waits for it, 5 ms and more",
+        "connect the machines by a Thunderbolt or Ethernet cable",
+    )  # fmt: skip
 
 
 def _is_self_assigned(address: str) -> bool:
@@ -167,7 +154,7 @@ def _is_self_assigned(address: str) -> bool:
     return found.version == 4 and found.is_link_local
 
 
-def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Finding]:
+def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Judged]:
     """A bridge that got an address of the house's network: macOS may then send everything over the cable (dnet #66)."""
     found = seen.read("interfaces", network.networks) or {}
     bridge = ports.get(_BRIDGE, "bridge0")
@@ -175,9 +162,15 @@ def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Finding]:
     for ours, (name, theirs) in product(found.get(bridge, ()), others):
         if ours.network.overlaps(theirs.network) and not ours.ip.is_loopback:
             text = f"{bridge} ({ours.ip}) and {name} ({theirs.ip}) are in one network, so macOS may take the wrong way"
-            yield Finding("network", Outcome.WARNING, text, _SET_ADDRESS)
+            yield WARNING, text, _SET_ADDRESS
             return
 
+
+# -- memory as macOS counts it -----------------------------------------------------------------------------------------
+#
+# Activity Monitor's *Memory Used* is the memory of programs, wired memory and what the compressor holds
+# (``system.memory_pages``). Weights that were swapped out come back from the disk at every token.
+# ``iogpu.wired_limit_mb`` raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
 
 _MUCH_SWAP = 2**30
 _FOR_MACOS = 2 * 2**30
@@ -188,26 +181,21 @@ _QUIT = (
 )
 
 
-# -- memory as macOS counts it -----------------------------------------------------------------------------------------
-#
-# Activity Monitor's *Memory Used* is the memory of programs, wired memory and what the compressor holds
-# (``system.memory_pages``). Weights that were swapped out come back from the disk at every token.
-# ``iogpu.wired_limit_mb`` raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
-
-
-def memory_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on this machine's memory."""
-    yield from _wired(seen)
+def _memory(seen: Seen) -> Iterator[Judged]:
+    megabytes = seen.read("wired_limit", parsing.wired_limit) or 0
+    if seen.memory and megabytes * 2**20 > seen.memory - _FOR_MACOS:
+        text = f"iogpu.wired_limit_mb is {megabytes}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
+        yield WARNING, text, f"sudo sysctl iogpu.wired_limit_mb={good_wired_limit(seen.memory)}"
     swapped = seen.read("swap", parsing.swap_used) or 0
     if swapped > _MUCH_SWAP:
         text = f"{size(swapped)} are in swap files: a stage whose weights are there waits for the disk at each token"
-        yield Finding("memory", Outcome.WARNING, text, _QUIT)
+        yield WARNING, text, _QUIT
     pages = seen.read("memory", parse_pages)
     if pages is not None:
         yield from _use(seen, pages)
     elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
         text = f"only {size(seen.available)} of {size(seen.memory)} are available"
-        yield Finding("memory", Outcome.WARNING, text, "end programs that you do not need, or give it fewer layers")
+        yield WARNING, text, "end programs that you do not need, or give it fewer layers"
 
 
 def parse_pages(text: str) -> MemoryPages | None:
@@ -218,32 +206,22 @@ def parse_pages(text: str) -> MemoryPages | None:
         return None
 
 
-def _wired(seen: Seen) -> Iterator[Finding]:
-    megabytes = seen.read("wired_limit", parsing.wired_limit) or 0
-    if seen.memory and megabytes * 2**20 > seen.memory - _FOR_MACOS:
-        text = f"iogpu.wired_limit_mb is {megabytes}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
-        yield Finding(
-            "memory", Outcome.WARNING, text, f"sudo sysctl iogpu.wired_limit_mb={good_wired_limit(seen.memory)}"
-        )
-
-
 def good_wired_limit(memory: int) -> int:
     """Megabytes that the GPU of a Mac may wire where nothing else is to run: 85 % of its memory, in bytes."""
     return memory * 85 // 100 // 2**20
 
 
-def _use(seen: Seen, pages: MemoryPages) -> Iterator[Finding]:
+def _use(seen: Seen, pages: MemoryPages) -> Iterator[Judged]:
     kinds = pages.by_category()
     if seen.memory and pages.available_bytes < _LITTLE * seen.memory:
         used = ", ".join(f"{name} {size(kinds[name])}" for name in ("app memory", "wired", "compressed"))
-        text = f"only {size(pages.available_bytes)} of {size(seen.memory)} are available ({used})"
-        yield Finding("memory", Outcome.WARNING, text, _QUIT)
+        yield WARNING, f"only {size(pages.available_bytes)} of {size(seen.memory)} are available ({used})", _QUIT
     if seen.memory and kinds["wired"] > _MUCH_WIRED * seen.memory and not seen.processes:
         text = (
             f"{size(kinds['wired'])} are wired, and no splitinfer runs: another program computes on the GPU, or an "
             "RDMA process was killed, whose memory comes back with a restart"
         )
-        yield Finding("memory", Outcome.NOTE, text, "end such programs; if there are none: sudo shutdown -r now")
+        yield NOTE, text, "end such programs; if there are none: sudo shutdown -r now"
 
 
 # -- how workers are scheduled, and what else of splitinfer runs -------------------------------------------------------
@@ -254,51 +232,41 @@ def _use(seen: Seen, pages: MemoryPages) -> Iterator[Finding]:
 # instead of 31 (traycerai/traycer PR 705).
 
 
-def process_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on the service and on other processes."""
-    for name in ("agent", "daemon"):
+def _processes(seen: Seen) -> Iterator[Judged]:
+    """The service, and other processes of splitinfer."""
+    for name, domain, sudo in (("agent", "gui/$(id -u)", ""), ("daemon", "system", "sudo ")):
         found = seen.read(name, parsing.job)
         if found is not None:
-            yield from _job(found, is_daemon=name == "daemon")
-    yield from _processes(seen)
+            yield from _job(found, domain, sudo)
+    for each in seen.processes:
+        if each.nice > 0:
+            text = f"splitinfer {each.command} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
+            yield WARNING, text, f"sudo renice -n 0 -p {each.pid}"
+    if len(seen.processes) > 1:
+        names = ", ".join(f"{each.command} (pid {each.pid})" for each in seen.processes)
+        text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
+        yield NOTE, text, "end those that you do not need: kill PID"
 
 
-def _job(found: Job, *, is_daemon: bool) -> Iterator[Finding]:
+def _job(found: Job, domain: str, sudo: str) -> Iterator[Judged]:
     slow = {"background": "in the background: on efficiency cores, and with a GPU several times slower"}
-    lightly = "with light limits on processor and disk"
     if found.spawn_type and found.spawn_type != "interactive":
-        text = f"launchd runs {found.label} {slow.get(found.spawn_type, lightly)} ({found.spawn_type})"
-        yield Finding("process", Outcome.WARNING, text, _interactive(found, is_daemon=is_daemon))
+        how = slow.get(found.spawn_type, "with light limits on processor and disk")
+        text = f"launchd runs {found.label} {how} ({found.spawn_type})"
+        yield WARNING, text, _interactive(found, domain, sudo)
     if found.state and found.state != "running" and found.last_exit not in ("", "0"):
-        target = f"system/{found.label}" if is_daemon else f"gui/$(id -u)/{found.label}"
         text = f"{found.label} does not run; it ended with {found.last_exit} last"
-        yield Finding("process", Outcome.FAILED, text, f"look at its log, then: launchctl kickstart -k {target}")
+        yield FAILED, text, f"look at its log, then: launchctl kickstart -k {domain}/{found.label}"
 
 
-def _interactive(found: Job, *, is_daemon: bool) -> str:
+def _interactive(found: Job, domain: str, sudo: str) -> str:
     if not found.path.startswith("/"):
         return "let its property list have ProcessType Interactive, and load it again"
-    path, domain, sudo = shlex.quote(found.path), "gui/$(id -u)", ""
-    if is_daemon:
-        domain, sudo = "system", "sudo "
+    path = shlex.quote(found.path)
     return (
         f"{sudo}plutil -replace ProcessType -string Interactive {path} && "
         f"{sudo}launchctl bootout {domain}/{found.label} ; {sudo}launchctl bootstrap {domain} {path}"
     )
-
-
-def _processes(seen: Seen) -> Iterator[Finding]:
-    slowed = [each for each in seen.processes if each.nice > 0]
-    for each in slowed:
-        text = f"splitinfer {each.command} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
-        yield Finding("process", Outcome.WARNING, text, f"sudo renice -n 0 -p {each.pid}")
-    if len(seen.processes) > 1:
-        names = ", ".join(f"{each.command} (pid {each.pid})" for each in seen.processes)
-        text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
-        yield Finding("process", Outcome.NOTE, text, "end those that you do not need: kill PID")
-
-
-_KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
 
 
 # -- sleep, low power mode, battery, heat ------------------------------------------------------------------------------
@@ -307,34 +275,34 @@ _KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
 # waits for a coordinator does not. ``pmset`` sets for all power sources with ``-a`` and for mains with ``-c``
 # (pmset(1)).
 
+_KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
+_COOL = "let it cool, and free its vents"
 
-def power_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on a Mac's power; none elsewhere."""
+
+def _power(seen: Seen) -> Iterator[Judged]:
     settings = seen.read("power", parsing.power_settings)
     if settings is not None and settings.sleep and not settings.is_sleep_disabled:
         yield _sleep(seen, settings.sleep)
     if settings is not None and settings.is_low_power:
         text = "low power mode is on, which slows the processor and the GPU"
-        yield Finding("power", Outcome.WARNING, text, "sudo pmset -a lowpowermode 0")
+        yield WARNING, text, "sudo pmset -a lowpowermode 0"
     left = seen.read("battery", parsing.battery_percent)
     if left is not None:
-        text = f"this Mac runs on its battery ({left} %): it sleeps earlier, and may be slower"
-        yield Finding("power", Outcome.WARNING, text, "plug it in")
+        yield WARNING, f"this Mac runs on its battery ({left} %): it sleeps earlier, and may be slower", "plug it in"
     limit = seen.read("thermal", parsing.speed_limit)
     if limit is not None and limit < 100:
-        text = f"the processor is limited to {limit} % of its speed by heat"
-        yield Finding("power", Outcome.WARNING, text, "let it cool, and free its vents")
+        yield WARNING, f"the processor is limited to {limit} % of its speed by heat", _COOL
 
 
-def _sleep(seen: Seen, minutes: int) -> Finding:
+def _sleep(seen: Seen, minutes: int) -> Judged:
     text = f"this Mac sleeps after {minutes} minute{'s' if minutes > 1 else ''} without a person at it"
     held = seen.read("assertions", parse_assertions) or ()
     keepers = [each for each in held if each.prevents_idle_sleep and _is_lasting(each)]
     remedy = "sudo pmset -c sleep 0"
     if keepers:
         awake = f"{keepers[0].program} (pid {keepers[0].pid}) keeps it awake now"
-        return Finding("power", Outcome.NOTE, f"{text}; {awake}", f"for good: {remedy}")
-    return Finding("power", Outcome.WARNING, f"{text}, and then no coordinator can reach a worker here", remedy)
+        return NOTE, f"{text}; {awake}", f"for good: {remedy}"
+    return WARNING, f"{text}, and then no coordinator can reach a worker here", remedy
 
 
 def _is_lasting(assertion: Assertion) -> bool:
@@ -342,49 +310,41 @@ def _is_lasting(assertion: Assertion) -> bool:
     return any(name in f"{assertion.program} {assertion.name}".lower() for name in _KEEPERS)
 
 
+# -- NVIDIA's GPUs on Linux --------------------------------------------------------------------------------------------
+
 _MUCH_TAKEN = 0.5  # of its memory
 
 
-# -- NVIDIA's GPUs on Linux --------------------------------------------------------------------------------------------
-
-
-def nvidia_findings(seen: Seen) -> Iterator[Finding]:
-    """Findings on NVIDIA's GPUs; none where there is no nvidia-smi."""
+def _nvidia(seen: Seen) -> Iterator[Judged]:
+    """NVIDIA's GPUs; nothing where there is no nvidia-smi."""
     output = seen.outputs.get("nvidia")
     if output is None or (output.text is None and output.why.startswith("there is no")):
         return
     found = parsing.gpus(output.text or "")
     if not found:
         why = " ".join((output.text or output.why).split())[:200]
-        text = f"nvidia-smi finds no GPU: {why}"
-        yield Finding("gpu", Outcome.FAILED, text, "install or reload the driver, or start the machine anew")
+        yield FAILED, f"nvidia-smi finds no GPU: {why}", "install or reload the driver, or start the machine anew"
         return
     if not seen.on_gpu:
         text = f"there is a GPU ({found[0].name}), but this MLX computes on the processor"
-        yield Finding("gpu", Outcome.WARNING, text, "pip install 'mlx[cuda13]'")
+        yield WARNING, text, "pip install 'mlx[cuda13]'"
     for number, gpu in enumerate(found):
-        yield from _card(number, gpu)
-
-
-def _card(number: int, gpu: Gpu) -> Iterator[Finding]:
-    if gpu.memory and gpu.used is not None and gpu.used > _MUCH_TAKEN * gpu.memory:
-        text = f"{gpu.used} MiB of GPU {number}'s {gpu.memory} MiB are taken ({gpu.name})"
-        yield Finding("gpu", Outcome.WARNING, text, "nvidia-smi shows by whom; end what you do not need")
-    if gpu.is_throttled:
-        text = f"heat slows GPU {number} ({gpu.name})"
-        yield Finding("gpu", Outcome.WARNING, text, "let it cool, and free its vents")
+        if gpu.memory and gpu.used is not None and gpu.used > _MUCH_TAKEN * gpu.memory:
+            text = f"{gpu.used} MiB of GPU {number}'s {gpu.memory} MiB are taken ({gpu.name})"
+            yield WARNING, text, "nvidia-smi shows by whom; end what you do not need"
+        if gpu.is_throttled:
+            yield WARNING, f"heat slows GPU {number} ({gpu.name})", _COOL
 
 
 # -- all together ------------------------------------------------------------------------------------------------------
 
+AREAS = {
+    "firewall": _firewall, "local network": _privacy, "network": _network, "memory": _memory, "process": _processes,
+    "power": _power, "gpu": _nvidia, "rdma": rdma_findings,
+}  # fmt: skip
+
 
 def every_finding(seen: Seen) -> list[Finding]:
     """Every finding, the worst first; those of equal outcome in the order of their areas."""
-    found = [each for area in AREAS for each in area(seen)]
+    found = [Finding(name, *judged) for name, area in AREAS.items() for judged in area(seen)]
     return sorted(found, key=lambda each: each.order)
-
-
-AREAS = (
-    firewall_findings, network_findings, memory_findings, process_findings, power_findings, nvidia_findings,
-    rdma_findings,
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures that only a GPU can show, for ``scripts/on_gpu``: the share of a step that a launch takes, errors of rows.
+"""Figures that only a GPU can show, for ``scripts/on_gpu``: launches, errors of rows, and how soon results can be sent.
 
 *Launch.* While a launch (``mx.async_eval``) is under way its thread can launch nothing else and send nothing. Where a
 device takes in a few command buffers only, a launch returns when nearly all of its step is computed. Measured twice: on
@@ -8,32 +8,44 @@ an idle device (``launch_ms``, ``share``), and while another sequence's step is 
 *Rows.* Kernels differ with the number of rows, so rows of many sequences round otherwise than each alone. How far that
 goes after so many layers is what a trial at loading has to allow for. Beside it stands the model's own noise: one
 sequence whose prompt is read in other chunks, each computed alone.
+
+*Send.* From the end of a step until its results are ready to be sent, while the next step is under way: whatever is
+computed for a result after its step stands in line behind the next one. The engine's loop is imitated: at most two
+steps are under way, and where the device does not compute at launch another thread waits for them, reduces results to
+what is still wanted and makes the parts of the frame.
 """
 
 import statistics
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from splitinfer.bench.shared.random_model import Shape, build
-from splitinfer.core.scheduler import cost_model
-from splitinfer.engine.device.device import Device, Ticket, Work
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.core.plan import NewSequence, Slice, StepPlan
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import INT8, NONE
+from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.stage.runner import Launched, StageRunner
 from splitinfer.models.cut import StageModel
+from splitinfer.models.hidden_states import to_parts
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
+from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 from splitinfer.probes.child import Report
-from splitinfer.probes.steps import Sequences, distribution, row_errors
+from splitinfer.probes.steps import Sequences, distribution, row_errors, start
 
 _PROMPT = 32  # tokens
-_WARM_UP = 3  # steps, in which kernels are loaded or compiled
+_WARM_UP = 4  # steps, in which kernels are loaded or compiled
 _LENGTHS = (24, 3)  # tokens of the first prompt, and by how many each other is longer
 _LONG, _CHUNKS = 96, (96, 16)  # the prompt that is read in two ways
 
@@ -58,55 +70,29 @@ def _launches(structure: Any, layers: int, num_steps: int, vocab_size: int) -> d
     step = StepModel(StageModel(found.model, 0, layers, found))
     device, sequences = open_device(0, (0, layers)), Sequences(step, vocab_size, [_PROMPT, _PROMPT])
     for _ in range(_WARM_UP):
-        _pair(device, sequences)
-    alone = [_one(device, sequences) for _ in range(num_steps)]
-    pairs = [_pair(device, sequences) for _ in range(num_steps)]
-    step_ms = 1e3 * statistics.median(one.step for one in alone)
-    second_ms = [1e3 * one.launch for one in pairs]
+        _timed(device, sequences, 2)
+    builds, launches, steps, late = zip(*(_timed(device, sequences, 1) for _ in range(num_steps)), strict=True)
+    _, seconds, _, later = zip(*(_timed(device, sequences, 2) for _ in range(num_steps)), strict=True)
+    step_ms = statistics.median(steps)
     return {
         "step_ms": step_ms,
-        "build_ms": 1e3 * statistics.median(one.build for one in alone),
-        "launch_ms": distribution([1e3 * one.launch for one in alone]),
-        "share": distribution([one.launch / one.step for one in alone]),
-        "second_ms": distribution(second_ms),
-        "second_share": statistics.median(second_ms) / step_ms,
-        "late_steps": sum(one.late for one in (*alone, *pairs)),
+        "build_ms": statistics.median(builds),
+        "launch_ms": distribution(launches),
+        "share": distribution([one / whole for one, whole in zip(launches, steps, strict=True)]),
+        "second_ms": distribution(seconds),
+        "second_share": statistics.median(seconds) / step_ms,
+        "late_steps": sum(late) + sum(later),
     }
 
 
-class _Times(NamedTuple):
-    """Seconds: of building a step's graph, of its launch, and from the beginning of the launch to the end of the step.
-    ``late``: steps for which an emulated device needed longer than the one that it emulates."""
-
-    build: float
-    launch: float
-    step: float
-    late: int
-
-
-def _one(device: Device, sequences: Sequences) -> _Times:
-    """One step on an idle device."""
-    ticket, build, began, launched = _launch(device, sequences, 0)
-    late = LATE in device.wait(ticket).notes
-    return _Times(build, launched, time.monotonic() - began, int(late))
-
-
-def _pair(device: Device, sequences: Sequences) -> _Times:
-    """The second of two steps of different sequences, launched while the first is under way."""
-    first, *_ = _launch(device, sequences, 0)
-    second, build, began, launched = _launch(device, sequences, 1)
-    late = sum(LATE in device.wait(one).notes for one in (first, second))
-    return _Times(build, launched, time.monotonic() - began, late)
-
-
-def _launch(device: Device, sequences: Sequences, which: int) -> tuple[Ticket, float, float, float]:
-    """A step under way, the seconds of building it, when its launch began, and the seconds of that."""
-    began = time.monotonic()
-    parts = sequences.parts([which])
-    outputs = sequences.build([which], parts)
-    built = time.monotonic()
-    ticket = device.launch(outputs, arrays_to_evaluate(parts), Work(cost_model.Shape(1)), began)
-    return ticket, built - began, built, time.monotonic() - built
+def _timed(device: Device, sequences: Sequences, count: int) -> tuple[float, float, float, int]:
+    """Of the last of ``count`` steps of different sequences, all under way at once: milliseconds of building its graph,
+    of its launch, and from the beginning of that to the end of the step. The last number counts the steps for which an
+    emulated device needed longer than the one that it emulates."""
+    under_way = [start(device, sequences, [which]) for which in range(count)]
+    late = sum(LATE in device.wait(one.ticket).notes for one in under_way)
+    last, ended = under_way[-1], time.monotonic()
+    return 1e3 * (last.built - last.began), 1e3 * (last.launched - last.built), 1e3 * (ended - last.built), late
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -164,3 +150,119 @@ def _compared(found: list[mx.array], wanted: list[mx.array], stage: StageModel) 
         others = mx.argmax(ours, axis=-1) != mx.argmax(theirs, axis=-1)
         errors["other_token"] = others.astype(mx.float32).mean().item()
     return errors
+
+
+# -- until results can be sent -----------------------------------------------------------------------------------------
+
+_UNDER_WAY = 2  # steps at a time
+_CHUNK = 16  # rows of each prompt in a step
+_PROMPTS = 1 << 20  # tokens: as long as these prompts, no row belongs to an answer
+_WAITING = 60.0  # seconds for a step
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Steps of one kind.
+
+    rows: of each sequence in a step; ``drafts``: how many of them are drafts.
+    skip: of every so many slices, one is still wanted when the step is done.
+    codec: of the prompts' rows; the sequences are then prompts.
+    unfit: whether the first sequence has values that no codec can hold, so that its rows go unpacked.
+    """
+
+    params: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
+    rows: int = 1
+    drafts: int = 0
+    skip: int = 1
+    codec: str = NONE
+    unfit: bool = False
+
+
+_FIRST = {
+    "hidden states": _Case(),
+    "drafts, every other slice void": _Case(rows=4, drafts=3, skip=2),
+    "prompts as int8": _Case(rows=_CHUNK, codec=INT8),
+    "prompts as int8, one of which does not fit": _Case(rows=_CHUNK, codec=INT8, unfit=True),
+}
+_LAST = {"tokens": _Case(), "log-probabilities": _Case(SamplingParams(logprobs=5))}
+
+
+def send(options: Mapping[str, Any], report: Report) -> None:
+    """For a stage before the last (but for the first layer, so that its input can be made up), and for the last."""
+    shape = Shape(**options["shape"])
+    model = build(shape)
+    structure, half = ModelStructure(model), max(2, shape.layers // 2)
+    bounds = (0, half, shape.layers)
+    for stage, start_layer, cases in ((0, 1, _FIRST), (1, half, _LAST)):
+        cut = StageModel(model, start_layer, bounds[stage + 1], structure)
+        runner = StageRunner(cut, stage, shape.vocab, open_device(stage, bounds))
+        for name, case in cases.items():
+            plan = partial(_plan, case, options["rows"], shape.vocab)
+            report.guarded(name, partial(_sent, runner, plan, partial(_hidden, cut, case), case, options["steps"]))
+
+
+def _sent(
+    runner: StageRunner,
+    make_plan: Callable[[int], StepPlan],
+    make_hidden: Callable[[StepPlan], mx.array],
+    case: _Case,
+    num_steps: int,
+) -> dict[str, Any]:
+    """Milliseconds from each step's end until its result could be sent, beside those of the step."""
+    runner.reset()
+    runner.use_codec(case.codec)
+    free, failed, sent = threading.Semaphore(_UNDER_WAY), list[Exception](), list[tuple[float, float, int, int]]()
+
+    def finish(launched: Launched) -> None:
+        done = runner.finish(launched)
+        wanted = done.reduced_to(replace(done.plan, slices=done.plan.slices[:: case.skip]))
+        parts, figures = to_parts(wanted.hidden, wanted.packed), done.figures
+        until_sent, step = time.monotonic() - figures.ended, figures.ended - figures.started
+        sent.append((1e3 * until_sent, 1e3 * step, parts.num_unfit, LATE in figures.notes))
+        free.release()
+
+    def fail(why: StepFailed) -> None:
+        failed.append(why.error)
+        free.release()
+
+    steps = StepsUnderWay[Launched](runner.wait, finish, fail)
+    for number in range(_WARM_UP + num_steps):
+        plan = make_plan(number)
+        hidden = make_hidden(plan)
+        if not free.acquire(timeout=_WAITING):
+            raise TimeoutError(f"a step did not end in {_WAITING:g} s")
+        if failed:
+            break
+        steps.add(runner.launch(plan, hidden), is_done=runner.device.computes_at_launch)
+    steps.drain()
+    if failed:
+        raise failed[0]
+    until_sent, step = (distribution([one[at] for one in sent[_WARM_UP:]]) for at in (0, 1))
+    return {
+        "until_sent_ms": until_sent,
+        "step_ms": step,
+        "share_of_step": until_sent["p50"] / step["p50"] if step["p50"] else None,
+        "unfit_rows": sum(one[2] for one in sent),
+        "late_steps": sum(one[3] for one in sent),
+    }
+
+
+def _plan(case: _Case, num_sequences: int, vocab_size: int, number: int) -> StepPlan:
+    """The next rows of all sequences."""
+    is_prompt, which = case.codec != NONE, range(num_sequences)
+    new = [NewSequence(i, case.params, i, num_prompt=_PROMPTS if is_prompt else 0) for i in which]
+    tokens = [made_up(f"{number} {i}", case.rows, vocab_size) for i in which]
+    logits = 0 if is_prompt else case.rows
+    slices = tuple(Slice(i, number * case.rows, tokens[i], logits, case.drafts) for i in which)
+    return StepPlan(number, new=() if number else tuple(new), slices=slices)
+
+
+def _hidden(stage: StageModel, case: _Case, plan: StepPlan) -> mx.array:
+    assert stage.hidden_spec is not None
+    width, dtype = stage.hidden_spec
+    rows = mx.random.normal((plan.num_tokens, width), key=mx.random.key(plan.step))
+    if case.unfit:
+        rows = mx.where(mx.arange(plan.num_tokens)[:, None] == 0, mx.inf, rows)
+    rows = rows.astype(dtype)
+    mx.eval(rows)
+    return rows

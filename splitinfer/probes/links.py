@@ -82,7 +82,9 @@ class LinkSurvey:
         stages = self._layout.stages
         links = [self._link(stage) for stage in range(1, len(stages))]
         if len(stages) > 2:
-            links.append(self._results())
+            last = replace(stages[-1], link_transport=OVER_TCP)  # whatever carries hidden states to it
+            seen = LinkSeen(last.name, stages[0].name, _transport(last), "results", None)
+            links.append(self._measured(seen, [len(stages) - 1], _measure_own))
         return SurveyResult(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
 
     def _link(self, stage: int) -> LinkSeen:
@@ -92,12 +94,6 @@ class LinkSurvey:
         if stage == 1:
             return self._measured(seen, [1], _measure_own)
         return self._measured(seen, [stage - 1, stage], _measure_between)
-
-    def _results(self) -> LinkSeen:
-        stages = self._layout.stages
-        last = replace(stages[-1], link_transport=OVER_TCP)  # whatever carries hidden states to it
-        seen = LinkSeen(last.name, stages[0].name, _transport(last), "results", None)
-        return self._measured(seen, [len(stages) - 1], _measure_own)
 
     def _measured(
         self, link: LinkSeen, needed: Sequence[int], measure: Callable[[WorkerGroup], LinkMeasurement]

@@ -87,7 +87,16 @@ def about(_options: Mapping[str, Any], report: Report) -> None:
 
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
     """What computes here, and what is free."""
-    return [_computes(given), _free(given), _load(given)]
+    free = f"{given['free_bytes'] / 1e9:,.3g} GB of {given['memory_bytes'] / 1e9:,.3g} GB are free for a stage"
+    load = f"a load of {given['load_average']:.3g} on {given['processors']} processors"
+    if given["load_average"] > given["processors"]:
+        load += ": other programs compute, so times say little, and may not suffice"
+    if given["free_bytes"] < LEAST_FREE:
+        remedy = "close other programs, or give this machine fewer layers"
+        memory = failed("free memory", Reason.LOW_MEMORY, f"only {free}", remedy)
+    else:
+        memory = passed("free memory", free)
+    return [_computes(given), memory, passed("load", load)]
 
 
 def _computes(given: Mapping[str, Any]) -> Finding:
@@ -97,20 +106,3 @@ def _computes(given: Mapping[str, Any]) -> Finding:
         return failed("device", Reason.NO_GPU, sentence, remedy, given)
     exact = "bit for bit whatever rows come together" if given["exact"] else "up to rounding"
     return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
-
-
-def _free(given: Mapping[str, Any]) -> Finding:
-    free, total = given["free_bytes"], given["memory_bytes"]
-    said = f"{free / 1e9:,.3g} GB of {total / 1e9:,.3g} GB are free for a stage"
-    if free < LEAST_FREE:
-        remedy = "close other programs, or give this machine fewer layers"
-        return failed("free memory", Reason.LOW_MEMORY, f"only {said}", remedy)
-    return passed("free memory", said)
-
-
-def _load(given: Mapping[str, Any]) -> Finding:
-    load, processors = given["load_average"], given["processors"]
-    said = f"a load of {load:.3g} on {processors} processors"
-    if load > processors:
-        return passed("load", f"{said}: other programs compute, so times say little, and may not suffice")
-    return passed("load", said)

@@ -59,10 +59,10 @@ def _wired() -> dict[str, Any]:
 
 def judge_memory(given: Mapping[str, Any]) -> list[Finding]:
     """Leaks, and what is wired (``None``: this is no Metal)."""
-    return [_leak(given), _freed(given), _kept_wired(given["wired"])]
+    return [_growth(given), _closing(given), _kept_wired(given["wired"])]
 
 
-def _leak(given: Mapping[str, Any]) -> Finding:
+def _growth(given: Mapping[str, Any]) -> Finding:
     arrays, resident = (given["used"][name] - given["warm"][name] for name in ("active", "resident"))
     said = f"{arrays / 1e6:+.1f} MB of arrays and {resident / 1e6:+.1f} MB of the process in {given['rounds']} rounds"
     if arrays > MOST_LEAKED or resident > MOST_RESIDENT:
@@ -70,7 +70,7 @@ def _leak(given: Mapping[str, Any]) -> Finding:
     return passed("growth", said, given)
 
 
-def _freed(given: Mapping[str, Any]) -> Finding:
+def _closing(given: Mapping[str, Any]) -> Finding:
     left = given["closed"]["active"] - given["before"]["active"]
     if left > MOST_LEAKED:
         sentence = f"{left / 1e6:.1f} MB of arrays are not freed when the model is closed"

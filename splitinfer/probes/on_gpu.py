@@ -128,7 +128,7 @@ def _kv(size: int) -> list[Probe]:
 def _send(size: int) -> list[Probe]:
     model = (_model(40, 4096, 11008, 32000), _model(8, 128, 384, 512), _model(3, 64, 128, 300))[size]
     options = {"shape": model, "rows": (8, 4, 3)[size], "steps": (40, 12, 3)[size]}
-    return [_probe("send", "a random model", "send:measure", 20, options)]
+    return [_probe("send", "a random model", "gpu:send", 20, options)]
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -157,11 +157,6 @@ def on_gpu(
     found = measure_on_gpu(wanted, on=on, minutes=minutes, size=size, accelerator=accelerator, out=out)
     if out is None:
         typer.echo(dumps(found))
-
-
-def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise ConfigError(f"{option} takes {', '.join(known)}, not {unknown[0]!r}")
 
 
 def measure_on_gpu(

@@ -204,7 +204,6 @@ class Job:
     path: str
     state: str
     spawn_type: str
-    pid: int | None
     last_exit: str
 
 
@@ -214,7 +213,6 @@ def job(text: str) -> Job | None:
     if head is None:
         return None
     found = dict(re.findall(r"^\t(\w[\w ]*) = ([^\n{]+?)[ \t]*$", text, re.MULTILINE))
-    pid = found.get("pid", "")
     spawn_type = re.match(r"[a-z]+", found.get("spawn type", ""))
     last_exit = found.get("last exit code", "")
     return Job(
@@ -222,7 +220,6 @@ def job(text: str) -> Job | None:
         path=found.get("path", ""),
         state=found.get("state", ""),
         spawn_type=spawn_type[0] if spawn_type else "",
-        pid=int(pid) if re.fullmatch(r"[0-9]{1,9}", pid) else None,
         last_exit="" if last_exit.startswith("(") else last_exit,
     )
 
@@ -238,7 +235,6 @@ class Gpu:
     """A GPU; memory in MiB. ``is_throttled``: whether heat slows it now."""
 
     name: str
-    driver: str
     memory: int | None
     used: int | None
     is_throttled: bool
@@ -248,12 +244,12 @@ def gpus(text: str) -> list[Gpu]:
     """The GPUs, from a query of ``NVIDIA_FIELDS``; a value that nvidia-smi does not know is "[N/A]".
 
     >>> gpus("NVIDIA H200, 580.95.05, 143771, 512, Not Active, Not Active")
-    [Gpu(name='NVIDIA H200', driver='580.95.05', memory=143771, used=512, is_throttled=False)]
+    [Gpu(name='NVIDIA H200', memory=143771, used=512, is_throttled=False)]
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return [
-        Gpu(name, driver, _number(memory), _number(used), "Active" in reasons)
-        for name, driver, memory, used, *reasons in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
+        Gpu(name, _number(memory), _number(used), "Active" in reasons)
+        for name, _driver, memory, used, *reasons in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
     ]
 
 

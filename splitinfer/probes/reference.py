@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.core.rng import position_key
+from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.models.batch_invariance import is_batch_invariant
@@ -24,14 +25,6 @@ from splitinfer.models.memory import on_gpu
 
 PROMPT = "Once upon a time there was a poor woodcutter who"
 _CHUNK = 7  # rows: neither one nor all, and no power of two
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Greedy where the temperature is 0."""
-
-    temperature: float = 0.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ class PlainModel:
         assert tokenizer is not None
         self.vocab_size, self.prompt = tokenizer.vocab_size, tuple(tokenizer.encode(PROMPT))
 
-    def answer(self, prompt: Sequence[int], num_tokens: int, sampling: Sampling) -> Expected:
+    def answer(self, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams) -> Expected:
         """What mlx-lm answers, its random key that of the token's position, as a pipeline's is."""
         cache, tokens, margins, rows = make_prompt_cache(self._model), list[int](), list[float](), list[mx.array]()
         new = list(prompt)
@@ -91,12 +84,12 @@ class PlainModel:
         """The dtype of its norms, which are never quantised."""
         return str(self._model.model.norm.weight.dtype).removeprefix("mlx.core.")
 
-    def _choose(self, logits: mx.array, position: int, sampling: Sampling) -> tuple[int, float]:
+    def _choose(self, logits: mx.array, position: int, sampling: SamplingParams) -> tuple[int, float]:
         """The token of one row's logits [vocabulary], and its margin."""
         scores = logits - mx.logsumexp(logits, keepdims=True)
         scale = sampling.temperature or 1.0
         if sampling.temperature:
-            key = mx.array(position_key(sampling.seed, position), dtype=mx.uint32)
+            key = mx.array(position_key(sampling.seed or 0, position), dtype=mx.uint32)
             noise = mx.random.gumbel((self.vocab_size,), key=key)
             scores = scores[: self.vocab_size] * (1.0 / scale) + noise
         top = cast(list[float], mx.sort(scores.astype(mx.float32))[-2:].tolist())

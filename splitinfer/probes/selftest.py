@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,43 +11,40 @@ from rich.console import Console
 from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import ConfigError
-from splitinfer.probes.address import WorkerAddress
 from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import exit_code
 from splitinfer.probes.page import print_page, selftest_page
-from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
+from splitinfer.probes.registry import USUAL_SECONDS, Probe, WorkerAddress, selftest_probes
 from splitinfer.probes.sharing import document
 
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 
 
-@dataclass(frozen=True, slots=True)
-class SelftestOptions:
-    """The command line's options. ``seconds``: for everything, at most; ``file``: for the document."""
-
-    worker: WorkerAddress | None = None
-    seconds: float = USUAL_SECONDS
-    quick: bool = False
-    file: Path | None = None
-
-
-def run_selftest(options: SelftestOptions, run: Any = run_probe) -> int:
-    """Run everything; the exit code. ``run``: runs one probe.
+def run_selftest(
+    worker: WorkerAddress | None = None,
+    limit_s: float = USUAL_SECONDS,
+    *,
+    quick: bool = False,
+    file: Path | None = None,
+    run: Any = run_probe,
+) -> int:
+    """Run everything, in at most ``limit_s`` seconds; the exit code. ``worker``: one that runs elsewhere; ``file``: for
+    the document; ``run``: runs one probe.
 
     Raises:
         ConfigError: the document could not be written.
     """
     began, errors = time.monotonic(), Console(stderr=True, highlight=False)
-    write_json(options.file, {})
-    probes = selftest_probes(options.worker, quick=options.quick)
+    write_json(file, {})
+    probes = selftest_probes(worker, quick=quick)
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
-        left = options.seconds - _OWN_SECONDS - (time.monotonic() - began)
+        left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
         results = run_probes(probes, left, folder, partial(_run_shown, run, errors))
     seconds = time.monotonic() - began
-    made = document(probes, results, seconds=seconds, limit_s=options.seconds, quick=options.quick)
-    write_json(options.file, made)
+    made = document(probes, results, seconds=seconds, limit_s=limit_s, quick=quick)
+    write_json(file, made)
     findings = [each for probe in probes for each in results[probe.name].findings]
-    print_page(selftest_page(findings, seconds=seconds, file=None if options.file is None else str(options.file)))
+    print_page(selftest_page(findings, seconds=seconds, file=None if file is None else str(file)))
     return exit_code(findings)
 
 

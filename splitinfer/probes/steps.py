@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -13,7 +13,7 @@ from splitinfer.bench.shared.fidelity import whole_model
 from splitinfer.bench.shared.throughput import quantile
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.scheduler.cost_model import Shape
-from splitinfer.engine.device.device import Work
+from splitinfer.engine.device.device import Device, Ticket, Work
 from splitinfer.engine.device.selection import default_device
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
@@ -62,6 +62,25 @@ class Sequences:
             made_up(f"sequence {which} {at}", 1, self._vocab_size)[0]
             for at in range(part.start, part.start + part.count)
         )
+
+
+class UnderWay(NamedTuple):
+    """A step that was launched, and when: its graph began to be built, was built, and the launch returned."""
+
+    ticket: Ticket
+    began: float
+    built: float
+    launched: float
+
+
+def start(device: Device, sequences: Sequences, which: Sequence[int], rows: int = 1) -> UnderWay:
+    """Launch the next step of some sequences."""
+    parts = sequences.parts(which, rows)
+    began = time.monotonic()
+    outputs = sequences.build(which, parts)
+    built = time.monotonic()
+    ticket = device.launch(outputs, arrays_to_evaluate(parts), Work(Shape(rows * len(which))), began)
+    return UnderWay(ticket, began, built, time.monotonic())
 
 
 def row_errors(rows: mx.array, wanted: mx.array) -> list[float]:
@@ -151,11 +170,8 @@ def _of_rows(step: StepModel, vocab_size: int, lengths: list[int], rows: int) ->
     which, launches, steps = range(len(lengths)), list[float](), list[float]()
     ends = time.monotonic() + _SECONDS
     while len(steps) < _WARM_UP + 2 or (time.monotonic() < ends and len(steps) < _MOST_STEPS):
-        parts = sequences.parts(which, rows)
-        began = time.monotonic()
-        outputs = sequences.build(which, parts)
-        ticket = device.launch(outputs, arrays_to_evaluate(parts), Work(Shape(rows * len(lengths))), began)
-        launches.append(time.monotonic() - began)
-        device.wait(ticket)
-        steps.append(time.monotonic() - began)
+        one = start(device, sequences, which, rows)
+        device.wait(one.ticket)
+        launches.append(one.launched - one.began)
+        steps.append(time.monotonic() - one.began)
     return 1e3 * statistics.median(launches[_WARM_UP:]), 1e3 * statistics.median(steps[_WARM_UP:])

@@ -10,14 +10,13 @@ The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
 
 from splitinfer.errors import CannotCut, ConfigError
 from splitinfer.models.cut import StageModel
@@ -31,7 +30,6 @@ from splitinfer.probes.steps import row_errors
 
 _MATRIX = Path(__file__).parents[2] / "tests" / "matrix"
 _CHUNKS = (16, 13, 1, 1, 1)  # rows of each step: longer in all than the windows of the configurations
-_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
 def measure(options: Mapping[str, Any], report: Report) -> None:
@@ -49,7 +47,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     for dtype in options["dtypes"]:
         found = []
         for name in names[options["number"] :: options["of"]]:
-            find = partial(_compare, partial(build, configs[name]), _DTYPES[dtype])
+            find = partial(_compare, partial(build, configs[name]), getattr(mx, dtype))
             found.append(report.guarded(f"{name}, {dtype}", find))
         report(passed(f"summary, {dtype}", "", summary([one.numbers for one in found if one is not None])))
 
@@ -76,29 +74,24 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _compare(build: partial[nn.Module], dtype: mx.Dtype) -> dict[str, Any]:
+def _compare(build: Callable[[], nn.Module], dtype: mx.Dtype) -> dict[str, Any]:
     model = build()
-    model.update(tree_map(partial(_cast, dtype), model.parameters()))
-    tokens = (mx.arange(sum(_CHUNKS)) * 37 + 11)[None] % 128
-    plain, whole = _plain(model, tokens), [StageModel(model, 0, len(model.layers))]
-    ours = _run(whole, tokens)
+    model.set_dtype(dtype)
+    tokens, cache = (mx.arange(sum(_CHUNKS)) * 37 + 11)[None] % 128, make_prompt_cache(model)
+    plain, whole = _run(lambda part: model(part, cache=cache), tokens), StageModel(model, 0, len(model.layers))
+    ours = _through([whole], tokens)
     found: dict[str, Any] = {
         "is_number": not mx.isnan(ours).any().item(),
         "to_mlx_lm": max(row_errors(ours, plain)),
         "to_mlx_lm_without_cache": max(row_errors(ours, model(tokens)[0])),
-        "way": StepModel(whole[0]).way.value,
-        "kept_kv": try_blocks(whole[0]).why_not is None,
+        "way": StepModel(whole).way.value,
+        "kept_kv": try_blocks(whole).why_not is None,
     }
     try:
-        stages = _cut(model)
+        split = _through(_cut(model), tokens)
     except CannotCut as error:
         return {**found, "refused": str(error)}
-    split = _run(stages, tokens)
     return {**found, "split_to_whole": max(row_errors(split, ours)), "equal": bool(mx.array_equal(split, ours).item())}
-
-
-def _cast(dtype: mx.Dtype, array: mx.array) -> mx.array:
-    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
 
 
 def _cut(model: nn.Module) -> list[StageModel]:
@@ -116,27 +109,24 @@ def _cut(model: nn.Module) -> list[StageModel]:
     raise refused
 
 
-def _chunks(tokens: mx.array) -> Iterator[mx.array]:
-    at = 0
-    for rows in _CHUNKS:
-        yield tokens[:, at : (at := at + rows)]
+def _through(stages: Sequence[StageModel], tokens: mx.array) -> mx.array:
+    """What a model in stages computes."""
+    caches = [stage.make_caches() for stage in stages]
 
-
-def _plain(model: nn.Module, tokens: mx.array) -> mx.array:
-    cache, found = make_prompt_cache(model), []
-    for part in _chunks(tokens):
-        found.append(model(part, cache=cache)[0])
-        mx.eval(found[-1])
-    return mx.concatenate(found)
-
-
-def _run(stages: Sequence[StageModel], tokens: mx.array) -> mx.array:
-    caches, found = [stage.make_caches() for stage in stages], []
-    for part in _chunks(tokens):
+    def compute(part: mx.array) -> mx.array:
         y: mx.array | None = None
         for stage, held in zip(stages, caches, strict=True):
             y = stage(part, held, y, part.shape[1])
         assert y is not None
-        found.append(y[0])
+        return y
+
+    return _run(compute, tokens)
+
+
+def _run(compute: Callable[[mx.array], mx.array], tokens: mx.array) -> mx.array:
+    """All rows [n, d] that the chunks give."""
+    found, at = list[mx.array](), 0
+    for rows in _CHUNKS:
+        found.append(compute(tokens[:, at : (at := at + rows)])[0])
         mx.eval(found[-1])
     return mx.concatenate(found)

@@ -12,6 +12,7 @@ other numbers, or a few units in the last place of the largest logit, whichever 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,16 @@ from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
-from splitinfer.probes.address import WorkerAddress
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
-from splitinfer.probes.reference import Expected, PlainModel, Sampling
+from splitinfer.probes.reference import Expected, PlainModel
+from splitinfer.probes.registry import WorkerAddress
 from transports import LinkOptions, listen
 from transports.emulated.process_wide import installed
 from transports.rdma.probe import usable
 
-GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=7)
+GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)
 CASES = {"greedy": GREEDY, "sampled": SAMPLED}
 _LAYERS = (5, 7)  # here, and on the worker
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
@@ -143,14 +144,11 @@ def made_up_prompt(length: int, vocab_size: int) -> list[int]:
     return [(i * 37 + 11 + i * i) % vocab_size for i in range(length)]
 
 
-def _answered(llm: LLM, expected: Expected, sampling: Sampling, flight: Flight) -> dict[str, Any]:
+def _answered(llm: LLM, expected: Expected, sampling: SamplingParams, flight: Flight) -> dict[str, Any]:
     """What the pipeline answers, compared at every position; figures of the first request."""
     given, partings, first = 0, list[dict[str, Any]](), None
     while given < len(expected.tokens) and len(partings) < _MOST_PARTINGS:
-        params = SamplingParams(
-            max_tokens=len(expected.tokens) - given, temperature=sampling.temperature, seed=sampling.seed,
-            ignore_eos=True,
-        )  # fmt: skip
+        params = replace(sampling, max_tokens=len(expected.tokens) - given, ignore_eos=True)
         output = llm.submit([*expected.prompt, *expected.tokens[:given]], params, flight=flight).result()
         first = first or output
         at = parting(expected.tokens[given:], output.token_ids)
@@ -186,7 +184,7 @@ def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(wanted), len(given)))
 
 
-def _with_drafts(llm: LLM, expected: Expected, sampling: Sampling) -> dict[str, Any]:
+def _with_drafts(llm: LLM, expected: Expected, sampling: SamplingParams) -> dict[str, Any]:
     before = _speculation(llm)
     found = _answered(llm, expected, sampling, _DRAFTS)
     after = _speculation(llm)

@@ -20,10 +20,10 @@ from typing import Any
 from splitinfer.config import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.keyring import Keyring
-from splitinfer.probes.address import WorkerAddress
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, Reason, failed, passed
 from splitinfer.probes.links import LinkSurvey
+from splitinfer.probes.registry import WorkerAddress
 from transports.emulated.process_wide import installed
 
 _SECONDS = 5.0  # for the name, and for the connection
@@ -70,47 +70,45 @@ def _link(worker: WorkerAddress) -> dict[str, Any]:
             stack.enter_context(installed(worker.link))
         layout = Layout.from_dict({"model": "demo", "stages": stages})
         result = stack.enter_context(LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None)).run()
-    seen, link = result.workers[0], result.links[0]
+    seen, link = asdict(result.workers[0]), asdict(result.links[0])
+    said = seen["welcome"] and {name: seen["welcome"][name] for name in ("device", "free_bytes", "versions")}
     return {
-        "problem": link.problem or seen.problem,
-        "welcome": None if seen.welcome is None else _plain(seen.welcome),
+        "problem": link["problem"] or seen["problem"],
+        "welcome": said,
         "own_versions": asdict(own_versions()),
-        "clock": None if seen.clock is None else asdict(seen.clock),
-        "figures": None if link.figures is None else asdict(link.figures),
+        "clock": seen["clock"],
+        "figures": link["figures"],
     }
 
 
-def _plain(welcome: Any) -> dict[str, Any]:
-    return {"device": welcome.device, "free_bytes": welcome.free_bytes, "versions": asdict(welcome.versions)}
+_NO_ROUTE = (Reason.NO_ROUTE, "there is no route to the worker's machine", "look at cables and addresses")
+_SILENT = (
+    Reason.TIMEOUT,
+    "nothing answers at the worker's address",
+    "look whether it sleeps, whether a firewall drops connections, and whether the address is right",
+)
+_PROBLEMS = {
+    "name": (
+        Reason.NAME, "this machine does not know the worker's name",
+        "Macs are called NAME.local; or give its IP address",
+    ),
+    "ECONNREFUSED": (Reason.NOTHING_LISTENS, "the machine answers, but nothing listens on that port", _START),
+    "timeout": _SILENT, "ETIMEDOUT": _SILENT,
+    "EHOSTUNREACH": _NO_ROUTE, "ENETUNREACH": _NO_ROUTE, "ENETDOWN": _NO_ROUTE, "EHOSTDOWN": _NO_ROUTE,
+}  # fmt: skip
+_OTHER = (Reason.NETWORK, "the worker cannot be reached", "look at cables, addresses and firewalls")
 
 
 def judge_connection(problem: str | None, *, is_mac: bool) -> Finding:
     """What ``knock`` came to."""
     if problem is None:
         return passed("connection", "the worker's port answers")
-    reason, sentence, remedy = _why(problem, is_mac=is_mac)
-    return failed("connection", reason, sentence, remedy, {"problem": problem})
-
-
-def _why(problem: str, *, is_mac: bool) -> tuple[Reason, str, str]:
-    """The reason for a connection's problem, its sentence, and what to do."""
-    if problem == "name":
-        return (
-            Reason.NAME,
-            "this machine does not know the worker's name",
-            "Macs are called NAME.local; or give its IP address",
-        )
-    if problem == "ECONNREFUSED":
-        return Reason.NOTHING_LISTENS, "the machine answers, but nothing listens on that port", _START
-    if problem in ("EHOSTUNREACH", "ENETUNREACH") and is_mac:
-        sentence = f"macOS reports no route to the worker ({problem}), which is also how it refuses the local network"
-        return Reason.NO_ROUTE, sentence, _LOCAL_NETWORK
-    if problem in ("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN"):
-        return Reason.NO_ROUTE, f"there is no route to the worker's machine ({problem})", "look at cables and addresses"
-    if problem in ("timeout", "ETIMEDOUT"):
-        remedy = "look whether it sleeps, whether a firewall drops connections, and whether the address is right"
-        return Reason.TIMEOUT, "nothing answers at the worker's address", remedy
-    return Reason.NETWORK, f"the worker cannot be reached ({problem})", "look at cables, addresses and firewalls"
+    reason, sentence, remedy = _PROBLEMS.get(problem, _OTHER)
+    if is_mac and problem in ("EHOSTUNREACH", "ENETUNREACH"):
+        sentence = "macOS reports no route to the worker, which is also how it refuses the local network"
+        remedy = _LOCAL_NETWORK
+    said = f"{sentence} ({problem})" if problem.isupper() else sentence
+    return failed("connection", reason, said, remedy, {"problem": problem})
 
 
 def judge_link(link: Mapping[str, Any]) -> list[Finding]:

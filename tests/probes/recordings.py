@@ -1,9 +1,14 @@
-"""Outputs of commands as they were recorded; ``recorded/README.txt`` says which are assumed."""
+"""Machines of recorded outputs; ``recorded/README.txt`` says which are assumed."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from splitinfer.probes.evidence import Output
+from splitinfer.probes.evidence import Output, Seen
+from splitinfer.system.origin import Origin, Start
 
+GIB = 2**30
+UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
 RECORDED = Path(__file__).parent / "recorded"
 RDMA_READY = {
     "thunderbolt": "thunderbolt_tb5_studio.json",
@@ -14,8 +19,33 @@ RDMA_READY = {
     "states": "ibv_devinfo_active.txt",
 }
 """Of a Mac whose RDMA can be used: the file of each command's output."""
+WELL = {
+    "macos": "sw_vers_26_3.txt",
+    "wired_limit": "sysctl_wired_default.txt",
+    "memory": "vm_stat_roomy.txt",
+    "swap": "swap_none.txt",
+    "power": "pmset_studio.txt",
+    "battery": "pmset_batt_ac.txt",
+    "assertions": "pmset_assertions_idle.txt",
+    "thermal": "pmset_therm_none.txt",
+    "firewall": "firewall_off.txt",
+    "firewall_block_all": "firewall_block_all_off.txt",
+    "firewall_stealth": "firewall_stealth_off.txt",
+    "firewall_apps": "firewall_apps.txt",
+    "agent": "launchctl_interactive.txt",
+    "daemon": "",
+    **RDMA_READY,
+}
 
 
 def said(name: str) -> Output:
     """What a recorded command said; without a name, that there is no such command."""
     return Output((RECORDED / name).read_text(encoding="utf-8")) if name else Output(None, "there is none here")
+
+
+def mac(changes: Mapping[str, str | Output] | None = None, **more: Any) -> Seen:
+    """A Mac with 64 GiB on which all is well, but for ``changes``: other files, or answers."""
+    chosen = {**WELL, **(changes or {})}
+    outputs = {name: each if isinstance(each, Output) else said(each) for name, each in chosen.items()}
+    known: dict[str, Any] = {"memory": 64 * GIB, "origin": Origin(Start.TERMINAL), "executable": UV, "prefix": "/uv"}
+    return Seen(outputs, **{"system": "Darwin", "has_jaccl": True, "environment": {}, **known, **more})

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from splitinfer.errors import CannotFit
 from splitinfer.probes import child, gpu
 from splitinfer.probes.child import Report, Result, run_for, run_probe, run_probes, share_of
-from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, as_data, passed
+from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
 from splitinfer.probes.registry import Probe
 
 PROBE = Probe(
@@ -23,7 +23,7 @@ PROBE = Probe(
 )
 CODE = (
     "import json, os, signal, subprocess, sys, time\nasked = json.loads(sys.argv[1])\n"
-    f"empty = {json.loads(json.dumps(as_data(passed('', '', {}))))!r}\n"
+    f"empty = {json.loads(json.dumps(asdict(passed('', '', {}))))!r}\n"
     "def tell(**line): print(json.dumps(line), flush=True)\n"
     "def find(name, **numbers): tell(found={**empty, 'name': name, 'numbers': numbers})\n"
 )

@@ -16,6 +16,7 @@ from splitinfer.config import Layout
 from splitinfer.core.json_text import dumps
 from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
@@ -38,7 +39,6 @@ from splitinfer.probes.page import print_page
 from splitinfer.probes.rdma import requirements
 from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
-from transports.emulated import LinkProfile, installed
 
 
 def write(folder: Path, *addresses: str, **more: Any) -> Path:
@@ -47,6 +47,11 @@ def write(folder: Path, *addresses: str, **more: Any) -> Path:
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump({"stages": found, **more}))
     return path
+
+
+def layout_of(*stage_list: dict[str, Any]) -> Layout:
+    """A layout of one layer each, the first stage here."""
+    return Layout.from_dict({"stages": [{"name": "a", "layers": 1}, *({"layers": 1, **one} for one in stage_list)]})
 
 
 def doctor(*args: str) -> tuple[int, Running]:
@@ -99,16 +104,9 @@ def test_other_processes_are_found() -> None:
 
 def test_the_way_to_a_worker() -> None:
     """Nothing is asked about one on this machine, or whose name has no address."""
-    addresses = {
-        "b": "tcp://127.0.0.1:1",
-        "c": "tcp://no-such-machine.invalid:1",
-        "d": "local",
-        "e": "tcp://192.0.2.9:1",
-    }
-    stage_list = [{"name": "a", "layers": 1}] + [
-        {"name": name, "layers": 1, "address": address} for name, address in addresses.items()
-    ]
-    (found,) = ways_to(Layout.from_dict({"stages": stage_list}))
+    hosts = {"b": "127.0.0.1", "c": "no-such-machine.invalid", "e": "192.0.2.9"}
+    addresses = {"d": "local", **{name: f"tcp://{host}:1" for name, host in hosts.items()}}
+    (found,) = ways_to(layout_of(*({"name": name, "address": address} for name, address in addresses.items())))
     assert (found.worker, found.host, found.address) == ("e", "192.0.2.9", "192.0.2.9")
     assert found.route.text or found.route.why
     assert ways_to(None) == ()
@@ -132,16 +130,15 @@ def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
     assert running.children() == []
     found = json.loads(running.out)["layout"]
     assert [worker["problem"] for worker in found["workers"]] == ["", ""]
-    assert all(
-        abs(worker["clock"]["offset"]) <= 0.05 for worker in found["workers"]
-    )  # one clock for all processes here
+    for clock in (each["clock"] for each in found["workers"]):  # one clock for all processes here
+        assert abs(clock["offset"]) <= clock["uncertainty"]
     assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
         ("a", "w1", "hidden states"), ("w1", "w2", "hidden states"), ("w2", "a", "results")
     ]  # fmt: skip
     for link in found["links"]:
         figures = link["figures"]
-        assert 0 < figures["latency_p50"] <= figures["latency_p99"] < 1
-        assert figures["down"] is None or figures["down"] > 1e6
+        assert 0 < figures["latency_p50"] <= figures["latency_p99"]
+        assert figures["down"] is None or figures["down"] > 0
     assert (found["hidden"]["values"], found["hidden"]["source"]) == (192, "demo")
     steps = [link["figures"]["latency_p50"] for link in found["links"]]
     assert found["token_seconds"] >= sum(steps)
@@ -165,14 +162,10 @@ def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
         assert again[0] == 0
 
 
-def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_reach_the_next() -> None:
     """It is measured by the coordinator, and so is the next; between them there is nothing."""
     with worker() as first, worker() as second:
-        found = Layout.from_dict({"stages": [
-            {"name": "a", "layers": 1},
-            {"name": "w1", "layers": 1, "address": first.address},
-            {"name": "w2", "layers": 1, "address": second.address},
-        ]})  # fmt: skip
+        found = layout_of({"name": "w1", "address": first.address}, {"name": "w2", "address": second.address})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
@@ -197,33 +190,28 @@ def test_another_version_is_one_sentence() -> None:
     assert result.links[0].problem == seen.problem
 
 
-def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
-    wire = LinkProfile(latency=0.02, bytes_per_second=1e6)
-    with stages.worker("inproc") as first, stages.worker("inproc") as second, installed(wire):
+def test_figures_are_those_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of made-up measurements: of the coordinator's links to the first and to the last, and of the one between."""
+    own, between = LinkMeasurement(0.02, 0.02, 1e6, 2e6), LinkMeasurement(0.03, 0.04, 5e5, 3e6)
+    monkeypatch.setattr(WorkerGroup, "measure_link", lambda *_: own)
+    monkeypatch.setattr(WorkerGroup, "measure_next", lambda *_: between)
+    with stages.worker("inproc") as first, stages.worker("inproc") as second:
         layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
         report = survey_layout(layout, 5, lambda _: None)
-    for link in report.result.links:
-        assert link.figures is not None
-        assert 0.02 <= link.figures.latency_p50 < 0.03
-        assert 0.7e6 < link.figures.down < 1.3e6
-        assert 0.7e6 < link.figures.up < 1.3e6
+    assert [link.figures for link in report.result.links] == [own, between, own]
+    num_bytes = report.hidden.num_bytes  # down both wires, and a result back
+    assert report.token_seconds == pytest.approx(0.02 + num_bytes / 1e6 + 0.03 + num_bytes / 5e5 + 0.02)
     assert report.hidden.source == "assumed"
-    assert report.token_seconds is not None
-    num_bytes = report.hidden.num_bytes  # twice down the wire, and a result back
-    assert 0.06 + 2 * num_bytes / 1.3e6 < report.token_seconds < 0.09 + 2 * num_bytes / 0.7e6
-    assert report.advice[0] is not None
-    assert report.advice[0].codec != "none"  # 1 MB/s is slower than any processor compresses
+    codecs = [None if each is None else each.codec != "none" for each in report.advice]
+    assert codecs == [True, True, None]  # 1 MB/s is slower than any processor compresses
 
 
-def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
+def test_links_over_rdma_and_what_takes_its_place() -> None:
     """MLX's ring carries the first link; JACCL is not to be had here, so tcp carries the second, and that is said."""
     with worker() as first, worker() as second:
-        stage_list = [
-            {"name": "a", "layers": 1},
-            {"name": "w1", "layers": 1, "address": first.address, "transport": "rdma", "backend": "ring"},
-            {"name": "w2", "layers": 1, "address": second.address, "transport": "auto"},
-        ]
-        report = survey_layout(Layout.from_dict({"stages": stage_list}), 20, lambda _: None)
+        w1 = {"name": "w1", "address": first.address, "transport": "rdma", "backend": "ring"}
+        w2 = {"name": "w2", "address": second.address, "transport": "auto"}
+        report = survey_layout(layout_of(w1, w2), 20, lambda _: None)
     assert report.result.is_whole, report.result
     down, between, back = report.result.links
     assert (down.transport, down.note) == ("rdma (ring)", "")
@@ -236,11 +224,8 @@ def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
 def test_links_with_keys(tmp_path: Path) -> None:
     """Two encrypted workers that do not know each other: the second is told whom to expect."""
     with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
-        stage_list = [{"name": "a", "layers": 1}] + [
-            {"name": name, "layers": 1, "address": address(each), "key": key(each)}
-            for name, each in (("w1", mini), ("w2", air))
-        ]
-        layout = Layout.from_dict({"stages": stage_list})
+        both = (("w1", mini), ("w2", air))
+        layout = layout_of(*({"name": name, "address": address(each), "key": key(each)} for name, each in both))
         refused = survey_layout(layout, 2, lambda _: None)
         assert all("run there: splitinfer pair" in each.problem for each in refused.result.workers)
         for name in ("mini", "air"):
@@ -250,18 +235,17 @@ def test_links_with_keys(tmp_path: Path) -> None:
         assert {link.transport for link in report.result.links} == {"tcp (encrypted)"}
 
 
-def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
+def test_a_frozen_worker_is_not_waited_for_long() -> None:
     with worker() as there:
-        assert there.address
+        layout = layout_of({"name": "w1", "address": there.address})
         there.process.suspend()
         try:
-            layout = Layout.from_dict(yaml.safe_load(write(tmp_path, there.address).read_text()))
             result = survey_layout(layout, 1, lambda _: None).result
         finally:
             there.process.resume()
     assert not result.is_whole
     assert "w1" in result.workers[0].problem
-    assert "no worker answers on it; it may be stopped" in result.workers[0].problem
+    assert "accepts connections, but no worker answers" in result.workers[0].problem
 
 
 def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,10 +280,9 @@ def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
     assert of("demo", dtype="bfloat16").num_bytes == 384
     for none in (None, "nobody/no-such-model", "no model\0", "~nobody-of-that-name/x", "a" * 5000):
         assert of(none).source == "assumed"
-    (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": "wide"}')
-    assert of(str(tmp_path)).source == "assumed"
-    (tmp_path / "config.json").write_text("{")
-    assert of(str(tmp_path)).source == "assumed"
+    for text in ('{"model_type": "x", "hidden_size": "wide"}', "{"):
+        (tmp_path / "config.json").write_text(text)
+        assert of(str(tmp_path)).source == "assumed"
 
 
 def test_codecs_are_timed() -> None:
@@ -310,10 +293,4 @@ def test_codecs_are_timed() -> None:
     ):
         found = codecs_of(hidden)
         assert [each.name for each in found] == names
-        assert all(0 < each.seconds < 1e-2 and each.num_bytes < hidden.num_bytes for each in found)
-
-
-def test_a_layout_that_is_none(tmp_path: Path) -> None:
-    code, running = doctor("--layout", "no-such-layout")
-    assert code == 1
-    assert "splitinfer: there is no layout 'no-such-layout'" in running.err
+        assert all(each.seconds > 0 and each.num_bytes < hidden.num_bytes for each in found)

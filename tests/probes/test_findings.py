@@ -1,46 +1,18 @@
 """What is wrong with a machine is named once, with a remedy to paste; a machine that is well has no findings."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings import RDMA_READY, RECORDED, said
+from recordings import GIB, RECORDED, UV, WELL, mac, said
 
 from splitinfer.probes.evidence import LINUX, MACOS, OtherProcess, Output, Seen, Way
 from splitinfer.probes.finding import Outcome
-from splitinfer.probes.findings import every_finding, network_findings
+from splitinfer.probes.findings import every_finding
 from splitinfer.system.origin import Origin, Start
 
-GIB = 2**30
 PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
-UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
-
-WELL = {
-    "macos": "sw_vers_26_3.txt",
-    "wired_limit": "sysctl_wired_default.txt",
-    "memory": "vm_stat_roomy.txt",
-    "swap": "swap_none.txt",
-    "power": "pmset_studio.txt",
-    "battery": "pmset_batt_ac.txt",
-    "assertions": "pmset_assertions_idle.txt",
-    "thermal": "pmset_therm_none.txt",
-    "firewall": "firewall_off.txt",
-    "firewall_block_all": "firewall_block_all_off.txt",
-    "firewall_stealth": "firewall_stealth_off.txt",
-    "firewall_apps": "firewall_apps.txt",
-    "agent": "launchctl_interactive.txt",
-    "daemon": "",
-    **RDMA_READY,
-}
-
-
-def mac(changes: Mapping[str, str] | None = None, **more: Any) -> Seen:
-    """A Mac with 64 GiB on which all is well, but for ``changes``: other files."""
-    outputs = {name: said(file) for name, file in {**WELL, **(changes or {})}.items()}
-    known: dict[str, Any] = {"memory": 64 * GIB, "origin": Origin(Start.TERMINAL), "executable": UV, "prefix": "/uv"}
-    return Seen(outputs, "Darwin", **{"has_jaccl": True, "environment": {}, **known, **more})
 
 
 def linux(nvidia: str = "", **more: Any) -> Seen:
@@ -159,6 +131,9 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         mac({"interfaces": "ifconfig_one_network.txt"}), "network", "warning",
         "bridge0 (192.168.1.23) and en0 (192.168.1.11) are in one network", "networksetup -setmanual",
     ),
+    "the first macOS with privacy": (
+        mac({"macos": Output("15.0.1")}), "local network", "warning", "15.0 has bugs", "update macOS",
+    ),
     "killed in RDMA": (mac(killed_in_rdma="1 process was"), "rdma", "warning", "1 process was", "shutdown"),
     "short frames": (mac({"macos": "sw_vers_26.txt"}), "rdma", "note", "works only with a Mac that has 26.2", "26.3"),
     "no driver": (linux("nvidia_no_driver.txt"), "gpu", "failed", "couldn't communicate", "driver"),
@@ -173,21 +148,18 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named_once(name: str):
-    seen, area, severity, words, remedy = WRONG[name]
-    found = [each for each in every_finding(seen) if words in each.sentence]
-    assert [(each.name, str(each.outcome)) for each in found] == [(area, severity)]
-    assert remedy in found[0].remedy
-
-
 TWO = {"sleep", "low power", "a daemon that ends", "a daemon with limits", "a GPU in use", "a hot GPU",
        "an address that was self-assigned"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_nothing_else_is(name: str):
-    assert len(every_finding(WRONG[name][0])) == (2 if name in TWO else 1)
+def test_what_is_wrong_is_named_once(name: str):
+    seen, area, severity, words, remedy = WRONG[name]
+    every = every_finding(seen)
+    assert len(every) == (2 if name in TWO else 1)  # and nothing else is
+    found = [each for each in every if words in each.sentence]
+    assert [(each.name, str(each.outcome)) for each in found] == [(area, severity)]
+    assert remedy in found[0].remedy
 
 
 def test_the_worst_comes_first():
@@ -205,25 +177,18 @@ def test_a_mac_that_something_keeps_awake():
     assert "caffeinate (pid 366) keeps it awake now" in note.sentence
 
 
-def test_sleep_that_is_turned_off_altogether():
-    assert every_finding(mac({"power": "pmset_sleep_disabled.txt"})) == []
-
-
-def test_the_worker_itself_may_have_wired_memory():
-    assert every_finding(mac({"memory": "vm_stat_wired.txt"}, processes=(OtherProcess(7, "worker", 0),))) == []
-
-
-def test_a_firewall_that_is_off_blocks_nothing():
-    """The setting to block all has no effect then."""
-    assert every_finding(mac({"firewall_block_all": "firewall_block_all_on.txt"})) == []
-
-
-def test_privacy_came_with_macos_15():
-    iterm = Origin(Start.PROGRAM, "iTerm")
-    old = mac({}, origin=iterm)
-    assert every_finding(Seen({**old.outputs, "macos": Output("14.7.1")}, "Darwin", True, {}, origin=iterm)) == []
-    first = every_finding(Seen({**old.outputs, "macos": Output("15.0.1")}, "Darwin", True, {}, origin=iterm))
-    assert first[0].remedy == "update macOS"
+@pytest.mark.parametrize(
+    "seen",
+    [
+        mac({"power": "pmset_sleep_disabled.txt"}),
+        mac({"memory": "vm_stat_wired.txt"}, processes=(OtherProcess(7, "worker", 0),)),  # the worker has wired it
+        mac({"firewall_block_all": "firewall_block_all_on.txt"}),  # the firewall is off
+        mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
+        mac(ways=(way(Output(None, "there is no route here")),)),  # it cannot be asked
+    ],
+)
+def test_what_is_no_harm(seen: Seen):
+    assert every_finding(seen) == []
 
 
 def test_nothing_can_be_asked():
@@ -231,10 +196,6 @@ def test_nothing_can_be_asked():
         silent = dict.fromkeys(keys, Output(None, "there is no such command here"))
         assert every_finding(Seen(silent, system, False, {})) == []
         assert every_finding(Seen({}, system, False, {})) == []
-
-
-def test_a_way_that_cannot_be_asked_is_none():
-    assert list(network_findings(mac(ways=(way(Output(None, "there is no route here")),)))) == []
 
 
 FILES = sorted(path.name for path in RECORDED.iterdir())

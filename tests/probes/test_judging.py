@@ -10,14 +10,13 @@ from planted import EXACT as EXACTLY
 from planted import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, exact, link, loops, memory, parting
 
 from splitinfer.errors import ConfigError
-from splitinfer.probes.address import worker_address
 from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge_trials
 from splitinfer.probes.child import Result
 from splitinfer.probes.commands import judge_exact
 from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code, failed, passed
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.memory import judge_memory
-from splitinfer.probes.registry import selftest_probes
+from splitinfer.probes.registry import selftest_probes, worker_address
 from splitinfer.probes.tokens import judge_answer, judge_loops
 from splitinfer.probes.worker import judge_connection, judge_link
 

@@ -79,10 +79,10 @@ SAID: list[tuple[Callable[[str], Any], str, Any]] = [
     (lambda text: (parsing.listed_apps(text) or {})["/usr/libexec/sshd-session"], "firewall_apps.txt", False),
     (parsing.job, "launchctl_interactive.txt", Job(  # its coalition's state is "active"
         "io.splitinfer.worker", "/Users/me/Library/LaunchAgents/io.splitinfer.worker.plist", "running", "interactive",
-        28474, "",
+        "",
     )),
-    (lambda text: [(job.state, job.spawn_type, job.pid, job.last_exit) for job in [parsing.job(text)] if job],
-     "launchctl_ended.txt", [("spawn scheduled", "daemon", None, "78: EX_CONFIG")]),
+    (lambda text: [(job.state, job.spawn_type, job.last_exit) for job in [parsing.job(text)] if job],
+     "launchctl_ended.txt", [("spawn scheduled", "daemon", "78: EX_CONFIG")]),
     (lambda text: [(gpu.memory, gpu.used, gpu.is_throttled) for gpu in parsing.gpus(text)][1:], "nvidia_busy.txt",
      [(24564, 20110, True)]),
     (parsing.gpus, "nvidia_no_driver.txt", []),

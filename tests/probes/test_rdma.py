@@ -1,43 +1,21 @@
 """What is missing for RDMA over Thunderbolt is named, with a remedy, and nothing else is."""
 
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings import RDMA_READY, said
+from recordings import RDMA_READY, mac, said
 
 from splitinfer.probes.evidence import MACOS, Output, Seen
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.rdma import requirements, verdict
 
-READY = {
-    "macos": "sw_vers_26.txt",
-    "wired_limit": "sysctl_wired_default.txt",
-    **RDMA_READY,
-}
 
-
-def seen(
-    changes: Mapping[str, str | Output] | None = None,
-    *,
-    system: str = "Darwin",
-    has_jaccl: bool = True,
-    environment: Mapping[str, str] | None = None,
-) -> Seen:
-    """A Mac on which all is right, but for ``changes``: other files, or answers."""
-    chosen = {**READY, **(changes or {})}
-    answers = {name: each if isinstance(each, Output) else said(each) for name, each in chosen.items()}
-    return Seen(answers, system, has_jaccl, environment or {})
-
-
-def by_name(mac: Seen) -> dict[str, Finding]:
-    return {each.name: each for each in requirements(mac)}
+def by_name(seen: Seen) -> dict[str, Finding]:
+    return {each.name: each for each in requirements(seen)}
 
 
 def test_all_is_right():
-    assert set(READY) <= set(MACOS)
-    found = by_name(seen())
+    found = by_name(mac())
     assert {each.outcome for each in found.values()} == {Outcome.PASSED}
     assert verdict(list(found.values())).sentence == "Available."
     assert found["cable to a Mac"].sentence == "MacBook Pro at receptacle 2, 80 Gb/s"
@@ -68,28 +46,26 @@ WRONG: dict[str, tuple[dict[str, str | Output], str, str, str]] = {
 }  # fmt: skip
 
 
+TB4, ADDRESS = ("Thunderbolt 5", "cable to a Mac"), ("IPv4 address",)
+FOLLOWS = {
+    "thunderbolt 4": TB4, "a slow cable": TB4, "no ports": TB4, "ports down": ADDRESS, "bridged": ADDRESS,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named(name: str):
     changes, about, words, remedy = WRONG[name]
-    found = by_name(seen(changes))
+    found = by_name(mac(changes))
     assert found[about].outcome is Outcome.FAILED
     assert words in found[about].sentence
     assert remedy in found[about].remedy
-    assert about in verdict(list(found.values())).sentence
-
-
-@pytest.mark.parametrize(
-    "name", sorted(set(WRONG) - {"thunderbolt 4", "no ports", "a slow cable", "no ports listed", "bridged"})
-)
-def test_nothing_else_is(name: str):
-    changes, about, *_ = WRONG[name]
-    missing = {each.name for each in requirements(seen(changes)) if each.outcome is Outcome.FAILED}
-    follows = {"IPv4 address"} if name == "ports down" else set()  # none of these ports has one either
-    assert missing - follows == {about}
+    missing = [each.name for each in found.values() if each.outcome is Outcome.FAILED]
+    assert missing == sorted({about, *FOLLOWS.get(name, ())}, key=list(found).index)  # and nothing else is wrong
+    assert verdict(list(found.values())).sentence == f"Not available. Missing: {', '.join(missing)}."
 
 
 def test_a_hanging_devinfo_is_unknown():
-    found = by_name(seen({"states": Output(None, "ibv_devinfo has not answered for 15 s")}))
+    found = by_name(mac({"states": Output(None, "ibv_devinfo has not answered for 15 s")}))
     assert found["active port"].outcome is Outcome.UNKNOWN
     assert "plug it in again" in found["active port"].remedy
     assert verdict(list(found.values())).sentence == "May work. Could not check: active port, IPv4 address."
@@ -99,42 +75,43 @@ def test_a_bridge_without_thunderbolt_ports_is_no_harm():
     text = said("ifconfig_bridged.txt").text or ""
     only_ethernet = text.replace("member: en2", "member: en0").replace("member: en3", "member: en1")
     only_ethernet = only_ethernet.replace("member: en4", "member: en0")
-    assert by_name(seen({"interfaces": Output(only_ethernet)}))["Thunderbolt bridge"].outcome is Outcome.PASSED
+    assert by_name(mac({"interfaces": Output(only_ethernet)}))["Thunderbolt bridge"].outcome is Outcome.PASSED
 
 
 def test_a_bridge_is_found_when_nobody_says_what_its_ports_are():
     changes: dict[str, str | Output] = {
         "interfaces": "ifconfig_bridged.txt", "hardware_ports": Output(None, "networksetup failed")
     }  # fmt: skip
-    assert by_name(seen(changes))["Thunderbolt bridge"].outcome is Outcome.FAILED
+    assert by_name(mac(changes))["Thunderbolt bridge"].outcome is Outcome.FAILED
 
 
 def test_what_this_process_knows_of_itself():
-    assert by_name(seen(has_jaccl=False))["MLX with JACCL"].outcome is Outcome.FAILED
+    assert by_name(mac(has_jaccl=False))["MLX with JACCL"].outcome is Outcome.FAILED
     for value, state in (("1", Outcome.FAILED), ("0", Outcome.PASSED), ("", Outcome.PASSED)):
-        found = by_name(seen(environment={"MLX_METAL_FAST_SYNCH": value}))["MLX_METAL_FAST_SYNCH"]
+        found = by_name(mac(environment={"MLX_METAL_FAST_SYNCH": value}))["MLX_METAL_FAST_SYNCH"]
         assert found.outcome is state
 
 
 def test_elsewhere_than_on_a_mac():
-    assert requirements(seen(system="Linux")) == []
+    assert requirements(mac(system="Linux")) == []
     found = verdict([])
     assert found.outcome is Outcome.NOT_AVAILABLE
     assert found.sentence == "Not available: needs macOS. Links between machines use TCP."
 
 
 def test_nothing_can_be_asked():
-    found = requirements(seen(dict.fromkeys(MACOS, Output(None, "it does not want to"))))
+    found = requirements(mac(dict.fromkeys(MACOS, Output(None, "it does not want to"))))
     judged = {each.outcome for each in found if "MLX" not in each.name}
     assert judged == {Outcome.UNKNOWN}
     assert all(each.sentence == "it does not want to" for each in found if each.outcome is Outcome.UNKNOWN)
 
 
+FILES = sorted(RDMA_READY.values())
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.fixed_dictionaries({name: st.text(max_size=60) | st.sampled_from(sorted(READY.values())) for name in READY}))
+@given(st.dictionaries(st.sampled_from(["macos", *RDMA_READY]), st.text(max_size=60) | st.sampled_from(FILES)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
-    mixed = {name: said(text) if text in READY.values() else Output(text) for name, text in answers.items()}
-    found = requirements(Seen(mixed, "Darwin", True, {}))
+    found = requirements(mac({name: text if text in FILES else Output(text) for name, text in answers.items()}))
     assert len(found) == 10
-    assert all(each.sentence for each in found)
-    assert all("\n" not in each.sentence for each in found)
+    assert all(each.sentence and "\n" not in each.sentence for each in found)

@@ -20,13 +20,12 @@ from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.probes import branches, tokens
 from splitinfer.probes import worker as way
-from splitinfer.probes.address import worker_address
 from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.reference import PlainModel
-from splitinfer.probes.registry import Probe
-from splitinfer.probes.selftest import SelftestOptions, run_selftest
+from splitinfer.probes.registry import Probe, worker_address
+from splitinfer.probes.selftest import run_selftest
 
 # -- probes that are planted -------------------------------------------------------------------------------------------
 
@@ -51,7 +50,7 @@ class Planted:
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, file = Planted(), tmp_path / "selftest.json"
     there = worker_address("mini.local", "ab" * 32)
-    assert run_selftest(SelftestOptions(there, file=file), run) == 0
+    assert run_selftest(there, file=file, run=run) == 0
     page = capsys.readouterr().out
     assert "exit code 0\n" in page
     assert "✓ greedy: 32 tokens are plain mlx-lm's\n" in page
@@ -66,7 +65,7 @@ def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     crash = Finding("greedy", Outcome.FAILED, "its process ended with signal SIGSEGV", "send it", reason=Reason.CRASHED)
-    assert run_selftest(SelftestOptions(file=tmp_path / "out.json"), Planted("ring", crash)) == 11
+    assert run_selftest(file=tmp_path / "out.json", run=Planted("ring", crash)) == 11
     page = capsys.readouterr().out
     assert "✗ greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
     assert "First: rdma over MLX's ring, greedy: send it" in page
@@ -75,7 +74,7 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
     run = Planted()
     with pytest.raises(ConfigError, match="cannot be written"):
-        run_selftest(SelftestOptions(file=tmp_path / "nowhere" / "out.json"), run)
+        run_selftest(file=tmp_path / "nowhere" / "out.json", run=run)
     assert run.ran == []
 
 

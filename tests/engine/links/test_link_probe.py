@@ -1,13 +1,15 @@
 """Links measured in open sessions: what the emulated wire is like comes out, and peers that lie are told so."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import cast
 
 import pytest
 import stages
 
 from splitinfer.core.layout import StageSpec
+from splitinfer.core.metrics import link_measurement
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement
 from splitinfer.engine.coordinator import pipeline
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
@@ -22,16 +24,29 @@ from splitinfer.wire.session import Session
 from transports import Frame, connect, listen
 from transports.emulated import LinkProfile, emulate, installed
 
-# Long beside what two busy processors add to it: 40 ms there and back, and 65 for the least that is sent at once.
-# What is found may be off by what a busy machine adds, and by less than a mistake of a factor of two.
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
+Made = list[tuple[Exchange, float]]
 
 
-def is_like_wire(found: LinkMeasurement) -> None:
-    assert 0.02 <= found.latency_p50 < 0.039
-    assert 0.02 <= found.latency_p99 < 0.2
-    assert 0.55e6 < found.down < 1.8e6
-    assert 0.55e6 < found.up < 1.8e6
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The exchanges that are made, with the seconds of each. ``core.metrics`` makes figures of them, and is tested
+    with made-up seconds: a busy machine adds to these what it likes, and takes nothing away."""
+    found: Made = []
+
+    def recorded() -> Generator[Exchange, float, LinkMeasurement]:
+        asking = link_measurement.probe()
+        exchange = next(asking)
+        while True:
+            seconds = yield exchange
+            found.append((exchange, seconds))
+            try:
+                exchange = asking.send(seconds)
+            except StopIteration as done:
+                return cast(LinkMeasurement, done.value)
+
+    monkeypatch.setattr(link_probe, "probe", recorded)
+    return found
 
 
 @contextmanager
@@ -53,19 +68,10 @@ def measured(
 
 
 @pytest.mark.parametrize("scheme", ["inproc", "tcp"])
-def test_every_link_of_a_pipeline_is_found_as_it_is(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_exchange_takes_what_its_wire_takes(scheme: str, monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
     with installed(WIRE), measured(monkeypatch, "demo", scheme, 3) as found:
-        (links,) = found
-        assert len(links) == 2
-        for each in links:
-            is_like_wire(each)
-
-
-def test_links_without_a_wire_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    with measured(monkeypatch, "demo", "tcp", 3) as found:
-        for each in found[0]:
-            assert each.latency_p50 < 0.015
-            assert min(each.down, each.up) > 5e6
+        assert [each.latency_p50 >= WIRE.latency for each in found[0]] == [True, True]
+    assert [each for each in made if each[1] < 0.04 + (each[0].there + each[0].back) / 1e6] == []
 
 
 def test_a_pipeline_of_one_stage_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,16 +113,16 @@ def test_links_are_measured_with_nothing_loaded(two: list[str]) -> None:
         worker_group.close("measured")
 
 
-def test_directions_are_not_mixed_up(two: list[str]) -> None:
+def test_directions_are_not_mixed_up(two: list[str], made: Made) -> None:
     """A wire that is slow only on the way there."""
     link = emulate(connect(two[0], timeout=5), WIRE)
     connection = Connection(link, "worker", "w", "5e55", Session(opened=True))
     connection.send(Hello("coordinator", "c", "5e55", own_versions()))
     connection.receive(link.recv(5))
-    found = NextStage(connection, lambda _: None).measure()
+    NextStage(connection, lambda _: None).measure()
     link.close()
-    assert 0.55e6 < found.down < 1.8e6
-    assert found.up > 3e6
+    assert max(exchange.there for exchange, _ in made) > 2**15 < max(exchange.back for exchange, _ in made)
+    assert [each for each in made if each[1] < 0.02 + each[0].there / 1e6] == []
 
 
 @pytest.mark.parametrize("asked", [0, 1, 65536, MOST_BYTES])
@@ -149,7 +155,7 @@ def test_without_a_next_stage_there_is_nothing_to_measure(two: list[str]) -> Non
     coordinator = Coordinator.at(two[0])
     answer = coordinator.receive(coordinator.asks(MeasureNext()))
     assert isinstance(answer, Fault)
-    assert "before there was one" in answer.reason
+    assert "link to the next stage does not exist yet" in answer.reason
 
 
 def test_the_stage_before_gives_no_orders(two: list[str]) -> None:
@@ -232,7 +238,7 @@ def test_a_next_stage_that_does_not_answer_is_not_waited_for_long(
         assert isinstance(coordinator.receive(coordinator.link.recv(5)), Connected)
         fault = coordinator.receive(coordinator.asks(MeasureNext()))
     assert isinstance(fault, Fault)
-    assert "silent has not answered for 0 s" in fault.reason
+    assert "silent did not answer within 0 s" in fault.reason
 
 
 def test_a_worker_that_ends_while_it_is_asked_is_lost() -> None:
