@@ -2,7 +2,7 @@
 
     model, workers ──survey──▶ profiles ──placement──▶ the best cut for one aim ──▶ a layout, and a paragraph
 
-What was measured is remembered (``engine.profiling.remembered``), so that the second time takes as long as measuring
+What was measured is remembered (``engine.profiling.measure``), so that the second time takes as long as measuring
 the links does.
 """
 

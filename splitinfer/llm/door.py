@@ -132,14 +132,12 @@ def receive(connection: socket.socket) -> dict[str, Any]:
         OSError: the other side sends nothing.
         PeerError: the answer is not valid.
     """
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = connection.recv(65536)
-        if not part:
-            raise PeerError("the pipeline ended before it had answered" if not line else "the message has no end")
-        line += part
-        if len(line) > _LONGEST:
-            raise PeerError(f"the message has more than {_LONGEST:,} bytes")
+    with connection.makefile("rb") as file:
+        line = file.readline(_LONGEST + 1)
+    if len(line) > _LONGEST:
+        raise PeerError(f"the message has more than {_LONGEST:,} bytes")
+    if not line.endswith(b"\n"):
+        raise PeerError("the pipeline ended before it had answered" if not line else "the message has no end")
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:

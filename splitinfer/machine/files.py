@@ -1,31 +1,8 @@
 """Reads machines and profiles from files: as they were measured (JSON), or described by hand (YAML).
 
-A *machine* is a whole pipeline; times are milliseconds of one stage with its layers, by the number of rows of a step:
-
-    stages:
-      - {layers: 40, rows_ms: {1: 47, 8: 52, 32: 140, 512: 2150}, buffers: 88, decode_per_1k_ms: 0.08}
-      - {layers: 26, rows_ms: {1: 31, 8: 34, 32: 92, 512: 1420}, buffers: 57, prompt_per_1k_ms: 0.01}
-    hop_ms: 0.3             # from one stage to the next, and back
-    per_row_us: 2           # of a hop, for each row of hidden states
-    host_ms: 0.5            # of the coordinator, for each step
-    draft_ms: 3             # for each draft, in line with the steps of the first stage's device
-    draft_more_ms: 0.1      # for each further sequence in a round of drafts, which are made together
-    draft_buffers: 4        # of each draft
-    launches_ahead: true    # as on a GPU; what follows is of such devices
-    max_buffers: 10         # command buffers under way at a time
-    wait_us: 50             # from the end of a step until who waits for it goes on
-    idle_after_s: 1         # after so many idle seconds
-    idle_factor: 1.5        # the next step takes so many times as long
-
-``decode_per_1k_ms`` and ``prompt_per_1k_ms`` are for each row of an answer and of a prompt, for each thousand positions
-that it attends to. ``buffers`` are the command buffers of a step (``machine.device_queue``). Costs are lines between 1,
-4, 8, 16, 32, 64, 128, 256 and 512 rows, and go on behind; times given for other numbers of rows are met where they lie
-on such lines. With the costs of each layer, any cut can be tried, and the stages may be left out where a layout has
-them:
-
-    each_layer: {rows_ms: {1: 1.17, 8: 1.3, 512: 53}, buffers: 2.2, decode_per_1k_ms: 0.002, prompt_per_1k_ms: 0.0003}
-    each_step_ms: 0.4       # of a stage, whatever layers it has
-    stages: [{layers: 40}, {layers: 26}]
+A *machine* is a whole pipeline; docs/serving.md lists its keys. Times are milliseconds of one stage with its layers, by
+the number of rows of a step. With ``each_layer`` they are those of one layer; then any cut can be tried, and the stages
+may be left out where a layout has them.
 
 *Profiles* are of a model, of machines that may run it, the coordinator first, and of their links. Times are those of
 one layer, under the same names; bytes are GB of 10^9 where a name says so:

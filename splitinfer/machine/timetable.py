@@ -14,7 +14,6 @@ row), chunks are left to the line through the largest numbers of rows, where tim
 
 from collections.abc import Collection, Mapping
 
-SINGLE = (1, 2, 4, 8, 16, 32)  # rows of as many sequences
 CHUNKS = (128, 512)  # rows of one sequence
 ORDER = (1, 8, 128, 32, 512, 16, 2, 4)  # the most important number of rows first
 _IN_ANY_CASE = 2  # numbers of rows

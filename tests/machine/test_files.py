@@ -10,7 +10,7 @@ from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.files import EXAMPLES, read_machine, read_machine_file
-from splitinfer.machine.machine import Machine
+from splitinfer.machine.machine import Hop, Machine
 
 BY_STAGE = """
 stages:
@@ -45,6 +45,14 @@ def test_what_a_device_of_one_stage_needs(tmp_path: Path):
     assert (ms(found.costs, 1), ms(found.costs, 8)) == pytest.approx((31, 34))
     assert found.traits == DeviceTraits(7, 50 * 1e-6, 0.5, 1.5)
     assert (found.buffers, found.draft, found.draft_buffers) == (57, 0.003, 4)
+
+
+def test_times_of_links_and_of_what_rows_attend_to(tmp_path: Path):
+    stage = "{layers: 2, rows_ms: {1: 10, 101: 20}, decode_per_1k_ms: 1}"
+    machine = read_machine(written(tmp_path, f"stages: [{stage}]\nhop_ms: 0.5\nper_row_us: 2"))
+    assert machine.hops == (Hop(0.0005, 2e-6),)
+    costs = machine.stages[0]
+    assert [costs.at(Shape(101)), costs.at(Shape(1, decode_context=1000))] == pytest.approx([0.02, 0.011], rel=1e-3)
 
 
 def test_times_of_stages_fit_a_layout_of_as_many(tmp_path: Path):
@@ -85,6 +93,9 @@ def test_a_machine_survives_being_written_down(text: str, tmp_path: Path):
     machine = read_machine(written(tmp_path, text))
     again = Machine.from_dict(json.loads(json.dumps(machine.as_dict())))
     assert again.as_dict() == machine.as_dict()
+    for other in ("other", "stall"):  # a benchmark's output, whose last line is its document
+        measured = "some table\n" + json.dumps({other: {}, "machine": machine.as_dict()}) + "\n"
+        assert read_machine(written(tmp_path, measured)).as_dict() == machine.as_dict()
     assert again.cut_into([6, 6] if machine.each_layer else [33, 33]).cut in ("6-6", "33-33")
 
 
@@ -113,6 +124,12 @@ def test_a_machine_survives_being_written_down(text: str, tmp_path: Path):
             "stages.0.rows_ms: there is no such key",
         ),
         ("each_layer: {rows_ms: {1: 2}}\nstages: [{layers: 0}]", "stages.0.layers: input should be greater"),
+        ("stages: []", "stages: list should have at least 1 item"),
+        ("stages: [{layers: 2}]", "stages.0.rows_ms: field required"),
+        ("stages: [{layers: 0, rows_ms: {1: 3}}]", "stages.0.layers: input should be greater"),
+        ("stages: [", ""),
+        ('{"machine": {"stages": 3}}', "stages: input should be a valid tuple"),
+        ("", ""),
         ("3", "a description has keys, such as stages"),
     ],
 )
