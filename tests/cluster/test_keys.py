@@ -72,7 +72,7 @@ def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) 
         with LLM(layout(mini)) as llm:
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         assert [one.name for one in keyring(tmp_path, "mini").known()] == ["studio"]
-        with pytest.raises(Refused, match="wants an encrypted link: give the key that it printed"):
+        with pytest.raises(Refused, match="requires an encrypted link: give the key that it printed"):
             LLM(layout(mini, with_keys=False))
     told = Running("pair")
     assert told.wait(30) == 0

@@ -84,7 +84,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
         (["a:99999"], "is not from 1 to 65535"),
         ([{"name": "a"}], "a worker has an address"),
         ([{"address": "a", "layers": 3}], "a worker has an address"),
-        ([{"address": "a", "key": "12"}], "is no key"),
+        ([{"address": "a", "key": "12"}], "is not a key"),
     ],
 )
 def test_workers_that_are_none(workers: list[str], words: str):
@@ -139,7 +139,7 @@ def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: li
 
 
 def test_what_contradicts_itself_is_one_sentence():
-    with pytest.raises(ConfigError, match="give one or the other"):
+    with pytest.raises(ConfigError, match="give a layout or workers, not both"):
         LLM("demo", workers=["mini"])
     with pytest.raises(ConfigError, match="name a layout, or a model"):
         LLM()

@@ -132,7 +132,7 @@ def test_a_file_without_its_whole_header(folder: Path, kept: int):
 
 def test_a_page_of_html_is_no_weights(folder: Path):
     (folder / SECOND).write_text("<!doctype html><html>not found</html>")
-    assert "is no safetensors file (its header claims" in error_of(folder)
+    assert "is not a safetensors file (its header claims" in error_of(folder)
 
 
 @pytest.mark.parametrize(

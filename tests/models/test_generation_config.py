@@ -32,7 +32,7 @@ def test_what_a_file_says_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_a_file_that_is_none_is_one_warning(content: str | bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert read_recommended(write(tmp_path, content)) == Recommended({})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{FILE} is not used: it " in caplog.text
+    assert f"{FILE} is ignored: it " in caplog.text
 
 
 def test_a_folder_of_that_name_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -46,7 +46,7 @@ def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.
     assert found.values == {"min_p": 0.1}
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{tmp_path / FILE} has values that are ignored: temperature must be 0 or more and finite, not nan; "
+        f"ignored values in {tmp_path / FILE}: temperature must be 0 or more and finite, not nan; "
         "top_p must be over 0 and at most 1, not 7.0"
     )
 

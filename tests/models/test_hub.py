@@ -272,7 +272,7 @@ def test_a_hub_folder_without_a_configuration_is_no_model(fake: FakeHub, source:
     bare = Path(shutil.copytree(source, tmp_path / "bare"))
     (bare / "config.json").unlink()
     fake.source = bare
-    assert error_of(REPO) == f"{fake.folder} holds no config.json, so it is not a model folder"
+    assert error_of(REPO) == f"{fake.folder} contains no config.json, so it is not a model folder"
 
 
 def test_an_error_without_words_is_named(fake: FakeHub):

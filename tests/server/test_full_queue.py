@@ -42,7 +42,7 @@ def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_
             assert [answer.json()["error"]["type"] for answer in told] == ["rate_limit_error"] * 4
             assert told[0].json()["error"]["code"] == "queue_full"
             assert told[3].json()["type"] == "error"
-            assert "1 requests wait already" in told[0].json()["error"]["message"]
+            assert "1 requests are waiting already" in told[0].json()["error"]["message"]
             del lines
         _until(lambda: server.service.num_running == 0 and not llm.stats()["running"])
         assert [client.post(path, json=body).status_code for path, body in (ASKED[0], ASKED[3])] == [200, 200]

@@ -68,8 +68,8 @@ def test_pages_are_never_counted_twice(pages: MemoryPages):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no output"),
-        ("Mach Virtual Memory Statistics:\nPages free: 12.\n", "no output"),
+        ("", "not the output of vm_stat"),
+        ("Mach Virtual Memory Statistics:\nPages free: 12.\n", "not the output of vm_stat"),
         ("Mach Virtual Memory Statistics: (page size of 16384 bytes)\nPages free: 12.\n", "Pages active"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_lost_process_is_noticed_as_without_keys() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "0" * 63, "G" * 64, "0" * 65, "A" * 64])
 def test_what_is_no_key(wrong: str) -> None:
-    with pytest.raises(ValueError, match="is no key"):
+    with pytest.raises(ValueError, match="is not a key"):
         check_key(wrong)
 
 

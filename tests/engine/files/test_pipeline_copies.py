@@ -171,7 +171,7 @@ def test_an_empty_folder_at_the_models_path_is_as_good_as_none(
 
 def test_a_folder_at_the_models_path_that_holds_something_else_is_refused(tmp_path: Path):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ModelError, match=r"holds no config.json"):
+    with pytest.raises(ModelError, match=r"contains no config.json"):
         open_local(str(tmp_path))
 
 
@@ -180,7 +180,7 @@ def test_a_coordinator_that_beats_and_never_answers_does_not_hold_a_worker(model
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(answering.Answers, "put", lambda *_: None)
             patch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
-            with pytest.raises(PeerError, match="was asked for weights, and did not answer"):
+            with pytest.raises(PeerError, match="did not answer a request for weights"):
                 LLM(layout(model, [2, 2], [address]), settings=Settings())
         with LLM(layout(model, [2, 2], [address]), settings=Settings()) as llm:
             assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)

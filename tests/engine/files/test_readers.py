@@ -105,7 +105,7 @@ def test_without_encryption_nothing(address: str):
 
 def test_the_stage_before_may_bring_hidden_states_and_take_no_weights(address: str, access: AccessControl):
     access.expect(STRANGER.public)
-    with pytest.raises(Refused, match="that key is not admitted here"):
+    with pytest.raises(Refused, match="this key is not admitted here"):
         Reader(address, options(STRANGER), 5.0)
 
 

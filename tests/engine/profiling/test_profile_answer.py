@@ -82,7 +82,7 @@ def test_only_a_coordinator_may_ask(model: bytes):
         owner.say(Echo(3)).hear()
         with Peer(there) as other:
             other.say(peers.hello("upstream", session="one")).hear()
-            assert "sends hidden states only" in other.say(ASK, model).ending
+            assert "sends only hidden states" in other.say(ASK, model).ending
 
 
 def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypatch: pytest.MonkeyPatch):

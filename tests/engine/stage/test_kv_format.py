@@ -159,7 +159,7 @@ def test_what_cannot_be_quantised_is_refused(
 
 def test_an_unknown_format_is_refused(tiny_folder: Callable[..., Path]) -> None:
     with (
-        pytest.raises(splitinfer.SplitinferError, match="kv_format 'k2' of layout"),
+        pytest.raises(ValueError, match="kv_format must be one of exact, k8v8, k8v4, not 'k2'"),
         pipeline(tiny_folder("llama"), [4], kv_format="k2"),
     ):
         pass
