@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from splitinfer.bench import link as links
-from splitinfer.bench.link import LinkBenchOptions, kinds, measure_links
-from splitinfer.bench.shared.link_end_process import BARE, End
-from splitinfer.bench.shared.link_pair import Kind, Pair
+from splitinfer.bench.link import kinds
+from splitinfer.bench.modes import measure
+from splitinfer.bench.shared.link_pair import BARE, End, Kind, Pair
+from splitinfer.bench.shared.options import Options
 from splitinfer.errors import PeerError
 
 
@@ -23,7 +24,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(psutil.Process().children())
-    assert measure_links(LinkBenchOptions(as_json=False, trials=2)) == 0
+    assert measure("link", Options(trials=2)) == 0
     assert set(psutil.Process().children()) == before
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from splitinfer.bench.shared.systems import PlainMlxLm
+from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import WorkerLost

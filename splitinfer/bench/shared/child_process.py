@@ -4,15 +4,18 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 from splitinfer import cleanup
 from splitinfer.errors import ModelError
+from splitinfer.jobs.output import own_output
 
 _GRACE = 5.0  # seconds for a child to end by itself
 _POLL = 0.2  # seconds between two checks of whether all children are alive
@@ -70,6 +73,15 @@ class ChildProcess:
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
+    def ask(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a line and wait for its answer.
+
+        Raises:
+            ModelError: the child ended instead; with the last line of its log.
+        """
+        self.send(options)
+        return self.receive()
+
     def close(self) -> None:
         """End the child, if need be with SIGKILL."""
         assert self._process.stdin is not None
@@ -103,14 +115,34 @@ def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, 
 
 # -- inside the child ----------------------------------------------------------------------------
 
+Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one line
 
-def serve_commands(answers: TextIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+
+def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle | None]]]) -> None:
+    """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
+    the first line, and what answers the others. What libraries print goes to standard error."""
+    answers = _begin()
+    with opened(json.loads(sys.stdin.readline())) as (answer, handle):
+        _write(answers, answer)
+        if handle is not None:
+            _serve_lines(answers, handle)
+
+
+def serve_commands(handle: Handle) -> None:
     """Answer one line after the other by ``handle``, until the input ends."""
-    for options in _lines():
-        answers.write(json.dumps(handle(options)) + "\n")
-        answers.flush()
+    _serve_lines(_begin(), handle)
 
 
-def _lines() -> Iterator[dict[str, Any]]:
+def _begin() -> TextIO:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
+    return own_output()
+
+
+def _serve_lines(answers: TextIO, handle: Handle) -> None:
     for line in iter(sys.stdin.readline, ""):
-        yield json.loads(line)
+        _write(answers, handle(json.loads(line)))
+
+
+def _write(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
