@@ -33,7 +33,7 @@ from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import range_of, say
 from splitinfer.bench.shared.throughput import BatchRun
-from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
@@ -185,7 +185,7 @@ def _writing(
     many = [made_up(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
     found: dict[str, tuple[float, float]] = {}
     for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
-        options = (writing, silent) if trial % 2 else (silent, writing)
+        options = alternating((silent, writing), trial)
         rates = {pipeline: _rate(pipeline.ask(prompts, max_tokens)) for pipeline in options}
         found[name] = rates[writing], rates[silent]
         say(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from splitinfer.bench import link as links
 from splitinfer.bench.link import kinds
 from splitinfer.bench.modes import measure
-from splitinfer.bench.shared.link_pair import BARE, End, Kind, Pair
+from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
 from splitinfer.bench.shared.options import Options
 from splitinfer.errors import PeerError
 
@@ -70,10 +72,11 @@ def test_an_end_that_dies_is_said(pair: Pair) -> None:
 
 
 def test_orders_that_cannot_be_obeyed() -> None:
-    end = End()
-    assert "no link to ping" in end.handle({"ping": 1, "rounds": 1})["error"]
-    assert "AddressError" in end.handle({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
-    assert end.handle({"listen": BARE, "curve": False, "checksum": True})["address"].startswith("bare:tcp://127.0.0.1:")
+    with closing(ChildProcess("splitinfer.bench.shared.link_pair")) as end:
+        assert "no link to ping" in end.ask({"ping": 1, "rounds": 1})["error"]
+        assert "AddressError" in end.ask({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
+        there = end.ask({"listen": BARE, "curve": False, "checksum": True})
+    assert there["address"].startswith("bare:tcp://127.0.0.1:")
 
 
 def test_every_other_mode_needs_a_layout() -> None:

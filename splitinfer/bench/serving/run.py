@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from splitinfer.bench.serving.report import plot, tables
-from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
+from splitinfer.bench.serving.servers import Job, jobs_of, serve_batch, serve_live
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm, plain_mlx_lm
 from splitinfer.bench.shared.options import Options
@@ -130,11 +130,15 @@ class _Bench:
         slo = {f"stall_free, {SLO:g} gaps": {"itl_slo_ms": 1000 * SLO * gap}}
         return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}
 
-    def _server(self, serving_options: dict[str, Any] | None) -> Server:
+    def _serve(
+        self, serving_options: dict[str, Any] | None, jobs: Sequence[Job], until: int | None = None
+    ) -> list[Served]:
+        """By the pipeline; options that are not named go back to their defaults. ``None``: by mlx-lm."""
         if serving_options is None:
             assert self.plain is not None
-            return BatchServer(self.plain)
-        return LiveServer(self.llm, **_complete(serving_options))
+            return serve_batch(self.plain, jobs, until)
+        defaults = dict.fromkeys(("policy", "itl_slo_ms", "prefill_share"))
+        return serve_live(self.llm, {**defaults, **serving_options}, jobs, until)
 
     # -- a long prompt arrives -----------------------------------------------------------------
 
@@ -143,9 +147,9 @@ class _Bench:
         streams = self._streams(0, _WARM_UP)
         long = Job(0.0, made_up("warm up", min(self.options.prompt_tokens, 1024), self.vocab_size), 1)
         for share in (1.0, 0.25, 0.5):
-            LiveServer(self.llm, **_complete({"prefill_share": share})).serve([*streams, long])
+            self._serve({"prefill_share": share}, [*streams, long])
         if self.plain is not None:
-            BatchServer(self.plain).serve(streams)
+            self._serve(None, streams)
 
     def _streams(self, trial: int, max_tokens: int) -> list[Job]:
         names = (f"{self.options.seed} stream {trial} {i}" for i in range(self.num_streams))
@@ -155,7 +159,7 @@ class _Bench:
         """Each system's streams, before and while a long prompt is read. The objective comes from the pipeline's own
         streams, measured just before."""
         say(f"a long prompt arrives, {trial + 1} of {self.options.trials}")
-        usual = LiveServer(self.llm, **_complete({})).serve(self._streams(trial, _WARM_UP))
+        usual = self._serve({}, self._streams(trial, _WARM_UP))
         gap = statistics.median(_gaps(usual, after=max(one.token_times[0] for one in usual)))
         found: dict[str, Any] = {"usual_gap": gap, "objective": SLO * gap, "systems": {}}
         cases: dict[str, dict[str, Any] | None] = {
@@ -166,14 +170,14 @@ class _Bench:
         if self.plain is not None:
             cases[BATCH_GENERATOR] = None
         for name, serving_options in cases.items():
-            found["systems"][name] = self._one_stall(trial, gap, self._server(serving_options))
+            found["systems"][name] = self._one_stall(trial, gap, serving_options)
         return found
 
-    def _one_stall(self, trial: int, gap: float, server: Server) -> dict[str, Any]:
+    def _one_stall(self, trial: int, gap: float, serving_options: dict[str, Any] | None) -> dict[str, Any]:
         at = gap * (_BEFORE + self.num_streams)
         prompt = made_up(f"{self.options.seed} long {trial}", self.options.prompt_tokens, self.vocab_size)
         jobs = [*self._streams(trial, self.context - _PROMPT - 1), Job(at, prompt, 1)]
-        *streams, long = server.serve(jobs, until=len(jobs) - 1)
+        *streams, long = self._serve(serving_options, jobs, until=len(jobs) - 1)
         began = max(one.token_times[0] for one in streams)
         during = [
             b - a for one in streams for a, b in pairwise(one.token_times) if b > long.at and a < long.token_times[0]
@@ -198,7 +202,7 @@ class _Bench:
     ) -> dict[str, Any]:
         say(f"requests arrive: {name}")
         self.llm.stats(reset=True)
-        served = self._server(serving_options).serve(jobs_of(arrivals, self.vocab_size, self.options.seed))
+        served = self._serve(serving_options, jobs_of(arrivals, self.vocab_size, self.options.seed))
         live = outcome_of(served, objective)
         if serving_options is None:
             return {"name": name, "live": live.as_dict()}
@@ -258,12 +262,6 @@ def _as_described(measured: Machine, described: MachineFile) -> Machine:
         draft=devices[0].draft,
         draft_buffers=devices[0].draft_buffers,
     )
-
-
-def _complete(serving_options: dict[str, Any]) -> dict[str, Any]:
-    """The options for ``LLM.tune``; those that are not named go back to their defaults."""
-    changed = ("policy", "itl_slo_ms", "prefill_share")
-    return {**dict.fromkeys(changed), **serving_options}
 
 
 def _gaps(served: Sequence[Served], after: float) -> list[float]:

@@ -26,7 +26,7 @@ from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout
-from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
@@ -121,7 +121,7 @@ class _Several:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         for number in range(self.options.trials):
             prompts = self._prompts(f"{number}", acceptance)
-            for name in list(systems) if number % 2 == 0 else list(reversed(systems)):
+            for name in alternating(list(systems), number):
                 found[name].append(self._ask(prompts, systems[name]))
             shares = ", ".join(f"{a:g}" for a in sorted(set(acceptance)))
             rates = ", ".join(f"{name} {each[-1]['rate']:.4g}/s" for name, each in found.items())

@@ -14,7 +14,7 @@ from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.texts import OPENINGS, passages
-from splitinfer.bench.shared.workload import STEP_SIZES, Task, made_up
+from splitinfer.bench.shared.workload import STEP_SIZES, Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
 from splitinfer.core.sequence import SamplingParams
@@ -104,8 +104,7 @@ class Trials:
                 self.replay.know(prompt, self._ask(prompt, OFF, t, seed, tokens).token_ids)
         flights: dict[str, Flight | None] = {SEQUENTIAL: OFF, IN_FLIGHT: None}
         flights |= {f"synchronous {k}": Flight(k) for k in self._likely(setting.acceptance)}
-        options = [*flights] if number % 2 == 0 else [*reversed(flights)]
-        for name in options:
+        for name in alternating(list(flights), number):
             trial = self._ask(prompt, flights[name], t, seed, tokens)
             self._notify_of(number, setting, name, trial)
             yield name, trial
@@ -160,8 +159,7 @@ class Trials:
         """Run many requests at once, with drafts allowed and without: tokens per second of all."""
         rates: dict[str, list[float]] = {SEQUENTIAL: [], IN_FLIGHT: []}
         for number in range(self.options.trials):
-            options = [*rates] if number % 2 == 0 else [*reversed(rates)]
-            for name in options:
+            for name in alternating(list(rates), number):
                 rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
         ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
         say(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
