@@ -118,14 +118,13 @@ def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, 
 Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one line
 
 
-def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle | None]]]) -> None:
+def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle]]]) -> None:
     """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
     the first line, and what answers the others. What libraries print goes to standard error."""
     answers = _begin()
     with opened(json.loads(sys.stdin.readline())) as (answer, handle):
         _write(answers, answer)
-        if handle is not None:
-            _serve_lines(answers, handle)
+        _serve_lines(answers, handle)
 
 
 def serve_commands(handle: Handle) -> None:

@@ -32,13 +32,13 @@ _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by 
 
 
 @contextmanager
-def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle | None]]:
+def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
     """The model, or a stage of it."""
     if "layers" in options:
         model, draft = load_model(Path(options["folder"]), lazy=True, strict=False)[0], None
         refused = _refusal(model)
         if refused is not None:
-            yield {"refused": refused}, None
+            yield {"refused": refused}, lambda _task: {}  # waits for its end: one that is gone has failed
             return
         _keep_own_layers(model, options)
     else:
