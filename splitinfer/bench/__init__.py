@@ -1,5 +1,6 @@
 """Measures a layout, beside plain mlx-lm doing the same work in one process.
 
+modes          runs a mode: checks its inputs, measures, draws and prints
 speed          one stream, long prompts, and the throughput of many sequences
 speculation    drafts in flight
 prefix         the prefix cache, in memory and on disk
@@ -11,7 +12,7 @@ device         what the loops leave of a device's time, on emulated accelerators
 server         streams over HTTP, beside the library's
 exact          the first token at which other ways to compute the same part
 gpu            what only a GPU can show, in parts: ``scripts/on_gpu``
-shared         the systems that are compared, workloads, child processes, and the arithmetic of measurements
+shared         options, the systems that are compared, workloads, child processes, and the arithmetic of measurements
 
 The method. All systems do the same tasks, in turns (A B A B ...), so that other load on the machine falls on all of
 them; one computes while the others sleep. Every process has its own processor, where the system can pin. Prompts are

@@ -23,21 +23,19 @@ from rich.table import Table
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.link_pair import Kind, Pair
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.stand_in import stand_in_layout
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import open_stages, plain_layout
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.config import find_layout
-from splitinfer.console import errors
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.errors import ConfigError, WorkerLost
-from splitinfer.llm import LLM, Request, Settings
+from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine_file
 from splitinfer.machine.machine import Accelerator
 from splitinfer.machine.selection import VARIABLE, emulated_machine
-from splitinfer.models.hub import open_model
 
 GROUP = 8  # sequences
 _CHUNK = 512  # tokens in a step
@@ -50,63 +48,34 @@ _OBJECTIVE = 3.0  # usual gaps
 _ROUNDS, _BYTES = 500, 4096  # of round trips
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """The command line's options. ``layout``: ``None`` for a stand-in model, cut as the machine is."""
-
-    layout: str | None
-    model: str | None
-    as_json: bool
-    trials: int
-    seed: int
-    connect_timeout: float
-
-
-def measure_device(options: DeviceOptions) -> int:
-    """Measure, print tables and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    found = _measure(options)
-    print_found(found, [_table(found), _stage_table(found)], as_json=options.as_json, least_width=120)
-    return 0
-
-
-def _measure(options: DeviceOptions) -> dict[str, Any]:
     file = emulated_machine()
     if file is None:
         raise ConfigError(
             f"--mode device compares with a device's known times: name a machine with --accelerator FILE or {VARIABLE}"
         )
     described = read_machine_file(file)
-    name = options.layout or str(stand_in_layout(described.machine().num_stages))
-    layout = find_layout(name)
-    checkpoint = open_model(options.model or layout.model or "demo")
+    checkpoint = options.checkpoint
     context = _LONG_CHUNKS * _CHUNK + 4 * _COUNTED
     check_context(checkpoint, context, "a prompt of eight chunks of 512")
-    layers = [stage.num_layers for stage in layout.stages]
+    layers = [stage.num_layers for stage in options.found_layout.stages]
     devices = [described.accelerator(i, len(layers), count) for i, count in enumerate(layers)]
     on, processors = machine.describe(), machine.free_processors()
-    settings = Settings(
-        context=context,
-        prefix_cache=False,
-        token_budget=_CHUNK,
-        micro_batches=len(layers),
-        draft="none",
-        connect_timeout=options.connect_timeout,
-        rejoin_timeout=0.0,
-    )
+    settings = options.settings(context, token_budget=_CHUNK, micro_batches=len(layers))
     with ExitStack() as stack:
         pair = stack.enter_context(closing(Pair(Kind("tcp", "tcp://127.0.0.1:0"), processors)))
-        errors.print("loading the stages", soft_wrap=True)
-        llm = stack.enter_context(LLM(name, model=options.model, settings=settings))
+        llm = open_stages(stack, options, settings)
         pinned = machine.pin_stages(llm.layout.stages, None, processors)
         trials = _Trials(llm, devices, checkpoint.vocab_size or 2, options.seed)
         trials.warm_up()
         cases: dict[str, list[dict[str, Any]]] = {"one_stream": [], "groups": [], "after_prompt": [], "long_prompt": []}
         for number in range(options.trials):
-            errors.print(f"trial {number + 1} of {options.trials}", soft_wrap=True)
+            say(f"trial {number + 1} of {options.trials}")
             hop = statistics.median(pair.round_trips(_BYTES, _ROUNDS)) / 2
             cases["one_stream"].append(trials.one_stream(number, hop))
             cases["groups"].append(trials.groups(number))
@@ -114,7 +83,7 @@ def _measure(options: DeviceOptions) -> dict[str, Any]:
             cases["long_prompt"].append(trials.long_prompt(number))
     return {
         "measured_on": {**on, "pinned": pinned},
-        "layout": {"name": llm.layout.name, "layers": layers},
+        "layout": plain_layout(llm),
         "trials": options.trials,
         **cases,
     }
@@ -243,6 +212,11 @@ def _results(streams: Sequence[_Stream]) -> list[list[float]]:
 
 def _gaps(times: Sequence[float]) -> list[float]:
     return [b - a for a, b in pairwise(times)]
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Tables of the cases, and of the stages in two of them."""
+    return [_table(found), _stage_table(found)]
 
 
 def _table(found: Mapping[str, Any]) -> Table:

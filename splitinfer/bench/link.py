@@ -9,31 +9,23 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.link_end_process import BARE
-from splitinfer.bench.shared.link_pair import Kind, Pair
+from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
 from splitinfer.bench.shared.measure import ratios, summarize
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.console import errors
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import range_of, say
 from splitinfer.errors import PeerError
 from transports import known
 
 SIZES = {"4 KB": (4096, 1000), "4 MB": (4 * 2**20, 40)}  # bytes, and rounds in a trial
 MOST_ROUND, LEAST_BANDWIDTH = 1.6, 0.7  # goals for tcp, 4 KB and 4 MB, relative to bare ZeroMQ
 _IDLE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBenchOptions:
-    """The command line's options."""
-
-    as_json: bool
-    trials: int
 
 
 def kinds() -> list[Kind]:
@@ -49,25 +41,19 @@ def kinds() -> list[Kind]:
     return found
 
 
-def measure_links(options: LinkBenchOptions) -> int:
-    """Measure, print a table and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         PeerError: ZeroMQ itself, or tcp, cannot be measured here.
     """
-    found = _measure(options)
-    print_found(found, [_table(found), *_notes(found)], as_json=options.as_json, least_width=140)
-    return 0
-
-
-def _measure(options: LinkBenchOptions) -> dict[str, Any]:
     on = machine.describe()
     with _pairs(kinds()) as (pairs, left_out):
         times: dict[str, dict[str, list[list[float]]]] = {
             pair.kind.name: {size: [] for size in SIZES} for pair in pairs
         }
         for trial in range(options.trials):
-            errors.print(f"trial {trial + 1} of {options.trials}", soft_wrap=True)
+            say(f"trial {trial + 1} of {options.trials}")
             for size, (num_bytes, rounds) in SIZES.items():
                 for pair in pairs:
                     times[pair.kind.name][size].append(sorted(pair.round_trips(num_bytes, rounds)))
@@ -89,7 +75,7 @@ def _measure(options: LinkBenchOptions) -> dict[str, Any]:
 
 def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
     """The share of a processor that each end takes while idle; all at once, in ticks of a hundredth of a second."""
-    errors.print(f"idle for {_IDLE_SECONDS:g} s", soft_wrap=True)
+    say(f"idle for {_IDLE_SECONDS:g} s")
     began, before = time.monotonic(), [pair.processor_seconds() for pair in pairs]
     time.sleep(_IDLE_SECONDS)
     took = time.monotonic() - began
@@ -132,7 +118,8 @@ def _at(trials: Sequence[Sequence[float]], share: float) -> list[float]:
     return [times[math.ceil(share * len(times)) - 1] for times in trials]
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """A table of all links, and what comes of the goals."""
     table = Table(
         "", "4 KB p50, µs", "p99", "to bare", "4 MB p50, ms", "p99", "GB/s", "bandwidth to bare", "idle, %",
         title="Round trips between two processes of this machine", title_justify="left",
@@ -141,11 +128,11 @@ def _table(found: Mapping[str, Any]) -> Table:
         small, large = link["4 KB"], link["4 MB"]
         table.add_row(
             name, f"{small['p50']['median'] * 1e6:.1f}", f"{small['p99']['median'] * 1e6:.0f}",
-            _cell(small["p50_to_bare"]), f"{large['p50']['median'] * 1e3:.2f}",
+            range_of(small["p50_to_bare"]), f"{large['p50']['median'] * 1e3:.2f}",
             f"{large['p99']['median'] * 1e3:.2f}", f"{large['bytes_per_second']['median'] / 1e9:.2f}",
-            _cell(large["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
+            range_of(large["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
         )  # fmt: skip
-    return table
+    return [table, *_notes(found)]
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
@@ -161,7 +148,3 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
 
 def _met(is_met: bool) -> str:
     return "met" if is_met else "not met"
-
-
-def _cell(figure: Mapping[str, Any]) -> str:
-    return f"{figure['median']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"

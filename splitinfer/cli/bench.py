@@ -3,7 +3,7 @@
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -37,6 +37,9 @@ class Mode(StrEnum):
     DEVICE = "device"
     EXACT = "exact"
     SERVER = "server"
+
+
+_WITHOUT_LAYOUT = ("link", "device", "server", "several")
 
 
 def bench(
@@ -135,137 +138,34 @@ def bench(
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
-    counts = _counts("8" if streams is None else streams)
-    if mode is Mode.LINK:
-        _bench_links(as_json, trials, verbose)
-    _emulate(accelerator)
-    sizes = ((counts or (16,))[0] if streams else 16, stream_prompt_tokens, stream_tokens)
-    _bench_stand_ins(mode, (layout, model, as_json, trials), sizes, (seed, connect_timeout), verbose)
-    usual = (layout, model, as_json, trials, decode_tokens, seed, connect_timeout)
-    _bench_several(mode, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
-    if layout is None:
+    counts, shares, chosen = None if streams is None else _counts(streams), _shares(acceptance), _policies(policies)
+    name = "several" if mode is Mode.SPECULATION and counts else mode.value
+    if layout is None and name not in _WITHOUT_LAYOUT:
         raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
-    if mode is Mode.EXACT:
-        exact = (layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
-        _bench_exact(exact, verbose)
-    _start(verbose)
-    if mode is Mode.PREFIX:
-        from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
-
-        prefix = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
-        finish(lambda: measure_prefix(prefix), verbose)
-    if mode is Mode.SPECULATION:
-        from splitinfer.bench.speculation.options import SpeculationOptions
-        from splitinfer.bench.speculation.run import measure_speculation
-
-        speculation = SpeculationOptions(
-            layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
-            _shares(acceptance), text=text, plot=plot,
-        )  # fmt: skip
-        finish(lambda: measure_speculation(speculation), verbose)
-    if mode is Mode.KV:
-        from splitinfer.bench.kv import KVOptions, measure_kv
-
-        kv = KVOptions(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
-        finish(lambda: measure_kv(kv), verbose)
-    if mode is Mode.WIRE:
-        from splitinfer.bench.wire.run import WireOptions, measure_wire
-
-        wire = WireOptions(
-            layout, model, as_json, trials, prompt_tokens, token_budget, seed, connect_timeout, text, texts
-        )
-        finish(lambda: measure_wire(wire), verbose)
-    if mode is Mode.SERVE:
-        from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
-
-        serve = ServingBenchOptions(
-            layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
-            connect_timeout, lengths, scale, requests, rate,
-            None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot, _policies(policies),
-        )  # fmt: skip
-        finish(lambda: measure_serve(serve), verbose)
-    from splitinfer.bench.speed.options import SpeedOptions
-    from splitinfer.bench.speed.run import bench as measure
-
-    options = SpeedOptions(
-        layout, model, as_json, trials, prompt_tokens, decode_tokens, token_budget, baseline, whole, seed, link_preset,
-        connect_timeout, trace, counts, stream_prompt_tokens, stream_tokens, peers,
-    )  # fmt: skip
-    finish(lambda: measure(options), verbose)
-
-
-def _emulate(accelerator: Path | None) -> None:
-    """Have stages compute on an emulated accelerator, if there is one to be."""
     if accelerator is not None:
         os.environ[VARIABLE] = str(accelerator)
+    if mode not in (Mode.LINK, Mode.EXACT):  # links do not compute; exact computes as every other command does
+        from splitinfer.bench.shared.blas import prefer_openblas
 
-
-def _start(verbose: bool) -> None:
-    """Start anew with OpenBLAS where there is one."""
-    from splitinfer.bench.shared.blas import prefer_openblas
-
-    prefer_openblas()  # may start this program anew, so before anything else
+        prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose)
+    if mode is Mode.EXACT:
+        from splitinfer.bench.exact import ExactOptions, measure_exact
 
+        exact = ExactOptions(str(layout), model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
+        finish(lambda: measure_exact(exact), verbose)
+    from splitinfer.bench.modes import measure
+    from splitinfer.bench.shared.options import Options
 
-def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
-    """Measure links, which takes neither a layout nor MLX's BLAS."""
-    set_up(verbose)
-    from splitinfer.bench.link import LinkBenchOptions, measure_links
-
-    finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
-
-
-def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path | None], verbose: bool) -> NoReturn:
-    """Compare roads on the BLAS that every other command has here."""
-    set_up(verbose)
-    from splitinfer.bench.exact import ExactOptions, measure_exact
-
-    finish(lambda: measure_exact(ExactOptions(*options)), verbose)
-
-
-def _bench_stand_ins(
-    mode: Mode,
-    options: tuple[str | None, str | None, bool, int],
-    sizes: tuple[int, int, int],
-    more: tuple[int, float],
-    verbose: bool,
-) -> None:
-    """Measure the loops on an emulated accelerator, or streams over HTTP, where that is the mode."""
-    if mode not in (Mode.DEVICE, Mode.SERVER):
-        return
-    _start(verbose)
-    if mode is Mode.DEVICE:
-        from splitinfer.bench.device import DeviceOptions, measure_device
-
-        finish(lambda: measure_device(DeviceOptions(*options, *more)), verbose)
-    from splitinfer.bench.server.run import ServerBenchOptions, measure_server
-
-    finish(lambda: measure_server(ServerBenchOptions(*options, *sizes, *more)), verbose)
-
-
-def _bench_several(
-    mode: Mode,
-    streams: str | None,
-    options: tuple[str | None, str | None, bool, int, int, int, float],
-    shares: tuple[float, ...],
-    counts: tuple[int, ...],
-    seconds: float,
-    verbose: bool,
-) -> None:
-    """Measure drafts for several streams, where that is the mode and numbers of streams were given."""
-    if mode is not Mode.SPECULATION or streams is None:
-        return
-    _start(verbose)
-    from splitinfer.bench.speculation.options import SpeculationOptions
-    from splitinfer.bench.speculation.several import measure_several
-
-    layout, model, as_json, trials, tokens, seed, timeout = options
-    asked = SpeculationOptions(
-        layout, model, as_json, trials, tokens, seed, None, False, timeout, acceptances=shares, streams=counts,
-        come_and_go=seconds,
+    options = Options(
+        layout=layout or "", model=model, as_json=as_json, trials=trials, prompt_tokens=prompt_tokens,
+        decode_tokens=decode_tokens, token_budget=token_budget, baseline=baseline, whole=whole, seed=seed,
+        link_preset=link_preset, streams=counts, come_and_go=come_and_go, stream_prompt_tokens=stream_prompt_tokens,
+        stream_tokens=stream_tokens, peers=peers, draft=draft, acceptances=shares, text=text, texts=texts, plot=plot,
+        lengths=lengths, scale=scale, requests=requests, rate=rate, policies=chosen, connect_timeout=connect_timeout,
+        kv_bytes=None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), trace=trace,
     )  # fmt: skip
-    finish(lambda: measure_several(asked), verbose)
+    finish(lambda: measure(name, options), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:

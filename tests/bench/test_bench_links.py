@@ -4,14 +4,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import pytest
 
 from splitinfer.bench import link as links
-from splitinfer.bench.link import LinkBenchOptions, kinds, measure_links
-from splitinfer.bench.shared.link_end_process import BARE, End
-from splitinfer.bench.shared.link_pair import Kind, Pair
+from splitinfer.bench.link import kinds
+from splitinfer.bench.modes import measure
+from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
+from splitinfer.bench.shared.options import Options
 from splitinfer.errors import PeerError
 
 
@@ -23,7 +26,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(psutil.Process().children())
-    assert measure_links(LinkBenchOptions(as_json=False, trials=2)) == 0
+    assert measure("link", Options(trials=2)) == 0
     assert set(psutil.Process().children()) == before
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])
@@ -69,10 +72,11 @@ def test_an_end_that_dies_is_said(pair: Pair) -> None:
 
 
 def test_orders_that_cannot_be_obeyed() -> None:
-    end = End()
-    assert "no link to ping" in end.handle({"ping": 1, "rounds": 1})["error"]
-    assert "AddressError" in end.handle({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
-    assert end.handle({"listen": BARE, "curve": False, "checksum": True})["address"].startswith("bare:tcp://127.0.0.1:")
+    with closing(ChildProcess("splitinfer.bench.shared.link_pair")) as end:
+        assert "no link to ping" in end.ask({"ping": 1, "rounds": 1})["error"]
+        assert "AddressError" in end.ask({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
+        there = end.ask({"listen": BARE, "curve": False, "checksum": True})
+    assert there["address"].startswith("bare:tcp://127.0.0.1:")
 
 
 def test_every_other_mode_needs_a_layout() -> None:

@@ -4,8 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from splitinfer.bench.speculation.several import _ratio, _summary, none_in
-from splitinfer.bench.speculation.several_tables import several_tables
+from splitinfer.bench.speculation.several import _ratio, _summary, none_in, tables
 
 TODAY = {"rate": 20.0, "rates": [10.0, 10.0], "gaps": [0.1] * 99 + [0.12], "per_token": [0.1, 0.1], "choice": None}
 DRAFTS = {
@@ -42,7 +41,7 @@ def test_tables_show_what_is_in_the_document() -> None:
         },
     }  # fmt: skip
     out = StringIO()
-    for table in several_tables(found):
+    for table in tables(found):
         Console(file=out, width=200).print(table)
     text = out.getvalue()
     for shown in ("2.60 (1 x 3, 1)", "0.96", "0 to 4", "1.00, 4.00", "to the best fixed choice", "1.01", "no"):

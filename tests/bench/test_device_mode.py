@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from splitinfer.bench import device as run
-from splitinfer.bench.device import DeviceOptions, measure_device
+from splitinfer.bench.modes import measure
+from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.stand_in import stand_in_layout
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.engine.device.late_steps import LateSteps
@@ -34,7 +35,7 @@ def brief(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("brief")
 def test_the_document_compares_with_what_the_device_allows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert measure_device(DeviceOptions(None, None, False, 1, 1, 20.0)) == 0
+    assert measure("device", Options(trials=1, connect_timeout=20.0)) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])
     (one,), (groups,), (after,), (long,) = (
@@ -57,7 +58,7 @@ def test_the_document_compares_with_what_the_device_allows(capsys: pytest.Captur
 def test_without_a_machine_there_is_nothing_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="--accelerator FILE"):
-        measure_device(DeviceOptions(None, None, True, 1, 1, 1.0))
+        measure("device", Options("demo.yaml"))
 
 
 def test_the_stand_in_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,32 +1,26 @@
 """What a measurement cannot use is said before anything is loaded."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from splitinfer.bench.kv import KVOptions, measure_kv
-from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
-from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
+from splitinfer.bench.modes import measure
 from splitinfer.bench.shared import inputs
 from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.texts import passages
-from splitinfer.bench.speculation.run import SpeculationOptions, measure_speculation
-from splitinfer.bench.wire.run import WireOptions, measure_wire
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
+from splitinfer.machine.selection import VARIABLE
 
 LAYOUT = "demo.yaml"
-SPEC = SpeculationOptions(LAYOUT, None, True, 1, 24, 1, None, True, 10.0)
-KV = KVOptions(LAYOUT, None, True, 1, 64, 8, 1, 10.0, None)
-WIRE = WireOptions(LAYOUT, None, True, 1, 64, None, 1, 10.0, None, 2)
-SERVE = ServingBenchOptions(LAYOUT, None, True, 1, 64, 8, None, 1, True, 10.0, None, 1.0, 4, None, None, None)
-KEPT = PrefixOptions(LAYOUT, None, True, 1, 64, None, 1)
+OPTIONS = Options(LAYOUT, as_json=True, trials=1, prompt_tokens=64, decode_tokens=24)
 
 
 @pytest.fixture(autouse=True)
@@ -38,83 +32,61 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChildProcess, "__init__", load)
 
 
-def spec_text(path: Path) -> int:
-    return measure_speculation(replace(SPEC, text=path))
+def refused(mode: str, words: str, **options: Any) -> None:
+    """A measurement is refused with these words."""
+    with pytest.raises(ConfigError, match=words):
+        measure(mode, replace(OPTIONS, **options))
 
 
-def kv_text(path: Path) -> int:
-    return measure_kv(replace(KV, text=path))
-
-
-def wire_text(path: Path) -> int:
-    return measure_wire(replace(WIRE, text=path))
-
-
-@pytest.mark.parametrize("measure", [spec_text, kv_text, wire_text])
-def test_a_text_that_cannot_be_read(measure: Callable[[Path], int], tmp_path: Path):
+@pytest.mark.parametrize("mode", ["speculation", "kv", "wire"])
+def test_a_text_that_cannot_be_read(mode: str, tmp_path: Path):
     for name, content in (("empty", b""), ("blank", b" \n\n\t\n")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigError, match=f"text .*{name} is empty"):
-            measure(tmp_path / name)
-    with pytest.raises(ConfigError, match="gone cannot be read: No such file"):
-        measure(tmp_path / "gone")
-    with pytest.raises(ConfigError, match="cannot be read: it is not a file"):
-        measure(tmp_path)
+        refused(mode, f"text .*{name} is empty", text=tmp_path / name)
+    refused(mode, "gone cannot be read: No such file", text=tmp_path / "gone")
+    refused(mode, "cannot be read: it is not a file", text=tmp_path)
 
 
-def spec_plot(path: Path) -> int:
-    return measure_speculation(replace(SPEC, plot=path))
-
-
-def serve_plot(path: Path) -> int:
-    return measure_serve(replace(SERVE, plot=path))
-
-
-@pytest.mark.parametrize("measure", [spec_plot, serve_plot])
-def test_a_plot_that_cannot_be_written(measure: Callable[[Path], int], tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"there is no folder .*gone"):
-        measure(tmp_path / "gone" / "a.png")
-    with pytest.raises(ConfigError, match=r"a\.xyz .* no format of a plot; there are .*png"):
-        measure(tmp_path / "a.xyz")
+@pytest.mark.parametrize("mode", ["speculation", "serve"])
+def test_a_plot_that_cannot_be_written(mode: str, tmp_path: Path):
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(ConfigError, match="it is a folder"):
-        measure(tmp_path / "folder.png")
+    refused(mode, r"there is no folder .*gone", plot=tmp_path / "gone" / "a.png")
+    refused(mode, r"a\.xyz .* no format of a plot; there are .*png", plot=tmp_path / "a.xyz")
+    refused(mode, "it is a folder", plot=tmp_path / "folder.png")
+
+
+CONTEXT = "tokens, but the model's context is 4,096"
 
 
 @pytest.mark.parametrize(
-    ("measure", "needed"),
+    ("mode", "words", "options"),
     [
-        (lambda: measure_speculation(replace(SPEC, decode_tokens=5000)), "5,048"),
-        (lambda: measure_kv(replace(KV, prompt_tokens=4090)), "4,098"),
-        (lambda: measure_wire(replace(WIRE, prompt_tokens=4096)), "4,097"),
-        (lambda: measure_prefix(replace(KEPT, prompt_tokens=4090)), "4,130"),
+        ("speed", f"the tasks need 5,032 {CONTEXT}", {"decode_tokens": 5000}),
+        ("speculation", f"the tasks need 5,048 {CONTEXT}", {"decode_tokens": 5000}),
+        ("kv", f"the tasks need 4,114 {CONTEXT}", {"prompt_tokens": 4090}),
+        ("wire", f"the tasks need 4,097 {CONTEXT}", {"prompt_tokens": 4096}),
+        ("prefix", f"the tasks need 4,130 {CONTEXT}", {"prompt_tokens": 4090}),
+        ("prefix", "at least 9", {"prompt_tokens": 8}),
+        ("speculation", "--draft none", {"draft": "none"}),
+        ("serve", "cannot be read", {"lengths": Path("gone.csv"), "model": "nobody/nothing"}),
+        ("speed", "no link preset 'pigeon'; known: .*wifi", {"link_preset": "pigeon"}),
     ],
 )
-def test_what_is_longer_than_the_models_context(measure: Callable[[], int], needed: str):
-    with pytest.raises(ConfigError, match=f"the tasks need {needed} tokens, but the model's context is 4,096"):
-        measure()
-
-
-def test_a_conversation_is_longer_than_its_answer():
-    with pytest.raises(ConfigError, match="at least 9"):
-        measure_prefix(replace(KEPT, prompt_tokens=8))
-
-
-def test_drafts_are_measured_with_somebody_who_drafts():
-    with pytest.raises(ConfigError, match="--draft none"):
-        measure_speculation(replace(SPEC, drafter="none"))
-
-
-def test_lengths_are_read_first(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        measure_serve(replace(SERVE, lengths=tmp_path / "gone.csv", model="nobody/nothing"))
+def test_what_cannot_be_measured_is_refused(mode: str, words: str, options: dict[str, Any]):
+    refused(mode, words, **options)
 
 
 def test_links_need_two_stages(tmp_path: Path):
     alone = tmp_path / "alone.yaml"
     alone.write_text(yaml.safe_dump({"model": "demo", "stages": [{"name": "s", "layers": 12}]}))
-    with pytest.raises(ConfigError, match="has 1 stage"):
-        measure_wire(replace(WIRE, layout=str(alone)))
+    refused("wire", "has 1 stage", layout=str(alone))
+    refused("speed", r"links between stages; layout .*alone.yaml has 1 stage", layout=str(alone), link_preset="wifi")
+
+
+@pytest.mark.parametrize("mode", ["device", "server", "several"])
+def test_without_a_layout_there_must_be_a_machine_to_emulate(mode: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    refused(mode, "--layout FILE.*--accelerator FILE", layout="")
 
 
 @pytest.mark.parametrize("option", ["--rate", "--scale", "--kv-gb", "--connect-timeout"])

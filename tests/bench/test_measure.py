@@ -2,6 +2,8 @@
 
 import doctest
 import statistics
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,11 @@ from splitinfer.bench.shared.measure import (
     shares,
     summarize,
 )
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.systems import Stages
+from splitinfer.bench.shared.workload import Task
+from splitinfer.bench.speed.run import settings_of
+from splitinfer.llm import NO_DRAFT
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -51,7 +58,51 @@ def test_a_slow_trial_divides_out(pairs: list[tuple[float, float]], slower: floa
 
 def test_the_first_token_is_no_part_of_the_rate() -> None:
     run = Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0))
-    assert (run.ttft, run.seconds_per_token, run.counted_seconds_per_token) == (5.0, 1.0, 0.5)
+    assert (run.ttft, run.seconds_per_token) == (5.0, 1.0)
+
+
+@pytest.mark.parametrize(("before", "tokens", "seconds"), [(1, 2, 0.5), (2, 2, 1.25), (1, 3, 1.0)])
+def test_seconds_are_of_the_tokens_that_were_counted(before: int, tokens: int, seconds: float) -> None:
+    """Whoever reads the counters may be some tokens behind the engine."""
+    spent = Counters((0.0,), (0,), (0,), tokens)
+    assert Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0), spent, before).counted_seconds_per_token == seconds
+
+
+def test_the_counters_say_which_tokens_they_cover() -> None:
+    """The reader sees its first token when the engine has made two, and its third when there are three."""
+    found = Stages("late", Behind((0, 2, 3))).run(Task("decode", 0, (1,), 4))  # type: ignore[arg-type]
+    assert found.spent is not None
+    assert (found.before, found.spent.tokens) == (2, 1)
+    assert found.counted_seconds_per_token == 2.0
+
+
+class Behind:
+    """An ``LLM`` whose counters are ahead of its events: at each reading so many tokens have been made."""
+
+    layout = SimpleNamespace(num_stages=1)
+
+    def __init__(self, made: tuple[int, ...]) -> None:
+        self.made = iter(made)
+        self.output = SimpleNamespace(token_ids=[], token_times=[], error=None)
+
+    def stats(self) -> dict[str, object]:
+        return stats([0.0], 0, [0], next(self.made))
+
+    def submit(self, _prompt: object, _params: object) -> "Behind":
+        return self
+
+    def __iter__(self) -> Iterator[None]:
+        for at in (1.0, 2.0, 4.0, 9.0):
+            self.output.token_ids.append(7)
+            self.output.token_times.append(at)
+            yield
+
+
+def test_drafts_are_left_out_of_the_speed() -> None:
+    """With drafts the stages compute at once, and a token's time is no sum of theirs."""
+    options = Options("demo.yaml")
+    assert options.found_layout.draft is not None
+    assert settings_of(options, 100).draft == NO_DRAFT
 
 
 def stats(busy: list[float], steps: int, sent: list[int], tokens: int, **more: float) -> dict[str, object]:

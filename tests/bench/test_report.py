@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import Counters, Run
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.speed.report import (
@@ -59,8 +58,7 @@ def together() -> dict[str, Any]:
         (BASELINE_ALL, 2): [batch(0.125, 2), batch(0.125, 2)],
         (PEERS, 2): [batch(1.0, 4), batch(1.0, 4)],
     }
-    graphs = {(PIPELINE, 1): GraphSize(90, 40), (PIPELINE, 2): GraphSize(95, 44), (BASELINE, 2): GraphSize(200, 1000)}
-    return {"batches": batches, "graphs": graphs}
+    return {"batches": batches}
 
 
 def findings(**changes: Any) -> Findings:
@@ -177,7 +175,6 @@ def test_throughputs_have_their_figures() -> None:
     assert ours["gaps"]["back"]["link"]["p99_ms"]["median"] == 60
     assert "limit" not in found["systems"][PEERS]["throughput"]["2"]
     assert found["systems"][PEERS]["decode"] is None
-    assert found["systems"][BASELINE]["graph"] == {"2": {"nodes": 200, "kernels": 1000}}
     pair = found["ratios"][f"{PIPELINE}/{BASELINE}"]["throughput"]["2"]
     assert pair["tokens_per_second"]["values"] == [2, 1]
     assert pair["itl"]["values"] == [1, 2]
@@ -193,8 +190,6 @@ def test_the_table_shows_throughputs() -> None:
     assert rows["pipeline / mlx-lm's pipeline"][-2].split()[0] == "3"
     assert [cell.strip() for cell in rows["sequences"][2:-2]] == ["4", "2", "4"]
     assert rows["physical limit"][-2].split()[0] == "1.67"  # the last row of that name
-    assert rows["graph nodes of a step of 2"][2].strip() == "95"
-    assert rows["that compute"][3].strip() == "1,000"
     assert "(150 + 250) / 250 ms" in text
     assert "on all 2 processors, throughput at 2: 16 ±0.0% tokens/s; the pipeline's is 0.75" in text
     assert "baseline_all" not in text

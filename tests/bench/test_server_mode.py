@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from splitinfer.bench.modes import measure
 from splitinfer.bench.server import run
-from splitinfer.bench.server.arrivals import arrivals_of, chat_text, message_text, token_times
-from splitinfer.bench.server.run import ServerBenchOptions, measure_server
-from splitinfer.errors import ConfigError, ModelError
+from splitinfer.bench.server.client import arrivals_of, chat_text, message_text, token_times
+from splitinfer.bench.shared.options import Options
+from splitinfer.errors import ModelError
 from splitinfer.machine.selection import VARIABLE
 
 MACHINE = """
@@ -50,7 +51,8 @@ def test_the_document_compares_with_the_library(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "machine.yaml").write_text(MACHINE)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "machine.yaml"))
-    assert measure_server(ServerBenchOptions(None, None, False, 1, 3, 8, 12, 1, 20.0)) == 0
+    options = Options(trials=1, streams=(3,), stream_prompt_tokens=8, stream_tokens=12, connect_timeout=20.0)
+    assert measure("server", options) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])
     assert set(found["medians"]) == {"LLM", "chat completions", "messages"}
@@ -59,9 +61,3 @@ def test_the_document_compares_with_the_library(
     assert chat["ttft_p50"] >= 0.024, "no token can come sooner than the device allows"
     assert chat["loop_seconds_per_token"] > library["loop_seconds_per_token"]
     assert "of LLM" in out
-
-
-def test_without_a_machine_it_needs_a_layout(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="--layout FILE"):
-        measure_server(ServerBenchOptions(None, None, True, 1, 1, 8, 8, 1, 1.0))

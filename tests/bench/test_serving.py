@@ -23,8 +23,8 @@ LINKS = (("as it is", "none"), ("slow", "none"), ("slow", "int8"))  # of seven: 
 REQUESTS = thorough(2, 4)
 FEWER = {
     "serve": {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15, "serving.run.DIAL": (0.1, 1.0)},
-    "wire": {"wire.run._LENGTH": 80, "wire.run._SYSTEMS": LINKS},
-    "kv": {"kv.run._TEXTS": 3, "kv.run._LENGTH": 120},
+    "wire": {"wire._LENGTH": 80, "wire._SYSTEMS": LINKS},
+    "kv": {"kv._TEXTS": 3, "kv._LENGTH": 120},
 }
 pytestmark = pytest.mark.timeout(300)  # while the machine is busy; each takes 20 s alone
 

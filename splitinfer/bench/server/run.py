@@ -20,103 +20,63 @@ from typing import Any
 
 from rich.table import Table
 
-from splitinfer.bench.server.arrivals import Arrival, arrivals_of, chat_text, message_text, token_times
+from splitinfer.bench.server.client import Arrival, arrivals_of, chat_text, message_text, token_times
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.inputs import check_context
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.stand_in import stand_in_layout
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import open_stages, plain_layout
 from splitinfer.bench.shared.throughput import BatchRun, quantile
-from splitinfer.config import find_layout
-from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError, ModelError, WorkerLost
-from splitinfer.llm import LLM, Settings
-from splitinfer.machine.files import read_machine_file
-from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.hub import open_model
+from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
 _LIBRARY, _CHAT, _MESSAGES = "LLM", "chat completions", "messages"
 _PATHS = {_CHAT: "/v1/chat/completions", _MESSAGES: "/v1/messages"}
 _TEXT_OF = {_CHAT: chat_text, _MESSAGES: message_text}
+_STREAMS = 16  # at once, by default
 _ALONE = 10  # requests alone of each kind in a trial
 _ALONE_TOKENS = 4
 _MORE = 2  # times as many prompts are tried as are needed: messages cannot be told to go on behind an end token
 _LETTERS = "etaoinshrdlu "
-_VOCABULARY = 2048  # of the stand-in, so that few tokens are a part of a character
-_WIDTH = 130
 
 
-@dataclass(frozen=True, slots=True)
-class ServerBenchOptions:
-    """The command line's options. ``layout``: ``None`` for a stand-in model, cut as the machine is."""
-
-    layout: str | None
-    model: str | None
-    as_json: bool
-    trials: int
-    streams: int
-    prompt_tokens: int
-    stream_tokens: int
-    seed: int
-    connect_timeout: float
-
-
-def measure_server(options: ServerBenchOptions) -> int:
-    """Measure, print a table and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    found = _measure(options)
-    print_found(found, [_table(found)], as_json=options.as_json, least_width=_WIDTH)
-    return 0
-
-
-def _measure(options: ServerBenchOptions) -> dict[str, Any]:
-    name = options.layout or _stand_in()
-    checkpoint = open_model(options.model or find_layout(name).model or "demo")
-    context = options.prompt_tokens + options.stream_tokens + 64
-    check_context(checkpoint, context, f"a prompt of {options.prompt_tokens:,} tokens and its answer")
-    settings = Settings(
-        context=context, prefix_cache=False, draft="none", connect_timeout=options.connect_timeout, rejoin_timeout=0.0
-    )
+    context = options.stream_prompt_tokens + options.stream_tokens + 64
+    check_context(options.checkpoint, context, f"a prompt of {options.stream_prompt_tokens:,} tokens and its answer")
     on, processors = machine.describe(), machine.free_processors()
     with ExitStack() as stack:
-        errors.print("loading the stages", soft_wrap=True)
-        llm = stack.enter_context(LLM(name, model=options.model, settings=settings))
+        llm = open_stages(stack, options, options.settings(context))
         if llm.tokenizer is None:
             raise ConfigError("--mode server needs a model with a tokenizer")
         server = stack.enter_context(closing(Server(Service(llm, "bench"), Listen(port=0))))
-        client = stack.enter_context(closing(ChildProcess("splitinfer.bench.server.client_process")))
+        client = stack.enter_context(closing(ChildProcess("splitinfer.bench.server.client")))
         pinned = machine.pin_stages(llm.layout.stages, None, processors)
         trials = _Trials(options, llm, server, client)
         trials.prepare()
         streams, alone = [], []
         for number in range(options.trials):
-            errors.print(f"trial {number + 1} of {options.trials}", soft_wrap=True)
+            say(f"trial {number + 1} of {options.trials}")
             streams.append(trials.streams())
             alone.append(trials.alone())
-        layers = [stage.num_layers for stage in llm.layout.stages]
         return {
             "measured_on": {**on, "pinned": pinned},
-            "layout": {"name": llm.layout.name, "layers": layers},
-            "streams": options.streams,
+            "layout": plain_layout(llm),
+            "streams": trials.num_streams,
             "prompt_tokens": [len(llm.encode_chat(each)) for each in trials.prompts],
             "answer_tokens": options.stream_tokens,
             "trials": streams,
             "alone": alone,
             "medians": _medians(streams, alone),
         }
-
-
-def _stand_in() -> str:
-    file = emulated_machine()
-    if file is None:
-        raise ConfigError("--mode server needs a layout (--layout FILE), or a machine to emulate (--accelerator FILE)")
-    return str(stand_in_layout(read_machine_file(file).machine().num_stages, vocab=_VOCABULARY))
 
 
 @dataclass(slots=True)
@@ -132,7 +92,7 @@ class _Outcome:
 
 @dataclass(slots=True)
 class _Trials:
-    options: ServerBenchOptions
+    options: Options
     llm: LLM
     server: Server
     client: ChildProcess
@@ -140,18 +100,23 @@ class _Trials:
     _answers: list[tuple[str, list[int]]] = field(default_factory=list)  # text, and its length at each token
     _systems: list[str] = field(default_factory=lambda: [_LIBRARY, _CHAT])
 
+    @property
+    def num_streams(self) -> int:
+        """The number of streams at once."""
+        return (self.options.streams or (_STREAMS,))[0]
+
     def prepare(self) -> None:
         """Choose prompts whose answers do not end early, and warm up."""
-        errors.print("warming up", soft_wrap=True)
-        every = [_prompt(self.options, i) for i in range(_MORE * self.options.streams)]
+        say("warming up")
+        every = [_prompt(self.options, i) for i in range(_MORE * self.num_streams)]
         params = SamplingParams(max_tokens=self.options.stream_tokens)
         answers = self.llm.generate([self.llm.encode_chat(prompt) for prompt in every], params)
         whole = [p for p, answer in zip(every, answers, strict=True) if answer.finish_reason == "length"]
-        if len(whole) >= self.options.streams:
+        if len(whole) >= self.num_streams:
             self._systems.append(_MESSAGES)
         else:
-            errors.print("messages are left out: too many answers of this model end early", soft_wrap=True)
-        self.prompts = (whole if len(whole) >= self.options.streams else every)[: self.options.streams]
+            say("messages are left out: too many answers of this model end early")
+        self.prompts = (whole if len(whole) >= self.num_streams else every)[: self.num_streams]
         self._answers = [self._lengths(prompt) for prompt in self.prompts]
         for system in self._systems:
             self._run(system, self.prompts, self.options.stream_tokens)
@@ -229,8 +194,8 @@ class _Trials:
             {"model": "bench", "messages": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True, **more}
             for prompt in prompts
         ]
-        self.client.send({"port": self.server.port, "requests": [_request(_PATHS[system], body) for body in bodies]})
-        answer = self.client.receive()
+        requests = [_request(_PATHS[system], body) for body in bodies]
+        answer = self.client.ask({"port": self.server.port, "requests": requests})
         reads = [[(at, text.encode("utf-8", "surrogateescape")) for at, text in each] for each in answer["reads"]]
         return answer["sent"], [arrivals_of(each, _TEXT_OF[system]) for each in reads]
 
@@ -244,10 +209,10 @@ class _Trials:
         return text, [min(length, len(text)) for length in lengths]
 
 
-def _prompt(options: ServerBenchOptions, number: int) -> list[dict[str, str]]:
+def _prompt(options: Options, number: int) -> list[dict[str, str]]:
     """A conversation of one message, of about so many tokens: letters, of which a tokenizer makes one each or fewer."""
     rng = random.Random(f"{options.seed} server {number}")
-    return [{"role": "user", "content": "".join(rng.choice(_LETTERS) for _ in range(options.prompt_tokens))}]
+    return [{"role": "user", "content": "".join(rng.choice(_LETTERS) for _ in range(options.stream_prompt_tokens))}]
 
 
 def _request(path: str, body: Mapping[str, Any]) -> str:
@@ -286,7 +251,8 @@ def _compared(
     }
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table of all systems."""
     title = f"{found['streams']} streams over HTTP, {found['layout']['name']}, medians of {len(found['trials'])} trials"
     columns = ("tokens/s", "of LLM", "TTFT p50, ms", "more", "alone, ms", "more", "loop, µs a token", "process", "more")
     table = Table("", *columns, title=title, title_justify="left")
@@ -298,7 +264,7 @@ def _table(found: Mapping[str, Any]) -> Table:
             f"{1e6 * one['loop_seconds_per_token']:.0f}", f"{1e6 * one['process_seconds_per_token']:.0f}",
             _or_dash(one, "process_seconds_per_token_more", 1e6, "+.0f"),
         )  # fmt: skip
-    return table
+    return [table]
 
 
 def _or_dash(figures: Mapping[str, float], name: str, factor: float, form: str) -> str:

@@ -14,35 +14,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.serving.plot import plot_serving
-from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
-from splitinfer.bench.serving.tables import serve_tables
+from splitinfer.bench.serving.report import plot, tables
+from splitinfer.bench.serving.servers import Job, jobs_of, serve_batch, serve_live
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.inputs import check_plot
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
+from splitinfer.bench.shared.mlx_lm import PlainMlxLm, plain_mlx_lm
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import open_stages, plain_layout, vocabulary
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.config import find_layout
-from splitinfer.console import errors
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM
 from splitinfer.machine.files import MachineFile, read_machine_file
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
 from splitinfer.sim.capacity import Serving, outcome, simulate
 from splitinfer.sim.outcome import Outcome, Spread, outcome_of
 from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Arrival, Lengths, fitted, made_up_lengths, poisson, read_lengths
+
+__all__ = ["measure", "plot", "tables"]
 
 SLO = 3.0  # times the usual gap
 DIAL = (0.1, 0.2, 0.4, 0.7, 1.0)
@@ -53,75 +48,33 @@ _BEFORE = 40  # gaps before the long prompt arrives
 _LONGEST_STREAM = 4096  # tokens
 _LOAD = 0.7  # of what the stages can finish, where no rate is given
 _AT_ONCE = 1e6  # requests a second
-_WIDTH = 150
+_STREAMS = 8  # by default
 
 
-@dataclass(frozen=True, slots=True)
-class ServingBenchOptions:
-    """The command line's options. ``rate``: requests a second; ``None``: as many as suit the machine. ``policies``:
-    those that requests arrive under; none: all, and the dial."""
-
-    layout: str
-    model: str | None
-    as_json: bool
-    trials: int
-    prompt_tokens: int
-    streams: int
-    token_budget: int | None
-    seed: int
-    baseline: bool
-    connect_timeout: float
-    lengths: Path | None
-    scale: float
-    requests: int
-    rate: float | None
-    kv_bytes: int | None
-    plot: Path | None
-    policies: tuple[str, ...] = ()
-
-
-def measure_serve(options: ServingBenchOptions) -> int:
-    """Measure, print tables and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    if options.plot is not None:
-        check_plot(options.plot)
-    found = _measure(options)
-    if options.plot is not None:
-        plot_serving(found, options.plot)
-    print_found(found, serve_tables(found), as_json=options.as_json, least_width=_WIDTH)
-    return 0
-
-
-def _measure(options: ServingBenchOptions) -> dict[str, Any]:
     asked = read_lengths(options.lengths) if options.lengths else made_up_lengths()
     on, processors = machine.describe(), machine.free_processors()
-    checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
+    checkpoint = options.checkpoint
     context = min(checkpoint.context_length, options.prompt_tokens + _LONGEST_STREAM)
     if options.prompt_tokens >= context:
         raise ConfigError(
             f"a prompt of {options.prompt_tokens:,} tokens does not fit the model's context of {context:,}"
         )
     lengths = fitted(asked, options.scale, context - 1)
-    settings = Settings(
-        token_budget=options.token_budget,
-        context=context,
-        prefix_cache=False,
-        kv_bytes=options.kv_bytes,
-        connect_timeout=options.connect_timeout,
-        rejoin_timeout=0.0,
-    )
+    settings = options.settings(context, draft=None, token_budget=options.token_budget, kv_bytes=options.kv_bytes)
     with ExitStack() as stack:
-        errors.print("loading the stages", soft_wrap=True)
-        llm = stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
-        plain = stack.enter_context(_plain(options, llm, checkpoint)) if options.baseline else None
+        llm = open_stages(stack, options, settings)
+        plain = stack.enter_context(plain_mlx_lm(llm)) if options.baseline else None
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {
             "measured_on": {**on, "pinned": pinned},
-            "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
+            "layout": plain_layout(llm),
             "token_budget": llm.stats()["token_budget"],
             **bench.measure(),
         }
@@ -129,16 +82,21 @@ def _measure(options: ServingBenchOptions) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Bench:
-    options: ServingBenchOptions
+    options: Options
     llm: LLM
     plain: PlainMlxLm | None
     vocab_size: int
     lengths: tuple[Lengths, ...]
     context: int
 
+    @property
+    def num_streams(self) -> int:
+        """The number of streams that decode while a long prompt arrives."""
+        return max(self.options.streams or (_STREAMS,))
+
     def measure(self) -> dict[str, Any]:
         """Measure everything; the document without the parts that describe the machine and the layout."""
-        errors.print("warming up", soft_wrap=True)
+        say("warming up")
         self._learn()
         stalls = [self._stall(trial) for trial in range(self.options.trials)]
         gap = statistics.median(each["usual_gap"] for each in stalls)
@@ -151,7 +109,7 @@ class _Bench:
         shares = () if self.options.policies else DIAL
         dial = [self._dial(share, arrivals, SLO * gap) for share in shares]
         return {
-            "stall": {"prompt_tokens": self.options.prompt_tokens, "streams": self.options.streams, "trials": stalls},
+            "stall": {"prompt_tokens": self.options.prompt_tokens, "streams": self.num_streams, "trials": stalls},
             "rate": rate,
             "requests": self.options.requests,
             "mean_prompt_tokens": statistics.mean(one.num_prompt_tokens for one in arrivals),
@@ -172,11 +130,15 @@ class _Bench:
         slo = {f"stall_free, {SLO:g} gaps": {"itl_slo_ms": 1000 * SLO * gap}}
         return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}
 
-    def _server(self, serving_options: dict[str, Any] | None) -> Server:
+    def _serve(
+        self, serving_options: dict[str, Any] | None, jobs: Sequence[Job], until: int | None = None
+    ) -> list[Served]:
+        """By the pipeline; options that are not named go back to their defaults. ``None``: by mlx-lm."""
         if serving_options is None:
             assert self.plain is not None
-            return BatchServer(self.plain)
-        return LiveServer(self.llm, **_complete(serving_options))
+            return serve_batch(self.plain, jobs, until)
+        defaults = dict.fromkeys(("policy", "itl_slo_ms", "prefill_share"))
+        return serve_live(self.llm, {**defaults, **serving_options}, jobs, until)
 
     # -- a long prompt arrives -----------------------------------------------------------------
 
@@ -185,19 +147,19 @@ class _Bench:
         streams = self._streams(0, _WARM_UP)
         long = Job(0.0, made_up("warm up", min(self.options.prompt_tokens, 1024), self.vocab_size), 1)
         for share in (1.0, 0.25, 0.5):
-            LiveServer(self.llm, **_complete({"prefill_share": share})).serve([*streams, long])
+            self._serve({"prefill_share": share}, [*streams, long])
         if self.plain is not None:
-            BatchServer(self.plain).serve(streams)
+            self._serve(None, streams)
 
     def _streams(self, trial: int, max_tokens: int) -> list[Job]:
-        names = (f"{self.options.seed} stream {trial} {i}" for i in range(self.options.streams))
+        names = (f"{self.options.seed} stream {trial} {i}" for i in range(self.num_streams))
         return [Job(0.0, made_up(name, _PROMPT, self.vocab_size), max_tokens) for name in names]
 
     def _stall(self, trial: int) -> dict[str, Any]:
         """Each system's streams, before and while a long prompt is read. The objective comes from the pipeline's own
         streams, measured just before."""
-        errors.print(f"a long prompt arrives, {trial + 1} of {self.options.trials}", soft_wrap=True)
-        usual = LiveServer(self.llm, **_complete({})).serve(self._streams(trial, _WARM_UP))
+        say(f"a long prompt arrives, {trial + 1} of {self.options.trials}")
+        usual = self._serve({}, self._streams(trial, _WARM_UP))
         gap = statistics.median(_gaps(usual, after=max(one.token_times[0] for one in usual)))
         found: dict[str, Any] = {"usual_gap": gap, "objective": SLO * gap, "systems": {}}
         cases: dict[str, dict[str, Any] | None] = {
@@ -208,14 +170,14 @@ class _Bench:
         if self.plain is not None:
             cases[BATCH_GENERATOR] = None
         for name, serving_options in cases.items():
-            found["systems"][name] = self._one_stall(trial, gap, self._server(serving_options))
+            found["systems"][name] = self._one_stall(trial, gap, serving_options)
         return found
 
-    def _one_stall(self, trial: int, gap: float, server: Server) -> dict[str, Any]:
-        at = gap * (_BEFORE + self.options.streams)
+    def _one_stall(self, trial: int, gap: float, serving_options: dict[str, Any] | None) -> dict[str, Any]:
+        at = gap * (_BEFORE + self.num_streams)
         prompt = made_up(f"{self.options.seed} long {trial}", self.options.prompt_tokens, self.vocab_size)
         jobs = [*self._streams(trial, self.context - _PROMPT - 1), Job(at, prompt, 1)]
-        *streams, long = server.serve(jobs, until=len(jobs) - 1)
+        *streams, long = self._serve(serving_options, jobs, until=len(jobs) - 1)
         began = max(one.token_times[0] for one in streams)
         during = [
             b - a for one in streams for a, b in pairwise(one.token_times) if b > long.at and a < long.token_times[0]
@@ -238,9 +200,9 @@ class _Bench:
     def _point(
         self, name: str, serving_options: dict[str, Any] | None, arrivals: Sequence[Arrival], objective: float
     ) -> dict[str, Any]:
-        errors.print(f"requests arrive: {name}", soft_wrap=True)
+        say(f"requests arrive: {name}")
         self.llm.stats(reset=True)
-        served = self._server(serving_options).serve(jobs_of(arrivals, self.vocab_size, self.options.seed))
+        served = self._serve(serving_options, jobs_of(arrivals, self.vocab_size, self.options.seed))
         live = outcome_of(served, objective)
         if serving_options is None:
             return {"name": name, "live": live.as_dict()}
@@ -302,12 +264,6 @@ def _as_described(measured: Machine, described: MachineFile) -> Machine:
     )
 
 
-def _complete(serving_options: dict[str, Any]) -> dict[str, Any]:
-    """The options for ``LLM.tune``; those that are not named go back to their defaults."""
-    changed = ("policy", "itl_slo_ms", "prefill_share")
-    return {**dict.fromkeys(changed), **serving_options}
-
-
 def _gaps(served: Sequence[Served], after: float) -> list[float]:
     return [b - a for one in served for a, b in pairwise(one.token_times) if a >= after]
 
@@ -321,9 +277,3 @@ def _compared(there: Outcome, live: Outcome) -> dict[str, float]:
         "itl_p99": (there.itl.p99, live.itl.p99),
     }
     return {name: a / b if b else 0.0 for name, (a, b) in pairs.items()}
-
-
-def _plain(options: ServingBenchOptions, llm: LLM, checkpoint: Checkpoint) -> Any:
-    fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-    dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
-    return plain_mlx_lm(str(checkpoint.folder.resolve()), dtype)

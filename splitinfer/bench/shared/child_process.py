@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 from splitinfer import cleanup
@@ -70,6 +72,15 @@ class ChildProcess:
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
+    def ask(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a line and wait for its answer.
+
+        Raises:
+            ModelError: the child ended instead; with the last line of its log.
+        """
+        self.send(options)
+        return self.receive()
+
     def close(self) -> None:
         """End the child, if need be with SIGKILL."""
         assert self._process.stdin is not None
@@ -103,6 +114,22 @@ def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, 
 
 # -- inside the child ----------------------------------------------------------------------------
 
+Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one line
+
+
+def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle]]]) -> None:
+    """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
+    the first line, and what answers the others. What libraries print goes to standard error."""
+    answers = _begin()
+    with opened(json.loads(sys.stdin.readline())) as (answer, handle):
+        _write(answers, answer)
+        _serve_lines(answers, handle)
+
+
+def serve_commands(handle: Handle) -> None:
+    """Answer one line after the other by ``handle``, until the input ends."""
+    _serve_lines(_begin(), handle)
+
 
 def own_output() -> TextIO:
     """Standard output for the answers only; what libraries print goes to standard error."""
@@ -111,13 +138,16 @@ def own_output() -> TextIO:
     return answers
 
 
-def serve_commands(answers: TextIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer one line after the other by ``handle``, until the input ends."""
-    for options in _lines():
-        answers.write(json.dumps(handle(options)) + "\n")
-        answers.flush()
+def _begin() -> TextIO:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
+    return own_output()
 
 
-def _lines() -> Iterator[dict[str, Any]]:
+def _serve_lines(answers: TextIO, handle: Handle) -> None:
     for line in iter(sys.stdin.readline, ""):
-        yield json.loads(line)
+        _write(answers, handle(json.loads(line)))
+
+
+def _write(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()

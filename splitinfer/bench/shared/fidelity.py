@@ -9,6 +9,7 @@ far (teacher forcing) and give the next token's distribution.
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -80,3 +81,18 @@ class Fidelity:
             "perplexity_change_interval": [100 * math.expm1(mean - error), 100 * math.expm1(mean + error)],
             "largest_logprob_difference": self.most_off,
         }
+
+
+HEADINGS = ("mean KL", "p99 KL", "top-1 agreement", "perplexity", "change (95 %)")
+
+
+def cells(figures: Mapping[str, Any]) -> list[str]:
+    """A document's figures below ``HEADINGS``."""
+    low, high = figures["perplexity_change_interval"]
+    return [
+        f"{figures['mean_kl']:.2e}",
+        f"{figures['p99_kl']:.2e}",
+        f"{100 * figures['top1_agreement']:.2f} %",
+        f"{figures['perplexity']:.2f}",
+        f"{figures['perplexity_change_percent']:+.3f} % ({low:+.3f} to {high:+.3f})",
+    ]

@@ -1,6 +1,6 @@
 """Computes figures from clock readings and counters. Pure.
 
-Where a token's time goes, with one stream, so that the stages take turns:
+Where a token's time goes, with one stream and without drafts, so that the stages take turns:
 
     coordinator  |--host--|--compute--|                                   |--host--|
     worker                               |--compute--|
@@ -82,13 +82,15 @@ class Counters:
 class Run:
     """The outcome of one task. ``token_times``: seconds since its start, one for each token.
 
-    ``spent``: the stages' counters meanwhile, where there are stages: of a prefill, all of it; of a decode, from the
-    first token to the last but one (the last step of a request also frees its KV).
+    ``spent``: the stages' counters meanwhile, where there are stages: of a prefill, all of it; of a decode, from about
+    the first token to about the last but one (the last step of a request also frees its KV). Whoever reads them may be
+    some tokens behind the engine: ``before`` is the number of tokens that the first reading had counted.
     """
 
     token_ids: tuple[int, ...]
     token_times: tuple[float, ...]
     spent: Counters | None = None
+    before: int = 1
 
     @property
     def ttft(self) -> float:
@@ -103,7 +105,9 @@ class Run:
     @property
     def counted_seconds_per_token(self) -> float:
         """The same for the tokens that ``spent`` covers."""
-        return (self.token_times[-2] - self.token_times[0]) / (len(self.token_times) - 2)
+        assert self.spent is not None
+        last = self.before - 1 + self.spent.tokens
+        return (self.token_times[last] - self.token_times[self.before - 1]) / self.spent.tokens
 
 
 @dataclass(frozen=True, slots=True)

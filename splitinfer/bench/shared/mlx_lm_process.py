@@ -1,54 +1,51 @@
-"""Plain mlx-lm in a process of its own: ``python -m splitinfer.bench.shared.mlx_lm_process``.
-
-One JSON line in, one out. The first line names the model, each further one is a task; the end of standard input ends
-the process. Between tasks it waits for input and computes nothing.
+"""mlx-lm in a process of its own, the whole model or one stage of mlx-lm's own pipeline: ``python -m
+splitinfer.bench.shared.mlx_lm_process``. Between tasks it waits for input and computes nothing.
 
     {"folder": ..., "dtype": ..., "draft": ... or nothing}   -> {"device": ..., "blas": ...}
+    {"folder": ..., "dtype": ..., "layers": [8, 8]}          -> {"blas": ...} or {"refused": "..."}
     {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
     {"jobs": [[at, [...], 64], ...], "until": 3 or null}     -> {"token_times": [[...], ...]}; each from its arrival
-    {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
+
+mlx-lm cuts some of its models by layers, too. Every process runs the same batch generator on the same prompts. In each
+call of the model hidden states go from one process to the next (MLX's ring of sockets, here over loopback), the last
+ones are sent to all, and each process computes the head and chooses the same tokens. Steps run one after the other, so
+while one process computes the others wait; there are no micro-batches. Rank 0 has the last layers.
 """
 
-import json
-import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import (
-    BatchGenerator,
-    generate_step,
-    generation_stream,
-    speculative_generate_step,
-    wired_limit,
-)
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.shared.blas import computed_by
-from splitinfer.bench.shared.child_process import own_output, serve_commands
-from splitinfer.bench.shared.graph_size import CountedModel, usual
+from splitinfer.bench.shared.child_process import Handle, serve
 from splitinfer.engine.versions import device_name
 
 _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
 
 
-def main() -> None:
-    """Serve tasks until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
-    answers = own_output()
-    options = json.loads(sys.stdin.readline())
-    model = _load(options["folder"], options["dtype"])
-    draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
-    answers.write(json.dumps({"device": device_name(), "blas": computed_by()}) + "\n")
-    answers.flush()
+@contextmanager
+def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
+    """The model, or a stage of it."""
+    if "layers" in options:
+        model, draft = load_model(Path(options["folder"]), lazy=True, strict=False)[0], None
+        refused = _refusal(model)
+        if refused is not None:
+            yield {"refused": refused}, lambda _task: {}  # waits for its end: one that is gone has failed
+            return
+        _keep_own_layers(model, options)
+    else:
+        model = _load(options["folder"], options["dtype"])
+        draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
     with wired_limit(model, [generation_stream]):
-        serve_commands(answers, lambda options: handle(model, draft, options))
+        yield {"device": device_name(), "blas": computed_by()}, lambda task: handle(model, draft, task)
 
 
 def _load(folder: str, dtype: str | None) -> Any:
@@ -59,13 +56,30 @@ def _load(folder: str, dtype: str | None) -> Any:
     return model
 
 
+def _refusal(model: Any) -> str | None:
+    """Why mlx-lm cannot cut this model here; ``None`` if it can."""
+    if not hasattr(getattr(model, "model", None), "pipeline"):
+        return f"its {model.model_type} has no pipeline"
+    if not mx.distributed.is_available("ring"):
+        return "this MLX has no ring of sockets"
+    return None
+
+
+def _keep_own_layers(model: Any, options: dict[str, Any]) -> None:
+    """Keep this rank's layers, as ``mlx_lm.utils.sharded_load`` does, but cut where the layout cuts."""
+    group = mx.distributed.init(strict=True, backend="ring")
+    model.model.pipeline(group, options["layers"][::-1])
+    if options["dtype"] is not None:
+        model.set_dtype(getattr(mx, options["dtype"]))
+    mx.eval(model.parameters())
+    mx.eval(mx.distributed.all_sum(mx.array(1.0), stream=mx.cpu))
+
+
 def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run one task of any kind and return its answer."""
     if "prompt" in options:
         return run(model, draft, options)
-    if "jobs" in options:
-        return serve(model, options)
-    return count(model, options) if options.get("count") else run_batch(model, options)
+    return serve_jobs(model, options) if "jobs" in options else run_batch(model, options)
 
 
 def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +122,7 @@ def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": list(token_ids.values()), "token_times": list(token_times.values())}
 
 
-def serve(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def serve_jobs(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Serve prompts that arrive over time, given to mlx-lm's batch generator at their arrival."""
     jobs, until = options["jobs"], options["until"]
     generator = BatchGenerator(model, completion_batch_size=_LEAST_BATCH)
@@ -145,13 +159,5 @@ def _is_over(token_times: list[list[float]], done: set[int], until: int | None) 
     return all(number in done or (times and times[-1] > over) for number, times in enumerate(token_times))
 
 
-def count(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The graph size of one step of the batch generator: of its call of the model."""
-    counted = CountedModel(model, len(options["prompts"]))
-    run_batch(counted, options)
-    found = usual(counted.found)
-    return {} if found is None else asdict(found)
-
-
 if __name__ == "__main__":
-    main()
+    serve(opened)

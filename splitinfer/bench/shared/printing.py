@@ -1,13 +1,25 @@
-"""Prints what a mode of the benchmark found: tables, and one line of JSON."""
+"""Prints what a mode of the benchmark found: tables, and one line of JSON; and what it is doing meanwhile."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
 
+from splitinfer.console import errors
 from splitinfer.core.json_text import dumps
 from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.machine.selection import emulated_machine
+
+
+def say(text: str) -> None:
+    """Print a line to standard error."""
+    errors.print(text, soft_wrap=True)
+
+
+def range_of(figure: Mapping[str, Any], digits: int = 2) -> str:
+    """A median with the least and the greatest value."""
+    low, median, high = (f"{figure[name]:.{digits}f}" for name in ("low", "median", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def print_found(

@@ -57,17 +57,6 @@ class Workload:
     stream_prompt_tokens: int = 128
     stream_tokens: int = 64
 
-    def __post_init__(self) -> None:
-        least = {
-            "trials": 1, "prompt_tokens": 1, "decode_tokens": 4, "vocab_size": 2, "stream_prompt_tokens": 1,
-            "stream_tokens": 5,
-        }  # fmt: skip
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, not {getattr(self, name)}")
-        if any(n < 1 for n in self.streams):
-            raise ValueError(f"streams must be at least 1, not {min(self.streams)}")
-
     @property
     def longest(self) -> int:
         """Tokens of KV that the longest task needs."""
@@ -107,6 +96,11 @@ def turns(systems: Sequence[T], trials: int, streams: Sequence[int] = ()) -> Ite
         for turn in (*KINDS, *streams):
             for system in systems:
                 yield trial, turn, system
+
+
+def alternating(systems: Sequence[T], trial: int) -> Sequence[T]:
+    """The systems in the order of this trial: every other time in reverse, because machines drift."""
+    return systems if trial % 2 == 0 else systems[::-1]
 
 
 def step_sizes(prompt_tokens: int) -> list[int]:

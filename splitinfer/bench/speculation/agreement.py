@@ -8,26 +8,15 @@ greedily, and once sampling with the same Gumbel noise. Both models are mlx-lm's
         -> {"greedy": 0.7, "sampled": 0.6, "positions": 4000}
 """
 
-import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-from splitinfer.bench.shared.child_process import own_output
+from splitinfer.bench.shared.child_process import serve_commands
+from splitinfer.bench.shared.fidelity import logprobs_of
 from splitinfer.core.rng import position_key
-
-
-def main() -> None:
-    """Answer one line of standard input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = own_output()
-    options = json.loads(sys.stdin.readline())
-    answers.write(json.dumps(agreement(options)) + "\n")
-    answers.flush()
 
 
 def agreement(options: dict[str, Any]) -> dict[str, float]:
@@ -35,7 +24,7 @@ def agreement(options: dict[str, Any]) -> dict[str, float]:
     models = [_load(options[name], options["dtype"]) for name in ("target", "draft")]
     greedy = sampled = count = 0
     for number, text in enumerate(options["texts"]):
-        target, draft = (_logprobs(model, text, options["vocab_size"]) for model in models)
+        target, draft = (logprobs_of(model(mx.array([text]))[0], options["vocab_size"]) for model in models)
         noise = _noise(options["seed"] + number, len(text), options["vocab_size"])
         t = options["temperature"]
         greedy += _num_equal(mx.argmax(target, -1), mx.argmax(draft, -1))
@@ -55,11 +44,6 @@ def _load(folder: str, dtype: str | None) -> Any:
     return model
 
 
-def _logprobs(model: Any, text: list[int], vocab_size: int) -> mx.array:
-    logits = model(mx.array([text]))[0, :, :vocab_size].astype(mx.float32)
-    return cast(mx.array, logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-
-
 def _noise(seed: int, length: int, vocab_size: int) -> mx.array:
     keys = mx.array([position_key(seed, position) for position in range(1, length + 1)], dtype=mx.uint32)
     drawn: mx.array = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
@@ -67,4 +51,4 @@ def _noise(seed: int, length: int, vocab_size: int) -> mx.array:
 
 
 if __name__ == "__main__":
-    main()
+    serve_commands(agreement)

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
-from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
+from splitinfer.core.speculation.flight import OFF, Flight, Rig, best_flight, run_seconds, tokens_per_second
 
 ACCEPTANCES = (0.6, 0.8, 0.9)  # for which predictions are made
 _MANY = 8  # rows of a step when many requests share the stages
-_GPU_ROW = 0.25  # of a step's time that each further row takes on a GPU whose kernels are made for one
 SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
 
 
@@ -145,15 +144,6 @@ def curve(rig: Rig, most_in_flight: int, acceptances: Sequence[float]) -> list[d
     return points
 
 
-def gpu_like(rig: Rig) -> Rig:
-    """The same machines, if every further row of a step took a quarter of a step's time."""
-    return Rig(
-        tuple(RowTimes({n: stage.at(1) * (1 + _GPU_ROW * (n - 1)) for n in range(1, 17)}) for stage in rig.stages),
-        rig.draft,
-        rig.link,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Cut:
     """The layers of each stage. ``head``: the head's work on the last stage, in layers."""
@@ -206,14 +196,4 @@ def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
             "tokens_per_second": rates[best],
             "flight": asdict(best_flight(rigs[best], a, most_in_flight)),
         }
-    return found
-
-
-def link_effects(rig: Rig, links: Mapping[str, float], most_in_flight: int) -> list[dict[str, Any]]:
-    """The expected figures with other links: seconds one way, in addition to the host's own."""
-    found = []
-    for name, seconds in links.items():
-        slower = rig.with_link(rig.link + seconds)
-        by = {str(p["acceptance"]): p for p in curve(slower, most_in_flight, ACCEPTANCES)}
-        found.append({"link": name, "seconds": seconds, "sequential": slower.sequential, "speed_up": by})
     return found

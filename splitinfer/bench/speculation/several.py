@@ -13,31 +13,29 @@ fixed choices.
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from typing import Any
 
+from rich.table import Table
+
 from splitinfer.bench.shared import machine as this_machine
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.stand_in import stand_in_layout
-from splitinfer.bench.shared.workload import made_up
-from splitinfer.bench.speculation.options import SpeculationOptions
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import open_stages, plain_layout
+from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
-from splitinfer.bench.speculation.several_tables import several_tables
-from splitinfer.config import find_layout
-from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.engine.device.late_steps import LATE_STEPS
-from splitinfer.errors import ConfigError, WorkerLost
-from splitinfer.llm import LLM, Request, Settings
+from splitinfer.errors import WorkerLost
+from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine_file
 from splitinfer.machine.machine import Machine
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.hub import open_model
 from splitinfer.sim.drafts import Crowd, optimum, without_drafts
 from splitinfer.sim.outcome import quantile
 
@@ -63,45 +61,30 @@ class System:
     flight: Flight | None = None
 
 
-def measure_several(options: SpeculationOptions) -> int:
-    """Measure, print tables and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    found = _measure(options)
-    print_found(found, several_tables(found), as_json=options.as_json, least_width=140)
-    return 0
-
-
-def _measure(options: SpeculationOptions) -> dict[str, Any]:
-    file = emulated_machine()
+    file, streams = emulated_machine(), options.streams or ()
     described = None if file is None else read_machine_file(file).machine()
-    if options.layout is None and described is None:
-        raise ConfigError(
-            "--mode speculation needs a layout, or a machine to emulate: --layout FILE, --accelerator FILE"
-        )
-    name = options.layout or str(stand_in_layout(described.num_stages if described else 1))
-    layout = find_layout(name)
-    checkpoint = open_model(options.model or layout.model or "demo")
+    checkpoint = options.checkpoint
     replay = Replay(checkpoint.vocab_size or 2)
-    settings = Settings(
-        context=max(512, 2 * (_PROMPT + options.decode_tokens)), prefix_cache=False, draft=None, rejoin_timeout=0.0,
-        connect_timeout=options.connect_timeout, max_running=max(_MOST_AT_ONCE, *options.streams),
-    )  # fmt: skip
+    context, most = max(512, 2 * (_PROMPT + options.decode_tokens)), max(_MOST_AT_ONCE, *streams)
+    settings = options.settings(context, draft=None, max_running=most)
     on, processors = this_machine.describe(), this_machine.free_processors()
     with ExitStack() as stack:
-        errors.print("loading the stages", soft_wrap=True)
-        llm = stack.enter_context(LLM(name, model=options.model, settings=settings, drafter=lambda: replay))
+        llm = open_stages(stack, options, settings, drafter=lambda: replay)
         pinned = this_machine.pin_stages(llm.layout.stages, None, processors)
         trials = _Several(options, llm, replay, checkpoint.vocab_size or 2)
         trials.warm_up()
-        cases = [trials.case((a,) * n, described) for a in options.acceptances for n in options.streams]
+        cases = [trials.case((a,) * n, described) for a in options.acceptances for n in streams]
         mixed = [trials.case(each, None) for each in _MIXED]
         visits = trials.come_and_go(options.come_and_go) if options.come_and_go else None
     return {
         "measured_on": {**on, "pinned": pinned},
-        "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
+        "layout": plain_layout(llm),
         "trials": options.trials,
         "decode_tokens": options.decode_tokens,
         "cases": cases,
@@ -113,7 +96,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Several:
-    options: SpeculationOptions
+    options: Options
     llm: LLM
     replay: Replay
     vocab_size: int
@@ -126,7 +109,7 @@ class _Several:
     def warm_up(self) -> None:
         """Steps of many sizes, so that what follows is chosen by known costs."""
         for acceptance in (0.9, 0.6):
-            for count in sorted({1, *self.options.streams}):
+            for count in sorted({1, *(self.options.streams or ())}):
                 prompts = self._prompts(f"warm up {count}", (acceptance,) * count)
                 self._ask(prompts, System())
 
@@ -138,14 +121,11 @@ class _Several:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         for number in range(self.options.trials):
             prompts = self._prompts(f"{number}", acceptance)
-            for name in list(systems) if number % 2 == 0 else list(reversed(systems)):
+            for name in alternating(list(systems), number):
                 found[name].append(self._ask(prompts, systems[name]))
             shares = ", ".join(f"{a:g}" for a in sorted(set(acceptance)))
-            errors.print(
-                f"{count} streams, acceptance {shares}, trial {number + 1}: "
-                + ", ".join(f"{name} {each[-1]['rate']:.4g}/s" for name, each in found.items()),
-                soft_wrap=True,
-            )
+            rates = ", ".join(f"{name} {each[-1]['rate']:.4g}/s" for name, each in found.items())
+            say(f"{count} streams, acceptance {shares}, trial {number + 1}: {rates}")
         today = none_in(min(self.num_stages, count))
         return {
             "acceptance": list(acceptance),
@@ -210,7 +190,7 @@ class _Several:
         rates = dict[str, float]()
         for name, system in systems.items():
             rates[name] = self._visited(arrivals, prompts, system)
-            errors.print(f"requests that come and go: {name}: {rates[name]:.4g} tokens/s", soft_wrap=True)
+            say(f"requests that come and go: {name}: {rates[name]:.4g} tokens/s")
         best = max((name for name in rates if name != LIVE), key=lambda name: rates[name])
         return {
             "seconds": seconds,
@@ -301,7 +281,72 @@ def _plain(groups: int | None, flight: Flight | None) -> dict[str, Any]:
     return {"groups": groups, "drafts": flight.first, "in_flight": flight.in_flight}
 
 
-def cases_of(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All cases of a document."""
-    yield from found["cases"]
-    yield from found["mixed"]
+# -- tables --------------------------------------------------------------------------------------
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table of equal acceptance, one of streams that differ, one of requests that come and go."""
+    found_tables = [_case_table(found, found["cases"], "Drafts for several"), _mixed_table(found["mixed"])]
+    return [*found_tables, _visit_table(found["come_and_go"])] if found["come_and_go"] else found_tables
+
+
+def _case_table(found: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], title: str) -> Table:
+    cut = "+".join(map(str, found["layout"]["layers"]))
+    table = Table(
+        "acceptance", "streams", "tokens/s", "gain", "to the best without", "computed optimum", "share of it",
+        "s a token, p99", "gap p99", "longest gap", "groups, drafts", "same tokens",
+        title=f"{title}, {found['layout']['name']} ({cut} layers); ratios are to no drafts in as many groups as stages",
+        title_justify="left",
+    )  # fmt: skip
+    for case in cases:
+        live, best = case["systems"][LIVE], case["optimum"]
+        choice = live["choice"]
+        table.add_row(
+            f"{case['acceptance'][0]:g}",
+            str(len(case["acceptance"])),
+            f"{live['tokens_per_second']:.4g}",
+            f"{live['gain']:.2f}",
+            f"{case['to_best_without']:.2f}",
+            "" if best is None else f"{best['gain']:.2f} ({best['groups']} x {best['drafts']}, {best['in_flight']})",
+            "" if best is None else f"{live['gain'] / best['gain']:.2f}",
+            f"{live['seconds_a_token_p99_to_today']:.2f}",
+            f"{live['gap_p99_to_today']:.2f}",
+            f"{live['longest_gap_to_today']:.2f}",
+            f"{choice['groups']}, {_spread(choice['drafts'])}",
+            "yes" if case["same_tokens"] else "[bold red]no[/bold red]",
+        )
+    return table
+
+
+def _mixed_table(cases: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        "acceptance of each stream", "speed of each, to no drafts", "of all", "longest gap", "same tokens",
+        title="Streams that differ", title_justify="left",
+    )  # fmt: skip
+    for case in cases:
+        live = case["systems"][LIVE]
+        table.add_row(
+            ", ".join(f"{a:g}" for a in case["acceptance"]),
+            ", ".join(f"{gain:.2f}" for gain in live["gains"]),
+            f"{live['gain']:.2f}",
+            f"{live['longest_gap_to_today']:.2f}",
+            "yes" if case["same_tokens"] else "[bold red]no[/bold red]",
+        )
+    return table
+
+
+def _visit_table(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        "system", "tokens/s", title=f"Requests that come and go for {found['seconds']:g} s, acceptance "
+        f"{found['acceptance']:g}: drafts to none {found['to_none']:.2f}, to the best fixed choice "
+        f"{found['to_best_fixed']:.2f}", title_justify="left",
+    )  # fmt: skip
+    for name, rate in found["tokens_per_second"].items():
+        table.add_row(name, f"{rate:.4g}")
+    return table
+
+
+def _spread(drafts: Sequence[int] | None) -> str:
+    if not drafts:
+        return ""
+    return str(drafts[0]) if len(set(drafts)) == 1 else f"{min(drafts)} to {max(drafts)}"

@@ -1,18 +1,22 @@
-"""Tables of a speculation benchmark's document. Pure."""
+"""Tables of a speculation benchmark's document, and its plot of speed-up against acceptance: measured, expected, and
+the limit."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from splitinfer.bench.shared.printing import range_of
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL
 
 _PLACES = 8
+_LEAST, _MOST = 0.9, 8.0  # of the speed-ups shown; the limit has none
 
 
-def speculation_tables(found: Mapping[str, Any]) -> list[Table]:
-    """One table each for speeds by case, acceptance by place, theory, cuts, and links."""
-    return [_speeds(found), _places(found), _theory(found), _cuts(found), _links(found)]
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table each for speeds by case, acceptance by place, theory and cuts."""
+    return [_speeds(found), _places(found), _theory(found), _cuts(found)]
 
 
 def _speeds(found: Mapping[str, Any]) -> Table:
@@ -75,10 +79,6 @@ def _theory(found: Mapping[str, Any]) -> Table:
                 f"{theory['limit_speed_up']['median']:.2f}",
                 f"{flight['first']}, {flight['further']}, {flight['in_flight']}",
             )
-    for point in found["gpu_like"]:
-        table.add_row(
-            f"expected at {point['acceptance']:g} if a row more took 25 % of a step", "", f"{point['in_flight']:.2f}"
-        )
     if found["teacher_forced"]:
         teacher = found["teacher_forced"]
         table.caption = (
@@ -100,22 +100,51 @@ def _cuts(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _links(found: Mapping[str, Any]) -> Table:
-    first = found["links"][0]["speed_up"]
-    table = Table(
-        "expected with a link like", "tokens/s, no drafts", *(f"in flight (synchronous) at {a}" for a in first),
-        title="What the link does", title_justify="left",
-    )  # fmt: skip
-    for link in found["links"]:
-        cells = [f"{p['in_flight']:.2f} ({p['synchronous']:.2f})" for p in link["speed_up"].values()]
-        table.add_row(f"{link['link']} ({1000 * link['seconds']:.2g} ms)", f"{link['sequential']:.3g}", *cells)
-    return table
-
-
-def range_of(summary: Mapping[str, Any]) -> str:
-    """A median with the least and the greatest value."""
-    return f"{summary['median']:.2f} ({summary['low']:.2f} to {summary['high']:.2f})"
-
-
 def _layers(cut: Mapping[str, Any]) -> str:
     return "+".join(map(str, cut["layers"]))
+
+
+def plot(found: Mapping[str, Any], path: Path) -> None:
+    """Write the plot, in the format of the path's suffix."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    axes = figure.subplots()
+    points = found["curve"]
+    xs = [point["acceptance"] for point in points]
+    for key, color, line, label in (
+        ("limit", "0.55", ":", "limit of any chain of drafts"),
+        ("in_flight", "tab:blue", "-", "in flight, expected"),
+        ("synchronous", "tab:orange", "--", "synchronous, expected"),
+    ):
+        axes.plot(xs, [point[key] for point in points], color=color, linestyle=line, label=label)
+    for name, color, marker in (("in flight", "tab:blue", "o"), ("synchronous", "tab:orange", "s")):
+        seen = [_point(case, name) for case in found["cases"]]
+        shown = [point for point in seen if point is not None]
+        if shown:
+            a, median, low, high = zip(*shown, strict=True)
+            errors = [
+                [m - x for m, x in zip(median, low, strict=True)],
+                [x - m for m, x in zip(median, high, strict=True)],
+            ]
+            axes.errorbar(a, median, errors, fmt=marker, color=color, capsize=3, label=f"{name}, measured")
+    axes.axhline(1.0, color="0.8", linewidth=0.8)
+    top = max([point["in_flight"] for point in points if point["acceptance"] <= 0.95] + [2.0])
+    axes.set(
+        xlabel="share of drafts that are right", ylabel="tokens per second, to the same stages without drafts",
+        xlim=(0, 1), ylim=(_LEAST - 0.2, min(_MOST, 1.25 * top)),
+        title=f"Speculation in flight: {found['layout']['name']}, {found['drafter']}",
+    )  # fmt: skip
+    axes.legend(loc="upper left", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _point(case: Mapping[str, Any], name: str) -> tuple[float, float, float, float] | None:
+    """Acceptance, and the median, least and greatest speed-up of a system."""
+    of = case["best_synchronous"] if name == "synchronous" and case.get("best_synchronous") else name
+    system = case["systems"].get(of)
+    if system is None:
+        return None
+    speed = system["speed_up"]
+    acceptance = case["systems"]["in flight"]["acceptance"]
+    return acceptance, speed["median"], speed["low"], speed["high"]

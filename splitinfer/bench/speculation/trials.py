@@ -10,21 +10,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer.bench.shared.measure import ratios
-from splitinfer.bench.shared.systems import PlainMlxLm
+from splitinfer.bench.shared.mlx_lm import PlainMlxLm
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.texts import OPENINGS, passages
-from splitinfer.bench.shared.workload import STEP_SIZES, Task, made_up
-from splitinfer.bench.speculation.options import SpeculationOptions
+from splitinfer.bench.shared.workload import STEP_SIZES, Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
-from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM
-from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 
 PROMPT_TOKENS = 48
+TEMPERATURES = (0.0, 0.8)  # of the cases of a draft model
+_DRAFT_SHARE = 0.05  # of a step's time that a draft of ``replay`` takes
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
 _SYNCHRONOUS = 3  # lengths of synchronous blocks that are measured: those expected to be fastest
 _USUAL = 0.75  # acceptance assumed of a draft model, to choose those lengths
@@ -45,7 +46,7 @@ class _Setting:
 class Trials:
     """The trials of a pipeline, and what is measured beside it."""
 
-    options: SpeculationOptions
+    options: Options
     llm: LLM
     replay: Replay | None
     plain: PlainMlxLm | None
@@ -55,7 +56,7 @@ class Trials:
     likely: dict[float | None, list[int]] = field(default_factory=dict)  # lengths of synchronous blocks, by acceptance
 
     def __post_init__(self) -> None:
-        self.vocab_size = vocabulary(open_model(str(self.llm.layout.model)))
+        self.vocab_size = open_model(str(self.llm.layout.model)).vocab_size or 2
         self.prompts = _prompts(self.options, self.llm, self.vocab_size, self.replay is not None)
 
     def run(self) -> list[Case]:
@@ -73,7 +74,7 @@ class Trials:
 
     def _settings(self) -> list[_Setting]:
         if self.replay is None:
-            return [_Setting(f"temperature {t:g}", None, t) for t in self.options.temperatures]
+            return [_Setting(f"temperature {t:g}", None, t) for t in TEMPERATURES]
         return [_Setting(f"acceptance {a:g}", a, 0.0) for a in self.options.acceptances]
 
     def _warm_up(self) -> None:
@@ -82,12 +83,10 @@ class Trials:
         answer = self._ask(prompt, OFF, 0.0, 0, SETTLE)
         if self.replay is not None:
             self.replay.know(prompt, answer.token_ids)
-            self.replay.seconds = self.options.draft_share * sum(stage.at(1) for stage in self.rig().stages)
+            self.replay.seconds = _DRAFT_SHARE * sum(stage.at(1) for stage in self.rig().stages)
         for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
             self._ask(prompt, flight, 0.0, 0, _WARM_UP)
-        _notify(
-            f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms"
-        )
+        say(f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms")
 
     def _settle(self, setting: _Setting) -> None:
         """Let the controller adapt to this drafter before anything is timed."""
@@ -105,8 +104,7 @@ class Trials:
                 self.replay.know(prompt, self._ask(prompt, OFF, t, seed, tokens).token_ids)
         flights: dict[str, Flight | None] = {SEQUENTIAL: OFF, IN_FLIGHT: None}
         flights |= {f"synchronous {k}": Flight(k) for k in self._likely(setting.acceptance)}
-        options = [*flights] if number % 2 == 0 else [*reversed(flights)]
-        for name in options:
+        for name in alternating(list(flights), number):
             trial = self._ask(prompt, flights[name], t, seed, tokens)
             self._notify_of(number, setting, name, trial)
             yield name, trial
@@ -161,11 +159,10 @@ class Trials:
         """Run many requests at once, with drafts allowed and without: tokens per second of all."""
         rates: dict[str, list[float]] = {SEQUENTIAL: [], IN_FLIGHT: []}
         for number in range(self.options.trials):
-            options = [*rates] if number % 2 == 0 else [*reversed(rates)]
-            for name in options:
+            for name in alternating(list(rates), number):
                 rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
         ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
-        _notify(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
+        say(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
         return {"requests": _CROWD, "tokens_per_second": rates, "ratio": asdict(ratio)}
 
     def _crowd_rate(self, number: int, flight: Flight | None) -> float:
@@ -184,7 +181,7 @@ class Trials:
 
     def _notify_of(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
         acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
-        _notify(
+        say(
             f"trial {number + 1} of {self.options.trials}, {setting.name}: {name}: "
             f"{1 / trial.seconds_per_token:.3g} tokens/s{acceptance}"
         )
@@ -213,17 +210,9 @@ def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
     )
 
 
-def _prompts(options: SpeculationOptions, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
+def _prompts(options: Options, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
     """A prompt for each trial: the beginning of a passage, or random tokens for ``Replay``, which needs no text."""
     if is_made_up or llm.tokenizer is None:
         return [list(made_up(f"{options.seed} spec {i}", PROMPT_TOKENS, vocab_size)) for i in range(options.trials)]
     texts = list(OPENINGS) if options.text is None else passages(options.text, options.trials, _PASSAGE)
     return [llm.encode(text)[:PROMPT_TOKENS] for text in texts]
-
-
-def vocabulary(checkpoint: Checkpoint) -> int:
-    return checkpoint.vocab_size or 2
-
-
-def _notify(text: str) -> None:
-    errors.print(text, soft_wrap=True)

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import (
     Run,
     Summary,
@@ -83,9 +82,6 @@ FIGURES = {
     "systems.*.throughput.*.gaps.*.*.p50_ms": "the median of single gaps of this cause; 0 if there were none",
     "systems.*.throughput.*.gaps.*.*.p99_ms": "the same: what 99 % do not exceed",
     "systems.*.throughput.*.gaps.*.*.max_ms": "the same: the longest",
-    "systems.*.graph.*.nodes": "of the graph of one decode step of so many rows: on the first stage; of mlx-lm, of "
-    "its call of the model",
-    "systems.*.graph.*.kernels": "those of the nodes that compute; the others are views of an array",
     "ratios.*.decode_speed": "tokens_per_second, the first to the second, trial by trial; over 1 is faster",
     "ratios.*.ttft": "ttft_seconds of the long prompt, the first to the second, trial by trial; under 1 is faster",
     "ratios.*.throughput.*.tokens_per_second": "many sequences, the first to the second, trial by trial; over 1 is "
@@ -111,7 +107,6 @@ class Findings:
     """All findings of a measurement.
 
     stages: the names of a system's stages, where it has any.
-    graphs: by system and rows of a step.
     """
 
     measured_on: Mapping[str, Any]
@@ -124,7 +119,6 @@ class Findings:
     runs: Runs
     notes: Sequence[str] = ()
     batches: Batches = field(default_factory=dict)
-    graphs: Mapping[tuple[str, int], GraphSize] = field(default_factory=dict)
 
 
 def document(found: Findings) -> dict[str, Any]:
@@ -161,7 +155,6 @@ def _system(found: Findings, name: str) -> dict[str, Any]:
         "throughput": {
             str(n): _throughput(n, batches, stages) for (system, n), batches in found.batches.items() if system == name
         },
-        "graph": {str(rows): asdict(nodes) for (system, rows), nodes in found.graphs.items() if system == name},
     }
 
 

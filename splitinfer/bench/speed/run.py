@@ -1,33 +1,27 @@
-"""``splitinfer bench --mode speed``: opens the systems, lets them take turns, and prints what was found.
+"""``splitinfer bench --mode speed``: opens the systems, and lets them take turns.
 
-This process is the coordinator. Plain mlx-lm and the local workers are its children; all are ended at the end.
+This process is the coordinator. Plain mlx-lm and the local workers are its children; all are ended at the end. Nobody
+drafts: the stages take turns only without drafts, and the limits and causes of a token's time are those of such stages.
 """
 
+import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from splitinfer.bench.shared import blas, machine
-from splitinfer.bench.shared.graph_size import GraphSize
+from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import Run
-from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.systems import (
-    Baseline,
-    MlxLmPipeline,
-    PlainMlxLm,
-    Stages,
-    System,
-    plain_mlx_lm,
-    vocabulary,
-)
+from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import Baseline, Stages, System, vocabulary
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import KINDS, STEP_SIZES, Kind, Turn, Workload, step_sizes, turns
-from splitinfer.bench.speed.options import SpeedOptions, check_length, link_of, plan, settings_of
 from splitinfer.bench.speed.report import (
     BASELINE,
     BASELINE_ALL,
@@ -39,61 +33,77 @@ from splitinfer.bench.speed.report import (
     document,
 )
 from splitinfer.bench.speed.tables import gap_tables, table
-from splitinfer.console import errors, load_llm
+from splitinfer.console import load_llm
 from splitinfer.core.layout import Layout
+from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from transports.emulated import installed
 
-_COUNTED_TOKENS = 12  # of prompts and answers whose graphs are counted, not timed
+_USUAL = (8,)  # sequences at once for each stage
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
-_WIDTH = 150  # columns, where there is no terminal
 _SHAPE = (
     "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
     "intermediate_size", "vocab_size", "quantization",
 )  # fmt: skip
 
 
-def bench(options: SpeedOptions) -> int:
-    """Measure, print tables and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    found = document(_measure(options))
-    print_found(found, [table(found), *gap_tables(found)], as_json=options.as_json, least_width=_WIDTH)
-    return 0
+    longest = plan(options, 2).longest
+    check_context(options.checkpoint, longest, "--prompt-tokens, --decode-tokens or --stream-tokens")
+    return document(_measure(options, settings_of(options, longest)))
 
 
-def _measure(options: SpeedOptions) -> Findings:
-    check_length(options)
-    link = None if options.link_preset is None else link_of(options)
+def tables(found: dict[str, Any]) -> list[Any]:
+    """The table of medians, and those of gaps."""
+    return [table(found), *gap_tables(found)]
+
+
+def plan(options: Options, vocab_size: int) -> Workload:
+    """The tasks of all trials."""
+    return Workload(
+        options.trials, options.prompt_tokens, options.decode_tokens, vocab_size, options.seed,
+        _USUAL if options.streams is None else options.streams, options.stream_prompt_tokens, options.stream_tokens,
+    )  # fmt: skip
+
+
+def settings_of(options: Options, context: int) -> Settings:
+    """The engine's settings."""
+    streams, num_stages = plan(options, 2).streams, options.found_layout.num_stages
+    most = max([MAX_RUNNING, *(n * num_stages for n in streams)])
+    return options.settings(
+        context, token_budget=options.token_budget, max_running=most, trace=options.trace, prefix_cache=True
+    )
+
+
+def _measure(options: Options, settings: Settings) -> Findings:
+    link = options.link()
     processors = machine.free_processors()
     on = machine.describe()  # before this measurement loads the machine
-    settings = settings_of(options)
     with ExitStack() as stack:
         if link is not None:
             stack.enter_context(installed(link))
         llm = stack.enter_context(load_llm(options.layout, options.model, settings))
         checkpoint = open_model(str(llm.layout.model))
         workload = plan(options, vocabulary(llm, checkpoint))
-        dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
         systems = _Systems([Stages(PIPELINE, llm)])
         if options.whole:
-            systems.in_order.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
-        folder = str(checkpoint.folder.resolve())
-        if options.baseline or options.peers:
-            fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+            whole = stack.enter_context(_whole(llm, replace(settings, trace=None)))
+            systems.in_order.append(Stages(WHOLE, whole))
         if options.baseline:
-            systems.plain = stack.enter_context(plain_mlx_lm(folder, dtype))
+            systems.plain = stack.enter_context(plain_mlx_lm(llm))
         if options.peers and workload.streams:
-            _open_peers(stack, systems, folder, dtype, llm.layout)
+            _open_peers(stack, systems, llm)
         pinned, blas_by_process = _pin(llm.layout, systems, processors), _blas(systems.plain)
-        graphs = _count_nodes(systems, workload)
         _warm_up(systems.in_order, workload)
         tried: dict[int, float] = {}
         if systems.plain is not None:
@@ -104,23 +114,23 @@ def _measure(options: SpeedOptions) -> Findings:
         runs, batches = _take_turns(systems.in_order, workload)
     where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
     where["link"] = None if link is None else {"preset": options.link_preset, **asdict(link)}
+    chunk = llm.stats()["token_budget"]
     return Findings(
         measured_on={**on, **where},
         layout=_plain_layout(llm.layout),
-        model=_model(checkpoint, str(llm.layout.model), dtype),
+        model=_model(checkpoint, llm.layout),
         workload={
             **asdict(workload),
-            "chunk": llm.stats()["token_budget"],
+            "chunk": chunk,
             "baseline_step_size": STEP_SIZES[0] if systems.plain else None,
             "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
         },
         prompt_tokens=workload.prompt_tokens,
-        chunk=llm.stats()["token_budget"],
+        chunk=chunk,
         stages={c.name: [s.name for s in c.llm.layout.stages] for c in systems.in_order if isinstance(c, Stages)},
         runs=runs,
         notes=[*_notes(options, on, pinned, blas_by_process, llm.layout), *systems.notes],
         batches=batches,
-        graphs=graphs,
     )
 
 
@@ -140,13 +150,11 @@ class _Systems:
 # -- systems ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
+def _whole(llm: LLM, settings: Settings) -> LLM:
     """The same model in one stage, in this process, which shows the engine's cost without a cut."""
-    errors.print("loading the whole model as one stage", soft_wrap=True)
+    say("loading the whole model as one stage")
     keys = {"model": llm.layout.model, "dtype": llm.layout.dtype}
-    with LLM({**keys, "stages": [{"name": "whole", "layers": llm.layout.num_layers}]}, settings=settings) as whole:
-        yield whole
+    return LLM({**keys, "stages": [{"name": "whole", "layers": llm.layout.num_layers}]}, settings=settings)
 
 
 def _baselines(plain: PlainMlxLm, best: int) -> list[System]:
@@ -157,21 +165,21 @@ def _baselines(plain: PlainMlxLm, best: int) -> list[System]:
     return [default, Baseline(BASELINE_BEST, plain, best, ("prefill",), 0)]
 
 
-def _open_peers(stack: ExitStack, systems: _Systems, folder: str, dtype: str | None, layout: Layout) -> None:
+def _open_peers(stack: ExitStack, systems: _Systems, llm: LLM) -> None:
     """Add mlx-lm's own pipeline with the layout's cut, and mlx-lm in one process on all processors of this machine."""
-    errors.print("loading the model in mlx-lm's own pipeline", soft_wrap=True)
+    say("loading the model in mlx-lm's own pipeline")
+    layout = llm.layout
     try:
         if layout.num_stages == 1:
             raise ModelError("the layout has 1 stage")
-        systems.peers = stack.enter_context(
-            MlxLmProcesses(folder, dtype, [stage.num_layers for stage in layout.stages])
-        )
-        systems.in_order.append(MlxLmPipeline(PEERS, systems.peers, layout.num_stages))
+        peers = MlxLmProcesses(*fetched(llm), [stage.num_layers for stage in layout.stages])
+        systems.peers = stack.enter_context(peers)
+        systems.in_order.append(Baseline(PEERS, peers, 0, (), layout.num_stages))
     except ModelError as error:
         systems.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
     count = str(len(machine.free_processors()) or os.cpu_count() or 1)
     threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
-    everywhere = stack.enter_context(plain_mlx_lm(folder, dtype, threads))
+    everywhere = stack.enter_context(plain_mlx_lm(llm, threads))
     systems.in_order.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
 
 
@@ -203,25 +211,9 @@ def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
 # -- turns ---------------------------------------------------------------------------------------
 
 
-def _count_nodes(systems: _Systems, workload: Workload) -> dict[tuple[str, int], GraphSize]:
-    """The graph sizes of steps of one row and of the first throughput's rows, where they can be counted."""
-    found: dict[tuple[str, int], GraphSize] = {}
-    if not workload.streams:
-        return found
-    short = replace(workload, stream_prompt_tokens=_COUNTED_TOKENS, stream_tokens=_COUNTED_TOKENS)
-    seen: list[System] = [c for c in systems.in_order if isinstance(c, Stages)]
-    seen += _baselines(systems.plain, STEP_SIZES[0]) if systems.plain is not None else []
-    for system in seen:
-        for rows in dict.fromkeys((1, workload.streams[0])):
-            nodes = system.count_nodes(short.batch(rows, -1, system.num_stages))
-            if nodes is not None:
-                found[(system.name, rows)] = nodes
-    return found
-
-
 def _warm_up(systems: Sequence[System], workload: Workload) -> None:
     for system in systems:
-        errors.print(f"warming up: {system.name}", soft_wrap=True)
+        say(f"warming up: {system.name}")
         for kind in system.does:
             system.run(workload.warm_up(kind))
         if system.num_stages:
@@ -240,7 +232,7 @@ def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
     tried = {}
     for size in step_sizes(workload.prompt_tokens):
         tried[size] = plain.run(workload.warm_up("prefill"), size).ttft
-        errors.print(f"warming up: {BASELINE}, {size:,} prompt tokens at once: {tried[size]:.3g} s", soft_wrap=True)
+        say(f"warming up: {BASELINE}, {size:,} prompt tokens at once: {tried[size]:.3g} s")
     return tried
 
 
@@ -264,7 +256,7 @@ def _take_turns(
             runs[(system.name, turn)].append(run)
             what = turn
             figure = f"{1 / run.seconds_per_token:.3g} tokens/s" if turn == "decode" else f"{run.ttft:.3g} s"
-        errors.print(f"trial {trial + 1} of {workload.trials}: {what}, {system.name}: {figure}", soft_wrap=True)
+        say(f"trial {trial + 1} of {workload.trials}: {what}, {system.name}: {figure}")
     return runs, batches
 
 
@@ -286,26 +278,19 @@ def _plain_layout(layout: Layout) -> dict[str, Any]:
     return {"name": layout.name, "model": layout.model, "dtype": layout.dtype, "stages": stages}
 
 
-def _model(checkpoint: Checkpoint, name: str, dtype: str | None) -> dict[str, Any]:
+def _model(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
     config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
     return {
-        "name": Path(name).name,
-        "dtype": dtype or "as stored",
+        "name": Path(str(layout.model)).name,
+        "dtype": resolve_dtype(layout.dtype, gpu=on_gpu()) or "as stored",
         **{key: config.get(key) for key in _SHAPE},
-        "num_parameters_stored": sum(_count(t.shape) for t in checkpoint.tensors.values()),
+        "num_parameters_stored": sum(math.prod(t.shape) for t in checkpoint.tensors.values()),
         "bytes_stored": sum(t.nbytes for t in checkpoint.tensors.values()),
     }
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
-
-
 def _notes(
-    options: SpeedOptions,
+    options: Options,
     on: dict[str, Any],
     pinned: dict[str, int | None],
     blas_by_process: dict[str, str],

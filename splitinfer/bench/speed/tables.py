@@ -53,9 +53,6 @@ def _rows(systems: Mapping[str, Any]) -> Iterator[_Row]:
     yield from _prefill_rows(systems)
     for n in systems[PIPELINE]["throughput"]:
         yield from _throughput_rows(systems, n)
-    for rows in systems[PIPELINE]["graph"]:
-        yield _Row(f"graph nodes of a step of {rows}", ("graph", rows, "nodes"))
-        yield _Row("  that compute", ("graph", rows, "kernels"))
 
 
 def _decode_rows(systems: Mapping[str, Any]) -> Iterator[_Row]:

@@ -7,13 +7,18 @@
     one prompt     32 requests at once with a common prefix: how many tokens were computed for them
     writing        tokens per second of a pipeline that writes its KV behind, beside one that does not
 
-Everything is measured in this run, trial by trial in turns; ratios are of one trial.
+Everything is measured in this run, trial by trial in turns; ratios are of one trial. A run of a pipeline, from start to
+end of all its processes, is a child process: this module as a program. One JSON line in, one out:
+
+    {"layout": ..., "model": ..., "kv_dir": ..., "context": ..., "token_budget": ...} -> {"pinned": ...}
+    {"prompts": [[...], ...], "max_tokens": 8}
+        -> {"token_ids": [[...], ...], "token_times": [[...], ...], "cached": [...], "stats": ...}
 """
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +27,16 @@ from rich.table import Table
 
 from splitinfer import cleanup
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.child_process import ChildProcess, Handle, serve
 from splitinfer.bench.shared.inputs import check_context
-from splitinfer.bench.shared.measure import Summary, ratios, summarize
-from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.measure import ratios, summarize
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import range_of, say
 from splitinfer.bench.shared.throughput import BatchRun
-from splitinfer.bench.shared.workload import made_up
-from splitinfer.config import find_layout
-from splitinfer.console import errors
+from splitinfer.bench.shared.workload import alternating, made_up
+from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
-from splitinfer.models.hub import open_model
+from splitinfer.llm import LLM, Settings
 
 NEW_TOKENS = 32  # of the second turn
 _ANSWER = 8  # tokens of each turn's answer
@@ -42,73 +47,17 @@ _STREAMS = 8  # for each stage
 _STREAM_TOKENS = 96
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixOptions:
-    """The command line's options."""
-
-    layout: str
-    model: str | None
-    as_json: bool
-    trials: int
-    prompt_tokens: int
-    token_budget: int | None
-    seed: int
-
-
-def measure_prefix(options: PrefixOptions) -> int:
-    """Measure, print a table and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
     if options.prompt_tokens <= _ANSWER:
         raise ConfigError(f"--prompt-tokens must be at least {_ANSWER + 1}: a conversation and its answer")
-    checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
+    checkpoint = options.checkpoint
     check_context(checkpoint, max(options.prompt_tokens + NEW_TOKENS + _ANSWER, _SYSTEM + _OWN + 1), "--prompt-tokens")
-    found = _measure(options)
-    print_found(found, [_table(found)], as_json=options.as_json)
-    return 0
-
-
-class _PipelineProcess:
-    """All processes of one pipeline, from their start to their end."""
-
-    def __init__(self, options: PrefixOptions, kv_dir: Path | None) -> None:
-        self._child = ChildProcess("splitinfer.bench.prefix.pipeline_process")
-        longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
-        self._child.send({
-            "layout": options.layout, "model": options.model, "kv_dir": None if kv_dir is None else str(kv_dir),
-            "context": longest, "token_budget": options.token_budget,
-        })  # fmt: skip
-        self.pinned = self._child.receive()["pinned"]
-
-    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> dict[str, Any]:
-        """Generate answers to some prompts at once."""
-        self._child.send({"prompts": prompts, "max_tokens": max_tokens})
-        return self._child.receive()
-
-    def ttft(self, prompt: Sequence[int]) -> tuple[float, dict[str, Any]]:
-        """Seconds to the first token after one prompt, and the whole answer."""
-        answer = self.ask([prompt])
-        return answer["token_times"][0][0], answer
-
-    def close(self) -> None:
-        """End all its processes."""
-        self._child.close()
-
-
-@contextmanager
-def _pipeline(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProcess]:
-    pipeline = _PipelineProcess(options, kv_dir)
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
-
-
-def _measure(options: PrefixOptions) -> dict[str, Any]:
-    on = machine.describe()
-    vocab = _vocabulary(options)
+    on, vocab = machine.describe(), checkpoint.vocab_size or 2
     with cleanup.temporary_folder("splitinfer-bench-kv-") as folder:
         path = Path(folder)
         with _pipeline(options, path) as writing, _pipeline(options, None) as silent:
@@ -127,19 +76,43 @@ def _measure(options: PrefixOptions) -> dict[str, Any]:
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": NEW_TOKENS,
         "kept_bytes": stored_bytes,
-        "cold_ttft": asdict(summarize([each.cold for each in first])),
-        "second_turn_ttft": asdict(summarize([each.warm for each in first])),
-        "second_turn_to_cold": asdict(ratios([each.warm for each in first], [each.cold for each in first])),
-        "second_turn_cached": [each.cached for each in first],
-        "restarted_cold_ttft": asdict(summarize([each.cold for each in second])),
-        "restarted_ttft": asdict(summarize([each.warm for each in second])),
-        "restarted_to_cold": asdict(ratios([each.warm for each in second], [each.cold for each in second])),
-        "restarted_cached": [each.cached for each in second],
+        **_compared(first, "cold_ttft", "second_turn"),
+        **_compared(second, "restarted_cold_ttft", "restarted"),
         "one_prompt": shared,
         "writing_to_silent": {
             name: asdict(ratios([each[name][0] for each in cost], [each[name][1] for each in cost])) for name in cost[0]
         },
     }
+
+
+class _PipelineProcess:
+    """All processes of one pipeline, from their start to their end."""
+
+    def __init__(self, options: Options, kv_dir: Path | None) -> None:
+        self._child = ChildProcess("splitinfer.bench.prefix")
+        longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
+        answer = self._child.ask({
+            "layout": options.layout, "model": options.model, "kv_dir": None if kv_dir is None else str(kv_dir),
+            "context": longest, "token_budget": options.token_budget,
+        })  # fmt: skip
+        self.pinned = answer["pinned"]
+
+    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> dict[str, Any]:
+        """Generate answers to some prompts at once."""
+        return self._child.ask({"prompts": prompts, "max_tokens": max_tokens})
+
+    def ttft(self, prompt: Sequence[int]) -> tuple[float, dict[str, Any]]:
+        """Seconds to the first token after one prompt, and the whole answer."""
+        answer = self.ask([prompt])
+        return answer["token_times"][0][0], answer
+
+    def close(self) -> None:
+        """End all its processes."""
+        self._child.close()
+
+
+def _pipeline(options: Options, kv_dir: Path | None) -> closing[_PipelineProcess]:
+    return closing(_PipelineProcess(options, kv_dir))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +126,34 @@ class _Turns:
     cached: int
 
 
-def _first_run(pipeline: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int) -> _Turns:
+def _compared(turns: Sequence[_Turns], cold: str, warm: str) -> dict[str, Any]:
+    """The figures of all trials. ``cold``, ``warm``: how their names begin."""
+    colds, warms = [each.cold for each in turns], [each.warm for each in turns]
+    return {
+        cold: asdict(summarize(colds)),
+        f"{warm}_ttft": asdict(summarize(warms)),
+        f"{warm}_to_cold": asdict(ratios(warms, colds)),
+        f"{warm}_cached": [each.cached for each in turns],
+    }
+
+
+def _first_run(pipeline: _PipelineProcess, options: Options, trial: int, vocab: int) -> _Turns:
     """The second turn of a conversation, and a new prompt of the same length."""
     opening = made_up(f"{options.seed} {trial} first", options.prompt_tokens - _ANSWER, vocab)
     answer = pipeline.ask([opening])["token_ids"][0]
     turn = [*opening, *answer, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
     warm, about = pipeline.ttft(turn)
     cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold", len(turn), vocab))
-    _notify(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
+    say(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
-def _second_run(
-    pipeline: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int, first_turn: list[int]
-) -> _Turns:
+def _second_run(pipeline: _PipelineProcess, options: Options, trial: int, vocab: int, first_turn: list[int]) -> _Turns:
     """Another second turn of the same conversation, after a restart, and a new prompt of the same length."""
     turn = [*first_turn[:-NEW_TOKENS], *made_up(f"{options.seed} {trial} other", NEW_TOKENS, vocab)]
     warm, about = pipeline.ttft(turn)
     cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold again", len(turn), vocab))
-    _notify(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
+    say(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
@@ -183,7 +165,7 @@ def _one_prompt(pipeline: _PipelineProcess, vocab: int, seed: int) -> dict[str, 
     answers = pipeline.ask(prompts, 1)
     distinct = len(system) + _SHARING * _OWN
     computed = answers["stats"]["computed_tokens"] - before["computed_tokens"]
-    _notify(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
+    say(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
     figures = {
         name: [
             a.get(name, 0) - b.get(name, 0) for a, b in zip(answers["stats"]["stages"], before["stages"], strict=True)
@@ -203,10 +185,10 @@ def _writing(
     many = [made_up(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
     found: dict[str, tuple[float, float]] = {}
     for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
-        options = (writing, silent) if trial % 2 else (silent, writing)
+        options = alternating((silent, writing), trial)
         rates = {pipeline: _rate(pipeline.ask(prompts, max_tokens)) for pipeline in options}
         found[name] = rates[writing], rates[silent]
-        _notify(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
+        say(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
     return found
 
 
@@ -235,20 +217,13 @@ def _evict_from_page_cache(path: Path) -> bool:
     return True
 
 
-def _vocabulary(options: PrefixOptions) -> int:
-    return open_model(options.model or str(find_layout(options.layout).model)).vocab_size or 2
-
-
-def _notify(text: str) -> None:
-    errors.print(text, soft_wrap=True)
-
-
-def _table(found: Mapping[str, Any]) -> Table:
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table of all parts."""
     table = Table("", "seconds to the first token", "of a cold one", title="Prefix cache", title_justify="left")
     length = found["prompt_tokens"] + NEW_TOKENS
-    table.add_row(f"cold, {length:,} tokens", _cell(found["cold_ttft"]), "")
-    table.add_row("second turn", _cell(found["second_turn_ttft"]), _cell(found["second_turn_to_cold"]))
-    table.add_row("after a restart", _cell(found["restarted_ttft"]), _cell(found["restarted_to_cold"]))
+    table.add_row(f"cold, {length:,} tokens", range_of(found["cold_ttft"], 3), "")
+    table.add_row("second turn", range_of(found["second_turn_ttft"], 3), range_of(found["second_turn_to_cold"], 3))
+    table.add_row("after a restart", range_of(found["restarted_ttft"], 3), range_of(found["restarted_to_cold"], 3))
     table.add_section()
     shared = found["one_prompt"]
     table.add_row(
@@ -257,10 +232,37 @@ def _table(found: Mapping[str, Any]) -> Table:
         f"{shared['ratio']:.3f} of the distinct ones",
     )
     for name, ratio in found["writing_to_silent"].items():
-        table.add_row(f"tokens/s while writing, {name}", "", _cell(ratio))
-    return table
+        table.add_row(f"tokens/s while writing, {name}", "", range_of(ratio, 3))
+    return [table]
 
 
-def _cell(figure: Mapping[str, Any]) -> str:
-    summary = Summary(**{**figure, "values": tuple(figure["values"])})
-    return f"{summary.median:.3f} ({summary.low:.3f} to {summary.high:.3f})"
+# -- inside the child ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
+    processors = machine.free_processors()
+    settings = Settings(
+        context=options["context"],
+        token_budget=options["token_budget"],
+        kv_dir=None if options["kv_dir"] is None else Path(options["kv_dir"]),
+        rejoin_timeout=0.0,
+    )
+    with LLM(options["layout"], model=options["model"], settings=settings) as llm:
+        yield {"pinned": machine.pin_stages(llm.layout.stages, None, processors)}, lambda task: _run(llm, task)
+
+
+def _run(llm: LLM, task: Mapping[str, Any]) -> dict[str, Any]:
+    """Generate greedy answers to all prompts of a task at once."""
+    params = SamplingParams(max_tokens=task["max_tokens"], ignore_eos=True)
+    outs = llm.generate(task["prompts"], params)
+    return {
+        "token_ids": [out.token_ids for out in outs],
+        "token_times": [out.token_times for out in outs],
+        "cached": [out.num_cached_tokens for out in outs],
+        "stats": llm.stats(),
+    }
+
+
+if __name__ == "__main__":
+    serve(_opened)

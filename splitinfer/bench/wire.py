@@ -1,36 +1,39 @@
 """``splitinfer bench --mode wire``: what codecs on links cost and save.
 
 rows       bytes, seconds, and errors of unpacked rows: of ordinary values, and with massive ones among them, as models
-           have them (``bench.wire.rows``)
+           have them: in the residual stream of trained models some channels are always large, and a few values
+           enormous, 1e2 to 1e3 in many, 7e5 in Gemma 3 (arXiv 2605.15572). Errors are of all values, and of the *usual*
+           ones: a codec may preserve the large values and lose all others
 fidelity   the whole model on a text, cut at a quarter, the half and three quarters of its layers, all rows packed at
            the cut: KL, top-1, perplexity (``bench.shared.fidelity``)
 prompts    TTFT of a long prompt on the layout's stages, in turns: on the link as it is, and on an emulated one so slow
            that the bytes of a prompt take one and a half times as long as a stage computes
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from rich.table import Table
 
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.fidelity import Fidelity, logprobs, logprobs_of, whole_model
-from splitinfer.bench.shared.inputs import check_context, check_text
+from splitinfer.bench.shared.fidelity import HEADINGS, Fidelity, cells, logprobs, logprobs_of, whole_model
+from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import ratios, summarize
-from splitinfer.bench.shared.printing import print_found
-from splitinfer.bench.shared.systems import Stages, vocabulary
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import range_of, say
+from splitinfer.bench.shared.systems import Stages, open_stages, plain_layout, vocabulary
 from splitinfer.bench.shared.texts import own_or_read
 from splitinfer.bench.shared.workload import Task, made_up
-from splitinfer.bench.wire.rows import measure_rows
-from splitinfer.config import find_layout
-from splitinfer.console import errors
-from splitinfer.core.wire_codec import AUTO, CODECS, NONE
+from splitinfer.core.plan import TensorSpec
+from splitinfer.core.wire_codec import AUTO, CODECS, FP16, NONE, bytes_per_row
+from splitinfer.engine.links.codecs import seconds_per_row
 from splitinfer.errors import ConfigError
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.codecs import pack, unpack
 from splitinfer.models.cut import StageModel
@@ -44,51 +47,29 @@ _OPENING = 64  # tokens, at most, of the prompt for a text that the model genera
 _SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
 _AS_IT_IS, _SLOWED = "as it is", "slow"
 _SYSTEMS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
+_WIDTH = 4096
+_ROWS = 256
+_LARGE = (7, 1500, 3000)  # channels that are always large
+_SPIKE = 42  # the channel of the enormous value
+_DTYPE = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class WireOptions:
-    """The command line's options. ``text``: to read, ``num_texts`` passages of it; ``None``: texts that the model
-    generates."""
-
-    layout: str
-    model: str | None
-    as_json: bool
-    trials: int
-    prompt_tokens: int
-    token_budget: int | None
-    seed: int
-    connect_timeout: float
-    text: Path | None
-    num_texts: int
-
-
-def measure_wire(options: WireOptions) -> int:
-    """Measure, print tables and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    check_text(options.text)
-    found = _measure(options)
-    texts = [_text_table(found)] if found["fidelity"] else []
-    tables = [_row_table(found), *texts, _prompt_table(found)]
-    print_found(found, tables, as_json=options.as_json, least_width=140)
-    return 0
-
-
-def _measure(options: WireOptions) -> dict[str, Any]:
-    layout = find_layout(options.layout)
+    layout = options.found_layout
     if layout.num_stages == 1:
         raise ConfigError(f"codecs are for the links between stages; layout {layout.name} has 1 stage, so none")
-    on, processors = machine.describe(), machine.free_processors()
-    checkpoint = open_model(options.model or layout.model or "demo")
+    on, processors, checkpoint = machine.describe(), machine.free_processors(), options.checkpoint
     check_context(checkpoint, max(options.prompt_tokens + 1, _LENGTH + _OPENING), "--prompt-tokens")
-    errors.print("packing rows", soft_wrap=True)
-    rows = measure_rows()
+    say("packing rows")
+    rows = _measure_rows()
     with ExitStack() as stack:
         plain = _open(options, stack, NONE, None, processors)
-        texts = own_or_read(plain, options.text, options.num_texts, _LENGTH, options.seed)
+        texts = own_or_read(plain, options.text, options.texts, _LENGTH, options.seed)
         slow = _slow_link(options, plain)
         llms = {(_AS_IT_IS, NONE): plain}
         for link, codec in _SYSTEMS[1:]:
@@ -96,7 +77,7 @@ def _measure(options: WireOptions) -> dict[str, Any]:
         prompts = _prompts(options, llms)
     return {
         "measured_on": on,
-        "layout": {"name": layout.name, "layers": [stage.num_layers for stage in layout.stages]},
+        "layout": plain_layout(plain),
         "rows": rows,
         "text": "the model's own answers" if options.text is None else options.text.name,
         "fidelity": _fidelity(checkpoint, plain.layout.dtype, texts) if texts else [],
@@ -106,29 +87,71 @@ def _measure(options: WireOptions) -> dict[str, Any]:
     }
 
 
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def _measure_rows() -> dict[str, Any]:
+    """The figures of every codec, for the document."""
+    kinds = {"ordinary": _rows(), "spike 2e3": _rows(50, 2e3), "spike 3e5": _rows(500, 3e5)}
+    halves = bytes_per_row(FP16, _WIDTH, _DTYPE)
+    codecs = {}
+    for codec in (NONE, *CODECS):
+        size = bytes_per_row(codec, _WIDTH, _DTYPE)
+        codecs[codec] = {
+            "bytes_per_row": size,
+            "to_fp16": size / halves,
+            "seconds_per_row": 0.0 if codec == NONE else seconds_per_row(codec, TensorSpec(_DTYPE, (_WIDTH,)), _ROWS),
+            "off": {kind: _off(codec, rows) for kind, rows in kinds.items()},
+        }
+    return {"width": _WIDTH, "dtype": _DTYPE, "kinds": list(kinds), "codecs": codecs}
+
+
+def _rows(large: float = 1.0, spike: float = 0.0) -> mx.array:
+    rows = mx.random.normal((_ROWS, _WIDTH), key=mx.random.key(3))
+    for channel in _LARGE:
+        rows[:, channel] *= large
+    rows[:, _SPIKE] += spike
+    return rows.astype(mx.bfloat16)
+
+
+def _off(codec: str, rows: mx.array) -> dict[str, float]:
+    """``fit``: the share of rows that can be packed; ``all``, ``usual``: root mean square errors of those, relative."""
+    if codec == NONE:
+        return {"fit": 1.0, "all": 0.0, "usual": 0.0}
+    fits, packed = pack(codec, rows)
+    fitting = np.flatnonzero(np.array(fits))
+    if not len(fitting):
+        return {"fit": 0.0, "all": 0.0, "usual": 0.0}
+    back = np.array(unpack(codec, packed, mx.float32))[fitting]
+    was = np.array(rows.astype(mx.float32))[fitting]
+    usual = np.setdiff1d(np.arange(_WIDTH), (*_LARGE, _SPIKE))
+    return {
+        "fit": len(fitting) / _ROWS,
+        "all": _relative(back, was),
+        "usual": _relative(back[:, usual], was[:, usual]),
+    }
+
+
+def _relative(back: np.ndarray, was: np.ndarray) -> float:
+    return math.sqrt(float(np.mean(np.square(back - was))) / float(np.mean(np.square(was))))
+
+
 # -- prompts -------------------------------------------------------------------------------------
 
 
-def _open(options: WireOptions, stack: ExitStack, codec: str, link: LinkProfile | None, processors: list[int]) -> LLM:
-    errors.print(f"loading the stages, codec {codec}{'' if link is None else ', slow link'}", soft_wrap=True)
-    settings = Settings(
-        context=max(options.prompt_tokens, _LENGTH) + _OPENING,
-        codec=codec,
-        draft="none",
-        token_budget=options.token_budget,
-        prefix_cache=False,
-        connect_timeout=options.connect_timeout,
-        rejoin_timeout=0.0,
-    )
+def _open(options: Options, stack: ExitStack, codec: str, link: LinkProfile | None, processors: list[int]) -> LLM:
+    context = max(options.prompt_tokens, _LENGTH) + _OPENING
+    settings = options.settings(context, codec=codec, token_budget=options.token_budget)
     with ExitStack() as while_opening:
         if link is not None:
             while_opening.enter_context(installed(link))
-        llm = stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
+        what = f", codec {codec}{'' if link is None else ', slow link'}"
+        llm = open_stages(stack, options, settings, what)
     machine.pin_stages(llm.layout.stages, None, processors)  # the workers that were started last
     return llm
 
 
-def _slow_link(options: WireOptions, llm: LLM) -> LinkProfile:
+def _slow_link(options: Options, llm: LLM) -> LinkProfile:
     """A link on which the bytes of a prompt take ``_SLOW`` times as long as the slowest stage computes."""
     _ttft(options, llm, -2)  # warms up
     before = llm.stats()["stages"]
@@ -139,13 +162,13 @@ def _slow_link(options: WireOptions, llm: LLM) -> LinkProfile:
     return LinkProfile(bytes_per_second=sent / (_SLOW * busy))
 
 
-def _ttft(options: WireOptions, llm: LLM, trial: int) -> float:
+def _ttft(options: Options, llm: LLM, trial: int) -> float:
     vocab_size = vocabulary(llm, open_model(str(llm.layout.model)))
     prompt = made_up(f"{options.seed} wire {trial}", options.prompt_tokens, vocab_size)
     return Stages("", llm).run(Task("prefill", trial, prompt, 1)).ttft
 
 
-def _prompts(options: WireOptions, llms: Mapping[tuple[str, str], LLM]) -> list[dict[str, Any]]:
+def _prompts(options: Options, llms: Mapping[tuple[str, str], LLM]) -> list[dict[str, Any]]:
     """TTFT of each system, in turns, and the ratio to no codec on the same link."""
     times: dict[tuple[str, str], list[float]] = {each: [] for each in llms}
     for trial in range(-1, options.trials):
@@ -153,9 +176,7 @@ def _prompts(options: WireOptions, llms: Mapping[tuple[str, str], LLM]) -> list[
             seconds = _ttft(options, llm, trial)
             if trial >= 0:
                 times[each].append(seconds)
-                errors.print(
-                    f"trial {trial + 1} of {options.trials}: link {each[0]}, {each[1]}: {seconds:.3g} s", soft_wrap=True
-                )
+                say(f"trial {trial + 1} of {options.trials}: link {each[0]}, {each[1]}: {seconds:.3g} s")
     return [
         {
             "link": link,
@@ -178,7 +199,7 @@ def _fidelity(checkpoint: Checkpoint, dtype: str, texts: list[list[int]]) -> lis
     whole = whole_model(checkpoint, dtype)
     exact = [logprobs(whole, text, vocab_size) for text in texts]
     for cut in sorted({max(1, layers * quarter // 4) for quarter in (1, 2, 3)} - {layers}):
-        errors.print(f"reading the text, cut after {cut} of {layers} layers", soft_wrap=True)
+        say(f"reading the text, cut after {cut} of {layers} layers")
         front, back = _stages(checkpoint, dtype, cut, layers)
         each = {codec: Fidelity() for codec in (NONE, *CODECS)}
         for text, one in zip(texts, exact, strict=True):
@@ -213,6 +234,11 @@ def _read(front: StageModel, back: StageModel, text: list[int], codec: str, voca
 # -- tables --------------------------------------------------------------------------------------
 
 
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Tables of rows, of fidelity where a text was read, and of prompts."""
+    return [_row_table(found), *([_text_table(found)] if found["fidelity"] else []), _prompt_table(found)]
+
+
 def _row_table(found: Mapping[str, Any]) -> Table:
     rows = found["rows"]
     table = Table(
@@ -233,16 +259,11 @@ def _row_table(found: Mapping[str, Any]) -> Table:
 
 def _text_table(found: Mapping[str, Any]) -> Table:
     table = Table(
-        "cut after", "codec", "mean KL", "p99 KL", "top-1 agreement", "perplexity", "change (95 %)",
+        "cut after", "codec", *HEADINGS,
         title=f"all rows packed at the cut; on {found['text']}", title_justify="left",
     )  # fmt: skip
     for each in found["fidelity"]:
-        low, high = each["perplexity_change_interval"]
-        table.add_row(
-            f"{each['cut']} of {each['layers']}", each["codec"], f"{each['mean_kl']:.2e}", f"{each['p99_kl']:.2e}",
-            f"{100 * each['top1_agreement']:.2f} %", f"{each['perplexity']:.2f}",
-            f"{each['perplexity_change_percent']:+.3f} % ({low:+.3f} to {high:+.3f})",
-        )  # fmt: skip
+        table.add_row(f"{each['cut']} of {each['layers']}", each["codec"], *cells(each))
     return table
 
 
@@ -254,9 +275,8 @@ def _prompt_table(found: Mapping[str, Any]) -> Table:
         f"{megabytes:.3g} MB/s", title_justify="left",
     )  # fmt: skip
     for each in found["prompts"]:
-        ratio = each["to_none"]
         table.add_row(
             each["link"], each["codec"], ", ".join(each["chosen"]), f"{each['bytes_per_token']:,.0f}",
-            f"{each['ttft']['median']:.3g}", f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})",
+            f"{each['ttft']['median']:.3g}", range_of(each["to_none"], 3),
         )  # fmt: skip
     return table

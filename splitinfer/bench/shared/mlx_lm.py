@@ -1,0 +1,165 @@
+"""The processes of mlx-lm that stand beside the stages, as they are asked from here."""
+
+import json
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from splitinfer.bench.shared.child_process import ChildProcess, receive_all
+from splitinfer.bench.shared.measure import Run
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.throughput import BatchRun
+from splitinfer.bench.shared.workload import Batch, Task
+from splitinfer.errors import ModelError
+from splitinfer.llm import LLM
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
+
+_PROCESS = "splitinfer.bench.shared.mlx_lm_process"
+_TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
+
+
+class PlainMlxLm:
+    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks.
+
+    Raises:
+        ModelError: mlx-lm cannot run this model here; with the reason.
+    """
+
+    def __init__(
+        self, folder: str, dtype: str | None, environment: Mapping[str, str] | None = None, draft: str | None = None
+    ) -> None:
+        self._child = ChildProcess(_PROCESS, environment)
+        try:
+            self.is_on: dict[str, Any] = self._ask({"folder": folder, "dtype": dtype, "draft": draft})
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def run(self, task: Task, step_size: int) -> Run:
+        """Run one task, with ``step_size`` prompt tokens at once."""
+        return self._run(task, step_size=step_size)
+
+    def run_with_drafts(self, task: Task, num_drafts: int) -> Run:
+        """Run one task by mlx-lm's own speculative decoding, with ``num_drafts`` drafts at a time."""
+        return self._run(task, num_draft=num_drafts)
+
+    def _run(self, task: Task, **how: int) -> Run:
+        answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, **how})
+        return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
+
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Run many sequences at once in the batch generator."""
+        return _batch_run(self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens}))
+
+    def serve(self, jobs: Sequence[tuple[float, Sequence[int], int]], until: int | None) -> list[list[float]]:
+        """Serve requests that arrive over time, in the batch generator.
+
+        ``jobs``: arrival in seconds, prompt, and number of tokens. ``until``: the index of the job after whose end
+        every other one gets one more token and is ended. Returns the seconds of each token from the start.
+        """
+        times: list[list[float]] = self._ask({"jobs": jobs, "until": until})["token_times"]
+        return times
+
+    def _ask(self, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._child.ask(options)
+        except ModelError as error:
+            raise ModelError(
+                f"plain mlx-lm cannot run this model here ({error}); --no-baseline leaves it out"
+            ) from None
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
+
+
+@contextmanager
+def plain_mlx_lm(
+    llm: LLM, environment: Mapping[str, str] | None = None, draft: str | None = None
+) -> Iterator[PlainMlxLm]:
+    """The whole model of a pipeline in a process of its own, which ends with the context. ``draft``: a model's name."""
+    say("loading the whole model in plain mlx-lm")
+    draft_folder = None if draft is None else str(open_model(draft).folder.resolve())
+    plain = PlainMlxLm(*fetched(llm), environment, draft_folder)
+    try:
+        yield plain
+    finally:
+        plain.close()
+
+
+def fetched(llm: LLM) -> tuple[str, str | None]:
+    """The folder with the whole model of a pipeline, of which this machine may have had a part, and its dtype."""
+    name = str(llm.layout.model)
+    checkpoint = open_model(name)
+    fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+    return str(checkpoint.folder.resolve()), resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+
+
+class MlxLmProcesses:
+    """The processes of mlx-lm's pipeline, which sleep between tasks. ``layers``: the number of each, in their order.
+
+    Raises:
+        ModelError: mlx-lm cannot cut this model; with the reason.
+    """
+
+    def __init__(self, folder: str, dtype: str | None, layers: Sequence[int]) -> None:
+        self._children: list[ChildProcess] = []
+        with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
+            json.dump([[f"127.0.0.1:{port}"] for port in _free_ports(len(layers))], hosts)
+            hosts.flush()
+            try:
+                for rank in range(len(layers)):
+                    self._children.append(ChildProcess(_PROCESS, {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}))
+                for answer in self._ask({"folder": folder, "dtype": dtype, "layers": list(layers)}):
+                    if "refused" in answer:
+                        raise ModelError(answer["refused"])
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, in the order of the layers."""
+        return [child.pid for child in reversed(self._children)]
+
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Run many sequences at once; times are those of the process with the last layers."""
+        return _batch_run(self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens})[0])
+
+    def _ask(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        for child in self._children:
+            child.send(options)
+        return receive_all(self._children, _TIMEOUT)
+
+    def close(self) -> None:
+        """End the processes."""
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Free ports; a ring must know them before it starts."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _batch_run(answer: Mapping[str, Any]) -> BatchRun:
+    return BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))

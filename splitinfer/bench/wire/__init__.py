@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode wire``: codecs for hidden states."""
