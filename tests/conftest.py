@@ -57,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _is_left_out(item, config)]
+    more = set() if config.getoption("--all") else effort.left_to_all(items, TESTS)
+    left_out = [item for item in items if item in more or _is_left_out(item, config)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     kept = set(items) - set(left_out)

@@ -9,7 +9,8 @@ start and wait for.
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -27,6 +28,82 @@ def thorough(usual: T, everything_: T) -> T:
 def long(*values: Any) -> Any:
     """Parameters that only ``--all`` runs."""
     return pytest.param(*values, marks=pytest.mark.long)
+
+
+# How many cases the usual run takes of tests that cost more than they tell, evenly from the first to the last; ``--all``
+# takes every one. These are more of the same: another architecture, another format, the twelfth moment of a kill.
+# 0: a quicker test holds the same promise.
+USUAL: dict[str, int] = {
+    "bench/test_bench.py::test_json_alone_without_baseline_over_a_slow_link": 0,
+    "bench/test_bench_speculation.py::test_replay_on_a_tiny_model": 0,
+    "bench/test_serving.py::test_codecs_on_the_links_of_a_tiny_model": 0,
+    "bench/test_serving.py::test_serving_a_tiny_model": 0,
+    "cluster/test_failing_workers.py::test_a_worker_elsewhere_whose_device_fails_ends": 0,
+    "cluster/test_kills.py::test_whatever_is_lost_no_token_changes_and_nothing_stays": 1,
+    "cluster/test_llm_endings.py::test_nothing_is_left_behind": 0,
+    "cluster/test_many_coordinators.py::test_many_coordinators": 0,
+    "cluster/test_peak_memory.py::test_a_stage_holds_its_own_weights_only": 0,
+    "cluster/test_rdma_pipeline.py::test_a_killed_carrier_is_a_loss_from_which_the_pipeline_recovers": 0,
+    "cluster/test_rdma_pipeline.py::test_auto_goes_on_over_tcp_where_a_dead_carrier_has_used_up_its_device": 0,
+    "cluster/test_rejoin.py::test_a_frozen_local_worker_is_replaced_unasked": 0,
+    "cluster/test_rejoin.py::test_a_local_worker_is_said_to_be_started_again": 0,
+    "cluster/test_signals.py::test_sigterm_lets_a_short_answer_end": 1,
+    "cluster/test_signals.py::test_the_coordinator_is_told_to_end": 3,
+    "cluster/test_strangers.py::test_an_order_that_cannot_be_carried_out": 4,
+    "core/scheduler/test_policy.py::test_the_objective_is_kept_and_used_up": 2,
+    "core/speculation/test_flight.py::test_it_is_what_dice_give": 12,
+    "engine/coordinator/test_failing_devices.py::test_the_coordinators_device_fails_once": 4,
+    "engine/coordinator/test_failing_devices.py::test_without_memory_fewer_run_at_a_time": 2,
+    "engine/coordinator/test_metrics.py::test_a_real_pipeline": 1,
+    "engine/drafts/test_drafts.py::test_architectures": 2,
+    "engine/drafts/test_drafts.py::test_every_drafter_and_every_flight": 6,
+    "engine/drafts/test_drafts.py::test_states_are_put_back": 1,
+    "engine/drafts/test_drafts.py::test_the_demo_pair": 1,
+    "engine/links/test_wire_codecs.py::test_a_conversation_begins_with_its_prompts_not_with_its_answers": 1,
+    "engine/links/test_wire_codecs.py::test_among_others_with_short_memory": 1,
+    "engine/links/test_wire_codecs.py::test_prompts_are_packed_and_nothing_else": 3,
+    "engine/links/test_wire_codecs.py::test_something_is_rounded_and_fewer_bytes_are_sent": 2,
+    "engine/stage/test_kv_format.py::test_among_others_under_every_policy": 1,
+    "engine/stage/test_kv_format.py::test_every_road_gives_the_same": 2,
+    "engine/stage/test_kv_format.py::test_windows_and_states_stay_as_they_are": 1,
+    "engine/stage/test_on_disk.py::test_after_all_were_restarted_the_next_turn_gets_the_tokens_it_gets_cold": 3,
+    "engine/stage/test_on_disk.py::test_short_of_memory_the_rest_comes_from_disk": 1,
+    "engine/stage/test_prepared.py::test_preparing_changes_no_bit": 2,
+    "engine/stage/test_reuse.py::test_a_second_turn_gets_the_tokens_it_gets_cold": 3,
+    "engine/test_mixed.py::test_each_gets_the_tokens_it_gets_alone": 2,
+    "engine/test_mixed.py::test_other_architectures_are_exact_at_equal_chunking": 1,
+    "engine/test_mixed.py::test_other_architectures_part_only_at_near_ties": 1,
+    "engine/test_mixed.py::test_who_gives_up_its_kv_gets_the_same_tokens": 1,
+    "engine/test_same_tokens.py::test_demo_model": 1,
+    "engine/test_same_tokens.py::test_greedy_is_mlx_lm": 3,
+    "engine/test_same_tokens.py::test_sampling_takes_every_road_alike": 3,
+    "matrix/test_loaded.py::test_loaded_stages_answer_like_mlx_lm": 4,
+    "matrix/test_matrix.py::test_cuts": 44,
+    "matrix/test_over_rdma.py::test_split_over_rdma_is_whole": 1,
+    "models/test_mlx_lm.py::test_modules_are_the_packages_own_whichever_comes_first": 1,
+    "models/test_trials.py::test_rounding_is_no_reason_to_refuse": 1,
+    "placement/test_plan_choices.py::test_the_plan_is_the_best_of_all_cuts": 1,
+    "sim/test_device_clock.py::test_cuts_by_the_costs_of_each_layer": 0,
+    "sim/test_device_clock.py::test_the_search_for_capacity_knows_such_devices": 0,
+    "transports/test_emulated.py::test_contract_with_both_ends_emulated": 60,
+    "transports/test_emulated.py::test_contract_with_one_end_emulated_both_ways": 30,
+    "transports/test_peers.py::test_a_frozen_peer_is_noticed_by_its_silence": 3,
+    "transports/test_peers.py::test_a_full_queue_waits_and_then_ends_the_link": 3,
+}
+
+
+def left_to_all(items: Sequence[pytest.Item], folder: Path) -> set[pytest.Item]:
+    """The cases beyond those that the usual run takes."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("long") is None:
+            cases.setdefault(f"{item.path.relative_to(folder)}::{item.name.partition('[')[0]}", []).append(item)
+    left = set[pytest.Item]()
+    for name, most in USUAL.items():
+        found = cases.get(name, [])
+        taken = {found[i * len(found) // most] for i in range(most)} if found else set()
+        left |= set(found) - taken
+    return left
 
 
 class ProcessorSeconds:

@@ -141,7 +141,7 @@ def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: li
 def test_what_contradicts_itself_is_one_sentence():
     with pytest.raises(ConfigError, match="give a layout or workers, not both"):
         LLM("demo", workers=["mini"])
-    with pytest.raises(ConfigError, match="name a layout, or a model"):
+    with pytest.raises(ConfigError, match="give a layout, or a model"):
         LLM()
 
 

@@ -9,7 +9,7 @@ from effort import long
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.kv.growth import BLOCK, mean_blocks, phase_of, room
+from splitinfer.core.kv.growth import BLOCK, mean_room, phase_of, room
 from splitinfer.models import kv_pool
 from splitinfer.models.caches import Place
 from splitinfer.models.cohort import SequenceCaches
@@ -34,15 +34,15 @@ def test_there_is_room_and_never_much_more(length: int, phase: float):
 
 
 @given(lengths, lengths)
-def test_more_tokens_never_take_fewer_blocks(a: int, b: int):
-    assert mean_blocks(min(a, b)) <= mean_blocks(max(a, b))
+def test_more_tokens_never_take_less_room(a: int, b: int):
+    assert mean_room(min(a, b)) <= mean_room(max(a, b))
 
 
 @given(lengths, st.integers(16, 100), st.integers(0, 100))
 def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: int):
     """On any stage of some layers, within a step's share of one layer's."""
     held = [room(length, phase_of(i)) for i in range(first, first + num_layers)]
-    assert sum(held) / num_layers == pytest.approx(mean_blocks(length) * BLOCK, rel=0.02, abs=BLOCK)
+    assert sum(held) / num_layers == pytest.approx(mean_room(length), rel=0.02, abs=BLOCK)
 
 
 @pytest.mark.parametrize("num_layers", [16, 40, 80])

@@ -147,7 +147,7 @@ class AnyOrder:
         self.house.scheduler.drop(self.random.choice("abc"))
 
 
-@settings(max_examples=thorough(400, 800), suppress_health_check=list(HealthCheck))
+@settings(max_examples=thorough(120, 800), suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3))
 def test_any_order(random: Random, block: int, min_chunk: int):
     with small(block=block, min_chunk=min_chunk):

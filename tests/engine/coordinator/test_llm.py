@@ -196,7 +196,7 @@ def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]
         LLM({"stages": [{"name": "a", "layers": 12}]})
     with pytest.raises(ModelError, match=r"contains no config\.json"):
         LLM(layout(tmp_path, [12], []))
-    with pytest.raises(LayoutError, match="has another vocabulary"):
+    with pytest.raises(LayoutError, match="does not have the vocabulary"):
         LLM({**layout("demo", [12], []), "draft": str(tiny_folder("llama"))})
 
 
