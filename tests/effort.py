@@ -30,8 +30,8 @@ def long(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-# How many cases the usual run takes of tests that cost more than they tell, evenly from the first to the last; ``--all``
-# takes every one. These are more of the same: another architecture, another format, the twelfth moment of a kill.
+# How many cases the usual run takes of tests that cost more than they tell, evenly from the first to the last; all of
+# them run with ``--all``. These are more of the same: another architecture, another format, the twelfth moment of a kill.
 # 0: a quicker test holds the same promise.
 USUAL: dict[str, int] = {
     "bench/test_bench.py::test_json_alone_without_baseline_over_a_slow_link": 0,
