@@ -18,7 +18,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modes that were run; nothing is measured."""
     found: list[str] = []
     monkeypatch.setattr("splitinfer.bench.modes.measure", lambda name, _options: found.append(name) or 0)
-    monkeypatch.setattr("splitinfer.bench.exact.run.measure_exact", lambda _options: found.append("exact") or 0)
+    monkeypatch.setattr("splitinfer.bench.exact.measure_exact", lambda _options: found.append("exact") or 0)
     monkeypatch.setattr("splitinfer.bench.shared.blas.prefer_openblas", lambda: None)
     monkeypatch.setattr(COMMAND, "set_up", lambda _verbose: None)
     monkeypatch.setattr(COMMAND, "finish", _finish)

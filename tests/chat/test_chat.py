@@ -333,7 +333,7 @@ def test_a_stopped_answer_is_reused_too(continuing: LLM):
     chat.run()
     first, second = outputs
     assert first.finish_reason == "abort"
-    assert 20 <= len(first.token_ids) < 100
+    assert len(first.token_ids) >= 20  # and more, where the pipeline is ahead of its reader
     assert chat.conversation.turns[0].assistant == first.text == screen.answers[0]
     assert second.num_cached_tokens >= first.num_prompt_tokens + len(first.token_ids) - 4
 
