@@ -31,7 +31,7 @@ def long(*values: Any) -> Any:
 
 
 # How many cases the usual run takes of tests that cost more than they tell, evenly from the first to the last; all of
-# them run with ``--all``. These are more of the same: another architecture, another format, the twelfth moment of a kill.
+# them run with ``--all``. They are more of the same: another architecture, another format, another moment of a kill.
 # 0: a quicker test holds the same promise.
 USUAL: dict[str, int] = {
     "bench/test_bench.py::test_answers_too_short_to_be_measured_are_refused": 0,
