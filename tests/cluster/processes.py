@@ -58,11 +58,12 @@ class _Stream:
         with self._changed:
             return self._read.decode(errors="replace")
 
-    def wait_for(self, pattern: str, seconds: float) -> re.Match[str]:
+    def wait_for(self, pattern: str, seconds: float, state: Callable[[], str]) -> re.Match[str]:
+        """Wait for a text; ``state`` says how its process is if it does not come."""
         give_up = time.monotonic() + seconds
         while (match := re.search(pattern, self.text)) is None:
             left = give_up - time.monotonic()
-            assert left > 0, f"{pattern!r} did not come within {seconds} s; there is: {self.text[-2000:]}"
+            assert left > 0, f"{pattern!r} did not come within {seconds} s; {state()}"
             with self._changed:
                 self._changed.wait(min(left, 0.05))
         return match
@@ -116,11 +117,11 @@ class Running:
 
     def sees(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:
         """Wait for ``pattern`` on standard error."""
-        return self._err.wait_for(pattern, seconds)
+        return self._err.wait_for(pattern, seconds, self.state)
 
     def prints(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:
         """Wait for ``pattern`` on standard output."""
-        return self._out.wait_for(pattern, seconds)
+        return self._out.wait_for(pattern, seconds, self.state)
 
     def types(self, text: str) -> None:
         """Write to its standard input."""
@@ -136,6 +137,17 @@ class Running:
         with suppress(psutil.NoSuchProcess):
             return self.process.children(recursive=True)
         return []
+
+    def state(self) -> str:
+        """What it and its children have said and done, for a failure's report."""
+        lines = [f"exit code {self._popen.poll()}; it printed: {self.out[-1000:]}", f"and said: {self.err[-1000:]}"]
+        for process in (self.process, *self.children()):
+            with suppress(psutil.Error):
+                user, system = process.cpu_times()[:2]
+                lines.append(
+                    f"{process.pid} {process.status()}, {user + system:.1f} s of processor: {process.cmdline()[1:]}"
+                )
+        return "\n".join([*lines, f"load {os.getloadavg()}"])
 
     def signal(self, number: int) -> float:
         """Send a signal; when that was."""
