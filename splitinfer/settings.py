@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 8192  # tokens
 NO_DRAFT = "none"
 
-_KV = "KV: the memory of what was read"
-_DRAFTS = "Drafts: tokens that are guessed ahead"
+_KV = "KV: the cache of keys and values"
+_DRAFTS = "Drafts: tokens guessed ahead"
 _LINKS = "Links between machines"
 _GB = 1e9
 

@@ -34,8 +34,8 @@ WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
 _DECLARED = declared(Settings)
 _MOST_GB = 1e9  # stands for "inf"
 _CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a declaration
-_CUT = "Cut: which machine gets which layers, where no layout says so"
-_SAMPLING = "Sampling: the model's generation_config.json recommends what is not given"
+_CUT = "Cut: which machine gets which layers, without a layout"
+_SAMPLING = "Sampling: defaults come from the model's generation_config.json"
 
 
 def finite(value: float | None) -> float | None:

@@ -163,7 +163,7 @@ def _is_text(found: Any) -> bool:
 
 
 def _no_number(word: str) -> float:
-    raise _NoJson(f"{word} is no number in JSON")
+    raise _NoJson(f"{word} is not a number in JSON")
 
 
 def _finite(word: str) -> float:
