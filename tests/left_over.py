@@ -85,12 +85,20 @@ def _is_of_process(thread: threading.Thread) -> bool:
 def _children() -> list[int]:
     """The child processes of this process, in microseconds where the system has a list of them."""
     if not _TASKS.exists():
-        return [child.pid for child in psutil.Process().children()]
+        return [child.pid for child in psutil.Process().children() if _lives(child.pid)]
     pids: list[int] = []
     for task in os.listdir(_TASKS):  # noqa: PTH208 - after each test: it has to be quick
         with contextlib.suppress(OSError), open(f"{_TASKS}/{task}/children") as file:  # the thread may have ended
-            pids += map(int, file.read().split())
+            pids += [pid for pid in map(int, file.read().split()) if _lives(pid)]
     return pids
+
+
+def _lives(pid: int) -> bool:
+    """Whether a child has not ended; one whose end nobody has asked for yet has."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _said_of_thread(thread: threading.Thread) -> str:

@@ -21,7 +21,9 @@ STREAMS, SECONDS = 8, 120.0
 
 
 def worker() -> psutil.Process:
-    (found,) = (child for child in psutil.Process().children() if "--name" in child.cmdline())
+    """The local worker. One that was killed may still be listed: the system has not ended it, or nobody has asked."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    (found,) = (child for child in living if "--name" in child.cmdline())
     return found
 
 
