@@ -32,7 +32,7 @@ def long(*values: Any) -> Any:
 
 # How many cases the usual run takes of tests that cost more than they tell, evenly from the first to the last; all of
 # them run with ``--all``. They are more of the same: another architecture, another format, another moment of a kill.
-# 0: a quicker test holds the same promise.
+# 0: none, because of its cost.
 USUAL: dict[str, int] = {
     "bench/test_bench.py::test_answers_too_short_to_be_measured_are_refused": 0,
     "bench/test_bench.py::test_ctrl_c_leaves_nobody_behind": 0,
