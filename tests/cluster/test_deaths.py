@@ -14,6 +14,7 @@ import peers
 import psutil
 import pytest
 from effort import long
+from interrupts import freeze
 from processes import Running, are_gone, coordinator, figure, until, worker, write_layout
 
 from splitinfer.llm import LLM
@@ -82,7 +83,7 @@ def test_a_local_worker_is_killed(tmp_path: Path):
 def test_a_worker_freezes(is_local: bool, tmp_path: Path):
     with worker() as remote, generating(tmp_path, ["local" if is_local else remote.address]) as running:
         frozen = running.children()[0] if is_local else remote.process
-        frozen.suspend()
+        freeze(frozen)
         struck = time.monotonic()
         used = sum(running.process.cpu_times()[:2])
         until(lambda: not running.is_alive or time.monotonic() - struck > 2, "it waits", 5)
@@ -110,7 +111,7 @@ def test_the_coordinator_is_killed(tmp_path: Path):
 def test_the_coordinator_freezes(tmp_path: Path):
     """The worker gives it up and serves the next; the frozen one hears so when it wakes."""
     with worker() as remote, generating(tmp_path, [remote.address]) as running:
-        running.process.suspend()
+        freeze(running.process)
         struck = time.monotonic()
         remote.sees("is gone", FROZEN)
         figure(f"the worker gave it up {time.monotonic() - struck:.2f} s after")
@@ -123,7 +124,7 @@ def test_a_worker_dies_while_it_loads(tmp_path: Path):
     """Frozen as soon as it is greeted, so that the coordinator waits for it."""
     with worker() as remote:
         layout = write_layout(tmp_path, [remote.address])
-        remote.process.suspend()
+        freeze(remote.process)
         with coordinator(layout, *LONG, "--connect-timeout", "2") as running:
             assert running.wait(20) == 1
             (sentence,) = running.complaints

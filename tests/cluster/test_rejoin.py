@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from effort import long
+from interrupts import freeze
 from processes import coordinator, until, worker, write_layout
 
 import splitinfer
@@ -49,7 +50,7 @@ def test_a_frozen_local_worker_is_replaced_unasked(victim: str, monkeypatch: pyt
         events = iter(request)
         for _ in range(5):
             next(events)
-        before[victim].suspend()
+        freeze(before[victim])
         assert request.result().token_ids == expected
         after = workers()
         assert not before[victim].is_running(), "the frozen one is gone"

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 import stages
 import yaml
+from interrupts import freeze
 from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
@@ -238,7 +239,7 @@ def test_links_with_keys(tmp_path: Path) -> None:
 def test_a_frozen_worker_is_not_waited_for_long() -> None:
     with worker() as there:
         layout = layout_of({"name": "w1", "address": there.address})
-        there.process.suspend()
+        freeze(there.process)
         try:
             result = survey_layout(layout, 1, lambda _: None).result
         finally:

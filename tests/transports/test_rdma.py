@@ -18,6 +18,7 @@ import zmq
 from contract import QUICK, SECONDS, pair, reason_at, until
 from curve import OWN, secured
 from echoes import echo, process
+from interrupts import freeze
 from jaccl import carriers_of, is_gone
 
 import transports
@@ -62,7 +63,7 @@ def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
     with pair(RING, BRISK) as links:
         children = [child_of(one) for one in links]
         started = time.monotonic()
-        children[end].suspend()
+        freeze(children[end])
         reasons = [reason_at(one) for one in links]
         assert time.monotonic() - started > 0.7
         assert all("hangs" in reason for reason in reasons), reasons

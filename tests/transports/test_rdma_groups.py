@@ -17,6 +17,7 @@ import pytest
 from contract import QUICK, SECONDS, number, numbered, reason_at, until
 from echoes import EXIT, echo, process
 from effort import long
+from interrupts import freeze
 
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
@@ -190,7 +191,7 @@ def _kill(one: Link) -> None:
 
 
 def _freeze(one: Link) -> None:
-    psutil.Process(pids(one)[0]).suspend()
+    freeze(psutil.Process(pids(one)[0]))
 
 
 @pytest.mark.parametrize(("end", "how"), [(0, _kill), (1, _freeze), long(1, _kill), long(0, _freeze)])
@@ -260,7 +261,7 @@ def test_a_parked_child_that_cannot_go_on_is_replaced(
         pair[0].close()
         reason_at(pair[1])
         until(lambda: parked() == set(before), "both ends keep the group")
-        psutil.Process(before[end]).suspend()
+        freeze(psutil.Process(before[end]))
         again = joined(listener)
         assert not set(pids(*again)) & set(before)
         exchange(*again)

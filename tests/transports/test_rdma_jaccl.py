@@ -12,6 +12,7 @@ import pytest
 from contract import CHECKS, QUICK, SECONDS, pair, payload, reason_at, until
 from echoes import echo
 from effort import long
+from interrupts import freeze
 from jaccl import READER, WRITER, all_received, carriers_of, is_gone, make_world, until_free
 
 import transports
@@ -154,7 +155,7 @@ def test_killed_children_end_the_link_at_both_ends(which: tuple[int, ...], world
 def test_a_frozen_child_ends_the_link(end: int, world: World) -> None:
     with pair(world.address(), BRISK) as links:
         children = [child_of(one) for one in links]
-        children[end].suspend()
+        freeze(children[end])
         for one in links:
             assert "hangs" in reason_at(one)
     until_free(world)
