@@ -22,7 +22,7 @@ from interrupts import freeze
 from jaccl import carriers_of, is_gone
 
 import transports
-from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
+from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable, emulated
 from transports.framing import Kind, encode
 from transports.rdma import handshake, link, transport
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
@@ -384,7 +384,7 @@ def test_addresses_that_are_none(address: str, reason: str) -> None:
 
 
 def test_an_emulated_rdma_link() -> None:
-    with transports.listen(RING, options=QUICK) as listener, transports.emulated.installed("10gbe"):
+    with transports.listen(RING, options=QUICK) as listener, emulated.installed("10gbe"):
         address = transports.address_for_others(listener.address)
         assert address.startswith("emulated+rdma://")
         here = transports.connect(address, timeout=SECONDS, options=QUICK)
