@@ -102,7 +102,7 @@ USUAL: dict[str, int] = {
     "engine/test_same_tokens.py::test_half_precision_crosses_the_link_exactly": 1,
     "engine/test_same_tokens.py::test_sampling_takes_every_road_alike": 1,
     "matrix/test_loaded.py::test_loaded_stages_answer_like_mlx_lm": 2,
-    "matrix/test_matrix.py::test_cuts": 24,
+    "matrix/test_matrix.py::test_cuts": 16,
     "matrix/test_over_rdma.py::test_split_over_rdma_is_whole": 1,
     "models/test_caches.py::test_attention_is_that_of_a_window_over_everything": 8,
     "models/test_demo.py::test_it_knows_a_tale_when_it_reads_one": 1,
