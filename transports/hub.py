@@ -284,7 +284,8 @@ class Hub:
 
     def _attend(self, ready: list[int], reader: TcpLink | None = None) -> None:
         if self._wake_out in ready:
-            os.read(self._wake_out, 4096)
+            with contextlib.suppress(BlockingIOError):  # the other thread that polls it may have read it since
+                os.read(self._wake_out, 4096)
         if self._socket.monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
         self._iterate(reader)

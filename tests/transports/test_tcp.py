@@ -292,3 +292,13 @@ def test_a_reader_on_a_port_with_several_links_waits_for_nobody() -> None:
                     waits.append(time.monotonic() - began)
         assert max(waits) < 1.0
         first.close()
+
+
+def test_a_wake_that_a_reader_has_taken_does_not_stop_the_network_thread() -> None:
+    """Both poll the same pipe. The thread may see the byte before the reader takes it, and get the loop after that."""
+    with pair("tcp://127.0.0.1:0") as (here, there):
+        hub = here._hub  # type: ignore[attr-defined]
+        with hub._loop_lock:
+            hub._attend([hub._wake_out])
+        here.send(Frame(b"still"))
+        assert there.recv(SECONDS).header == b"still"
