@@ -7,6 +7,7 @@ from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.sequence import Sequence
+from splitinfer.errors import QueueFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,19 @@ class SchedulerConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
+    def check_room(self, seq: Sequence, num_waiting: int) -> None:
+        """Check that ``seq`` may wait beside ``num_waiting`` others, and will fit. Safe to call from any thread.
+
+        Raises:
+            QueueFull: too many wait already.
+            NeverFits: its KV is too large for a stage even when alone.
+        """
+        if num_waiting >= self.max_waiting:
+            raise QueueFull(f"{num_waiting:,} requests are waiting already, which is the most; try again later")
+        self.check_fits(seq)
+
     def check_fits(self, seq: Sequence) -> None:
-        """Check that the KV of ``seq`` at its longest fits on every stage. Safe to call from any thread.
+        """Check that the KV of ``seq`` at its longest fits on every stage.
 
         Raises:
             NeverFits: it is too large for a stage even when alone.

@@ -1,4 +1,4 @@
-"""What the next plan would do. The planner returns it; ``can_schedule`` discards it and ``schedule`` applies it."""
+"""What the next plan would do. The planner returns it and changes nothing; the scheduler applies it."""
 
 from dataclasses import dataclass, field
 

@@ -17,7 +17,7 @@ def check(scheduler: Scheduler) -> None:
     scheduler.batches.check()
     for seq in scheduler.running.values():
         _check_running(scheduler, seq)
-    assert scheduler.state.plans or scheduler.is_idle or scheduler.can_schedule, "a sequence waits for ever"
+    assert scheduler.state.plans or scheduler.is_idle or scheduler.planner.decide(), "a sequence waits for ever"
 
 
 def _check_places(scheduler: Scheduler) -> None:

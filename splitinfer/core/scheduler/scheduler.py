@@ -34,8 +34,8 @@ its tokens, and is computed again later. A token's random key depends on its pos
 change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is lowered
 (``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
-The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``can_schedule`` asks it,
-``schedule`` applies its decision. Both read the same state (``core.scheduler.state``).
+The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``schedule`` applies its
+decision. Both read the same state (``core.scheduler.state``).
 """
 
 from collections import deque
@@ -56,7 +56,7 @@ from splitinfer.core.scheduler.planner import StepPlanner
 from splitinfer.core.scheduler.policy import PolicyConfig, policy_of
 from splitinfer.core.scheduler.results import check_result
 from splitinfer.core.scheduler.state import SchedulerState
-from splitinfer.core.scheduler.waiting_queue import Deadlines, QueueFull
+from splitinfer.core.scheduler.waiting_queue import Deadlines
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import Member
@@ -98,7 +98,7 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.groups = state.groups
         self._admission = AdmissionControl(state)
-        self._planner = StepPlanner(state, self._admission)
+        self.planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
         self._unlearned: deque[tuple[tuple[Slice, ...], tuple[StageFigures, ...], float]] = deque()
         self._next_step = self._num_arrived = 0
@@ -120,9 +120,7 @@ class Scheduler:
             QueueFull: ``max_waiting`` requests wait already.
             NeverFits: its KV is too large for a stage even when alone.
         """
-        if not self.has_room:
-            raise QueueFull(f"{len(self.waiting)} requests are waiting already, which is the most")
-        self.config.check_fits(seq)
+        self.config.check_room(seq, len(self.waiting))
         seq.arrival = self._num_arrived
         if self.config.blocks.keeps_blocks:
             seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.state.budget.block)
@@ -299,11 +297,11 @@ class Scheduler:
         are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
         if self.speculation is None or len(self.state.plans) >= self.state.limit:
             return []
-        order = self._planner.groups_in_turn()
+        order = self.planner.groups_in_turn()
         for group in order:
             members = self.batches.members(group)
             if members and not self.batches.is_in_flight(group):
-                return [] if self._planner.keeps_decodes_waiting(group) else self._wishes_of(members)
+                return [] if self.planner.keeps_decodes_waiting(group) else self._wishes_of(members)
         if self.state.reads_prompts:
             return []
         for group in order:
@@ -376,23 +374,13 @@ class Scheduler:
         not.
         """
         self.state.now = max(self.state.now, now)
-        decision = self._planner.decide()
+        decision = self.planner.decide()
         return None if decision is None else self._apply(decision)
 
     def predicted(self, plan: StepPlan) -> float | None:
         """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
         for a plan whose blocks are read from disks."""
         return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
-
-    @property
-    def can_schedule(self) -> bool:
-        """Whether ``schedule`` would return a plan now."""
-        return self._planner.decide() is not None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the queue has room for one more request."""
-        return len(self.waiting) < self.config.max_waiting
 
     @property
     def next_deadline(self) -> float | None:

@@ -13,10 +13,6 @@ from splitinfer.core.sequence import Sequence
 Key = tuple[int, bool, float, int, int]
 
 
-class QueueFull(ValueError):
-    """The queue has no room for another request."""
-
-
 class WaitingQueue:
     """Sequences in the order in which they will be admitted.
 

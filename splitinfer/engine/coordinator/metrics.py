@@ -1,8 +1,8 @@
-"""What the pipeline did, from the figures that every step returns with its result.
+"""What the stages did in a *window*: since the start, or since the last reset; from the figures that every step returns
+with its result.
 
-``Totals`` are counters since the start. ``PipelineMetrics`` look at a *window*: since the start, or since the last
-reset. They put each step's times on the coordinator's clock (``core.metrics.clocks``), attribute every gap between two
-steps to a cause (``core.metrics.gaps``), and count how long tokens took.
+Each step's times are put on the coordinator's clock (``core.metrics.clocks``), every gap between two steps is
+attributed to a cause (``core.metrics.gaps``), and how long tokens took is counted.
 
 For the first stage's gap it must be known what its step had waited for. The loop reports when it finds nothing to plan
 (``blocked``); the first event after that (``heard``) counts as what made a plan possible again, because the loop tries
@@ -20,113 +20,9 @@ from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Vis
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
-from splitinfer.core.scheduler.room import UsualRequest
-from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
 _FAR = 1e12  # seconds; no clock reads more
-
-
-@dataclass(slots=True)
-class StageTotals:
-    """One stage's sums: seconds computing, steps, bytes of hidden states sent, rows of them that the link's codec could
-    not represent, and bytes of stored KV copied, in ``copying`` seconds."""
-
-    busy: float = 0.0
-    steps: int = 0
-    bytes_sent: int = 0
-    rows_unfit: int = 0
-    bytes_copied: int = 0
-    copying: float = 0.0
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start. ``active``: seconds in which any request was under way.
-
-    ``away``: seconds between a step's end on the coordinator's own layers and the arrival of its result, summed over
-    the steps. With one stream, ``away`` minus the other stages' ``busy`` is the links' share; ``active`` minus ``away``
-    and the coordinator's own ``busy`` is the loop's.
-    """
-
-    stages: list[StageTotals]
-    active: float = 0.0
-    away: float = 0.0
-    computed_tokens: int = 0  # rows that went through the stages
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    rejoins: int = 0  # times a lost worker came back
-    losses: dict[str, int] = field(default_factory=dict)  # by stage: times its worker was lost, or its device failed
-    finished: dict[str, int] = field(default_factory=dict)
-    _active_since: float | None = None
-
-    def step(self, result: StepResult, now: float) -> None:
-        """Add one step, whose result has just arrived."""
-        for figures in result.figures:
-            if figures.stage == 0:  # on the clock of this process
-                self.away += now - figures.ended
-            if 0 <= figures.stage < len(self.stages):
-                stage = self.stages[figures.stage]
-                stage.busy += figures.ended - figures.started
-                stage.steps += 1
-                stage.bytes_sent += figures.bytes_sent
-                stage.rows_unfit += figures.unfit
-                stage.bytes_copied += figures.bytes_copied
-                stage.copying += figures.copying
-
-    def is_active(self, active: bool, now: float) -> None:
-        """Set whether any request is under way."""
-        if self._active_since is not None:
-            self.active += now - self._active_since
-        self._active_since = now if active else None
-
-    def lost(self, stage: str | None) -> None:
-        """Count a loss; ``None``: it is not known which stage's."""
-        name = stage or UNKNOWN_STAGE
-        self.losses[name] = self.losses.get(name, 0) + 1
-
-    @property
-    def usual_request(self) -> UsualRequest:
-        """The means of the requests that have ended."""
-        count = sum(list(self.finished.values()))
-        if not count:
-            return UsualRequest()
-        return UsualRequest(self.generated_tokens / count, (self.prompt_tokens - self.cached_tokens) / count)
-
-    def as_dict(self, names: Sequence[str], now: float) -> dict[str, Any]:
-        """The counters as plain numbers, for ``LLM.stats``."""
-        since = self._active_since  # read once: the engine's thread may change it
-        active = self.active + (now - since if since is not None else 0.0)
-        sent = sum(stage.bytes_sent for stage in self.stages)
-        return {
-            "active_seconds": active,
-            "away_seconds": self.away,
-            "computed_tokens": self.computed_tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "generated_tokens": self.generated_tokens,
-            "rejoins": self.rejoins,
-            "losses": dict(self.losses),
-            "finished": dict(self.finished),
-            "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
-            "stages": [
-                {
-                    "name": name,
-                    "busy_seconds": stage.busy,
-                    "busy_percent": 100 * stage.busy / active if active else 0.0,
-                    "steps": stage.steps,
-                    "bytes_sent": stage.bytes_sent,
-                    "rows_unfit": stage.rows_unfit,
-                    "bytes_copied": stage.bytes_copied,
-                    "copy_seconds": stage.copying,
-                }
-                for name, stage in zip(names, self.stages, strict=False)  # the engine's thread may change the cut
-            ],
-        }
-
-
-# -- the window ------------------------------------------------------------------------------------
 
 
 class _Trigger(NamedTuple):

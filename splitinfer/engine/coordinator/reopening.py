@@ -16,66 +16,22 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
-from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.liveness import LossCounter, RejoinDeadline
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.engine.coordinator.later import Later
-from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
-from splitinfer.engine.coordinator.own_steps import OwnSteps
+from splitinfer.engine.coordinator.figures import Figures
+from splitinfer.engine.coordinator.loop import Loop
+from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
 from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
 
 _RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
-
-
-class Loop(Protocol):
-    """The engine's loop, as far as it takes part."""
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler in force."""
-        ...
-
-    def use(self, scheduler: Scheduler) -> None:
-        """Go by a scheduler of the pipeline's present stages from now on."""
-        ...
-
-    def hear(self) -> None:
-        """Handle submissions and aborts for a moment, and end the requests whose time is over; or stop."""
-        ...
-
-    def end_unwanted(self) -> None:
-        """End the requests that were aborted, and those whose time is over, and handle nothing else: stages load."""
-        ...
-
-    def stop_if_closing(self) -> None:
-        """Stop the loop if the pipeline was closed from another thread."""
-        ...
-
-    def draft_again(self) -> None:
-        """What the drafter has computed is lost with this machine's device."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the loop and opening again share."""
-
-    pipeline: Pipeline
-    own_steps: OwnSteps
-    requests: RequestTable
-    metrics: PipelineMetrics
-    totals: Totals
-    later: Later
-    watch: StallDetector
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +43,23 @@ class _Wanted:
 
 
 class Reopening:
-    """Opens the pipeline of ``parts`` again.
+    """Opens a loop's pipeline again.
 
     ``configure`` makes the bounds of a scheduler, given the open pipeline. ``rejoin_timeout``: seconds that requests
     wait for a lost stage; 0 ends them at once.
     """
 
     def __init__(
-        self, parts: Parts, loop: Loop, configure: Callable[[Pipeline], SchedulerConfig], rejoin_timeout: float
+        self,
+        loop: Loop,
+        pipeline: Pipeline,
+        requests: OpenRequests,
+        figures: Figures,
+        configure: Callable[[Pipeline], SchedulerConfig],
+        rejoin_timeout: float,
     ) -> None:
-        self._parts, self._loop, self._configure, self._timeout = parts, loop, configure, rejoin_timeout
+        self._loop, self._pipeline, self._requests, self._figures = loop, pipeline, requests, figures
+        self._configure, self._timeout = configure, rejoin_timeout
         self._losses = LossCounter()
         self._wanted: deque[_Wanted] = deque()
         self.lost_stage: str | None = None
@@ -136,15 +99,15 @@ class Reopening:
         Raises:
             WorkerLost, DeviceFailed: neither can be opened.
         """
-        parts, pipeline, began = self._parts, self._parts.pipeline, time.monotonic()
+        pipeline, began = self._pipeline, time.monotonic()
         before, wanted = pipeline.layout, self._wanted[0]
         error = self._objection()
         if error is not None:
             self._refuse(error)
             return
-        parts.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
-        parts.later.put(parts.metrics.lost, began)
-        parts.watch.reset()
+        self._loop.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
+        self._figures.lost(began)
+        self._loop.watch.reset()
         error = self._attempt(wanted.layout)
         if error is None:
             self._wanted.popleft().paused.set_result(time.monotonic() - began)
@@ -169,7 +132,7 @@ class Reopening:
 
     def _objection(self) -> SplitinferError | None:
         """Why no other cut is to be loaded now, if so."""
-        if self._parts.requests.is_draining:
+        if self._requests.is_draining:
             return PeerError("the coordinator is shutting down and loads no other cut")
         return None
 
@@ -190,18 +153,14 @@ class Reopening:
         return None
 
     def _open_cut(self, layout: Layout) -> None:
-        parts = self._parts
-        parts.pipeline.relay(layout)
-        parts.pipeline.open(meanwhile=self._loop.end_unwanted)
-        self._loop.scheduler.replay()
-        moved = self._loop.scheduler.moved_to(self._configure(parts.pipeline))
+        loop, pipeline = self._loop, self._pipeline
+        pipeline.relay(layout)
+        pipeline.open(meanwhile=self._requests.end_unwanted)
+        loop.scheduler.replay()
+        moved = loop.scheduler.moved_to(self._configure(pipeline))
         self._tune_again(moved)
-        self._loop.use(moved)
-        parts.later.run()
-        now = time.monotonic()
-        parts.totals.stages = [StageTotals() for _ in layout.stages]
-        parts.metrics.relaid([spec.name for spec in layout.stages], now)
-        parts.metrics.resumed(parts.pipeline.clocks, now)
+        loop.use(moved)
+        self._figures.relaid([spec.name for spec in layout.stages], pipeline.clocks, time.monotonic())
 
     # -- a stage is lost ---------------------------------------------------------------------
 
@@ -211,25 +170,25 @@ class Reopening:
         Raises:
             WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
         """
-        pipeline = self._parts.pipeline
+        pipeline, totals = self._pipeline, self._figures.totals
         own_name = pipeline.layout.stages[0].name
         if isinstance(loss, DeviceFailed):
             loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
         lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
         self.lost_stage = lost or "of a worker"
-        self._parts.totals.lost(lost)
+        totals.lost(lost)
         log.warning("%s; %s", loss, self._remedy(loss))
-        self._parts.later.put(self._parts.metrics.lost, time.monotonic())
-        self._parts.watch.reset()
+        self._figures.lost(time.monotonic())
+        self._loop.watch.reset()
         pipeline.regroup(str(loss))
-        self._parts.own_steps.drop()
+        self._loop.own_steps.drop()
         if isinstance(loss, DeviceFailed):
             self._loop.draft_again()
         reason = self._open()
         if reason is not None:
             self._wait(loss, reason)
         self._resume()
-        self._parts.totals.rejoins += 1
+        totals.rejoins += 1
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
@@ -242,11 +201,11 @@ class Reopening:
         if stage is not None and scheduler.lower_budget(stage):
             kv = scheduler.state.budget.stages[stage]
             return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
-        if self._timeout <= 0 or not self._losses.another(self._parts.totals.generated_tokens):
+        if self._timeout <= 0 or not self._losses.another(self._figures.generated_tokens):
             raise loss
         if isinstance(loss, DeviceFailed):
             return "it recomputes what it held"
-        return f"waiting up to {self._timeout:.0f} s for it: {self._parts.pipeline.remedy}"
+        return f"waiting up to {self._timeout:.0f} s for it: {self._pipeline.remedy}"
 
     # -- both --------------------------------------------------------------------------------
 
@@ -255,7 +214,7 @@ class Reopening:
         patience = RejoinDeadline(self._timeout)
         while reason is not None:
             self._loop.hear()
-            if patience.is_over(time.monotonic(), anybody_waits=bool(self._parts.requests)):
+            if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {reason}")
             if self.is_asked and self._change_instead():
                 return
@@ -264,20 +223,20 @@ class Reopening:
     def _change_instead(self) -> bool:
         """Open the pipeline with the cut that was asked for, in place of the one that has lost a stage; whether that
         could be done."""
-        wanted, before, began = self._wanted[0], self._parts.pipeline.layout, time.monotonic()
+        wanted, before, began = self._wanted[0], self._pipeline.layout, time.monotonic()
         error = self._objection() or self._attempt(wanted.layout)
         if error is None:
             self._wanted.popleft().paused.set_result(time.monotonic() - began)
             return True
         self._loop.stop_if_closing()
-        self._parts.pipeline.relay(before)
+        self._pipeline.relay(before)
         self._refuse(error)
         return False
 
     def _open(self) -> str | None:
         """Open the pipeline as it was; the reason if that cannot be done yet."""
         try:
-            self._parts.pipeline.open(_RECONNECT, self._loop.end_unwanted)
+            self._pipeline.open(_RECONNECT, self._requests.end_unwanted)
         except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
             self._loop.stop_if_closing()
             return str(error)
@@ -285,11 +244,11 @@ class Reopening:
 
     def _resume(self) -> None:
         """All stages are there, and hold nothing but what they have on disk."""
-        scheduler, parts = self._loop.scheduler, self._parts
-        scheduler.replay(parts.pipeline.kept())
+        scheduler = self._loop.scheduler
+        scheduler.replay(self._pipeline.kept())
         self._tune_again(scheduler)  # what was tuned while no stage was there to go by
         self._loop.use(scheduler)
-        parts.later.put(parts.metrics.resumed, parts.pipeline.clocks, time.monotonic())
+        self._figures.resumed(self._pipeline.clocks, time.monotonic())
         self.lost_stage = None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from splitinfer.core.layout import Layout
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.speculation.speculation import Speculation
-from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
+from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.drafts.drafters import Drafter
 
@@ -16,17 +16,16 @@ def stats_of(
     layout: Layout,
     scheduler: Scheduler | None,
     drafter: Drafter | None,
-    totals: Totals,
-    metrics: PipelineMetrics,
+    figures: Figures,
     now: float,
     *,
     reset: bool,
 ) -> dict[str, Any]:
     """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
     ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
-    stats = totals.as_dict([spec.name for spec in layout.stages], now)
-    stats["window"] = metrics.snapshot(now, reset=reset)
-    for stage, idle in zip(stats["stages"], metrics.idle_seconds(), strict=False):
+    stats = figures.totals.as_dict([spec.name for spec in layout.stages], now)
+    stats["window"] = figures.window.snapshot(now, reset=reset)
+    for stage, idle in zip(stats["stages"], figures.window.idle_seconds(), strict=False):
         stage["idle_seconds"] = idle
     if scheduler is not None:
         stats |= _queue_stats(scheduler)

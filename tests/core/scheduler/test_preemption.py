@@ -204,7 +204,7 @@ def test_asking_changes_nothing():
         while not preempted(house):
             before = picture(house.scheduler)
             for _ in range(3):
-                house.scheduler.can_schedule
+                house.scheduler.planner.decide()
             assert picture(house.scheduler) == before
             house.step() or house.deliver()
 

@@ -12,9 +12,9 @@ from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.scheduler.waiting_queue import QueueFull
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.errors import QueueFull
 
 # -- anything, in any order ------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class AnyOrder:
                 priority=self.random.choice([0, 0, 0, 1, -1]), deadline=deadline, flight=self.flight(),
             )  # fmt: skip
         except QueueFull:
-            assert not self.house.scheduler.has_room
+            assert len(self.house.scheduler.waiting) >= self.house.scheduler.config.max_waiting
         except NeverFits:
             assert self.house.scheduler.config.kv is not None
 

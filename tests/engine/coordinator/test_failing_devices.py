@@ -12,7 +12,7 @@ from stages import layout, pipeline, prompt
 
 from splitinfer.core import liveness
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator import engine as engine_module
+from splitinfer.engine.coordinator import loop as loop_module
 from splitinfer.engine.device.device import Device, Span, Ticket
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage import loader
@@ -71,14 +71,14 @@ def test_without_memory_fewer_run_at_a_time(
     with pipeline(folder, CUTS, max_running=12, rejoin_timeout=0, prefix_cache=False, **groups) as llm:
         before = llm.kv_budget
         assert answers(llm, 12) == expected
-        assert llm._engine.totals.rejoins > 0
+        assert llm._engine.figures.totals.rejoins > 0
         assert llm.stats()["waiting"] == llm.stats()["running"] == 0
         now = llm._engine.scheduler.state.budget
         assert 3 * A_SEQUENCE <= now.stages[stage].budget_bytes < 12 * A_SEQUENCE
         assert now.stages[1 - stage] == before.stages[1 - stage]
-        num = llm._engine.totals.rejoins
+        num = llm._engine.figures.totals.rejoins
         assert answers(llm, 12) == expected
-        assert llm._engine.totals.rejoins == num, "it knows by now"
+        assert llm._engine.figures.totals.rejoins == num, "it knows by now"
 
 
 def test_stored_blocks_go_when_there_is_no_memory(
@@ -90,7 +90,7 @@ def test_stored_blocks_go_when_there_is_no_memory(
     )
     with pipeline(folder, CUTS, max_running=12) as llm:
         assert answers(llm, 12) == expected
-        assert llm._engine.totals.rejoins == 1
+        assert llm._engine.figures.totals.rejoins == 1
 
 
 @WHERE
@@ -136,7 +136,7 @@ def test_the_coordinators_device_fails_once(
     failing.use(monkeypatch, {0: make(failing.nth(number, BROKEN))})
     with pipeline(folder, cuts, max_running=3) as llm:
         assert answers(llm, 5) == expected[:5]
-        assert llm._engine.totals.rejoins == 1
+        assert llm._engine.figures.totals.rejoins == 1
 
 
 def test_results_from_before_a_failure_are_not_taken_for_later_ones(
@@ -154,7 +154,7 @@ def test_results_from_before_a_failure_are_not_taken_for_later_ones(
     failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=False, at_launch=slowly)})
     with pipeline(folder, [4], token_budget=8) as llm:
         assert answers(llm, 1) == expected[:1]
-        assert llm._engine.totals.rejoins == 1
+        assert llm._engine.figures.totals.rejoins == 1
 
 
 def test_the_coordinators_device_fails_for_ever(
@@ -204,7 +204,7 @@ def test_memory_that_a_graph_lacks_is_no_fault_of_the_program(
     monkeypatch.setattr(StageRunner, "_build", short)
     with pipeline(folder, CUTS, max_running=3) as llm:
         assert answers(llm, 5) == expected[:5]
-        assert llm._engine.totals.rejoins == 1
+        assert llm._engine.figures.totals.rejoins == 1
 
 
 # -- standing still --------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_the_coordinators_device_stands_still(folder: Path, monkeypatch: pytest.
     """Nothing in its process can make it go on, so this ends with a sentence, alone or not."""
     monkeypatch.setattr(liveness, "_BEYOND", 0.3)
     monkeypatch.setattr(liveness, "_UNKNOWN", 0.3)
-    monkeypatch.setattr(engine_module, "_WATCH_EVERY", 0.1)
+    monkeypatch.setattr(loop_module, "WATCH_EVERY", 0.1)
     for cuts in ([4], CUTS):
         stuck = failing.StuckDevice(4)
         failing.use(monkeypatch, {0: stuck})

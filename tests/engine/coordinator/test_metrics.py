@@ -15,7 +15,8 @@ from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
+from splitinfer.engine.coordinator.metrics import PipelineMetrics
+from splitinfer.engine.coordinator.totals import Totals
 from splitinfer.llm import LLM
 
 AHEAD = 1000.0  # seconds by which the worker's clock is ahead

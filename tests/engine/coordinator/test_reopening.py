@@ -22,11 +22,10 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator import pipeline as pipeline_module
-from splitinfer.engine.coordinator.later import Later
-from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
+from splitinfer.engine.coordinator.figures import Figures
+from splitinfer.engine.coordinator.open_requests import InForce, OpenRequests
 from splitinfer.engine.coordinator.own_steps import OwnSteps
-from splitinfer.engine.coordinator.reopening import Parts, Reopening
-from splitinfer.engine.coordinator.request_table import RequestTable
+from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.worker_group import Event, WorkerGroup
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.worker import worker as worker_module
@@ -93,6 +92,8 @@ class FakeLoop:
     patience: int = 5
     is_closing: bool = False
     while_hearing: Callable[[], None] = lambda: None
+    own_steps: "NoSteps" = field(default_factory=lambda: NoSteps())
+    watch: StallDetector = field(default_factory=StallDetector)
 
     def use(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -101,9 +102,6 @@ class FakeLoop:
         assert self.patience, "it is waited for without end"
         self.patience -= 1
         self.while_hearing()
-
-    def end_unwanted(self) -> None:
-        pass
 
     def stop_if_closing(self) -> None:
         if self.is_closing:
@@ -138,9 +136,11 @@ def make(*usable: str) -> tuple[Reopening, Stages, FakeLoop]:
     """What opens the cut 2-2 again, of which ``usable`` says whether it is there."""
     pipeline = Stages(cut(2, 2), usable)
     loop = FakeLoop(Scheduler(configured(pipeline)))
-    metrics, totals = PipelineMetrics(["s0", "s1"], 0.0), Totals([StageTotals(), StageTotals()])
-    parts = Parts(pipeline, NoSteps(), RequestTable(), metrics, totals, Later(), StallDetector())  # type: ignore[arg-type]
-    return Reopening(parts, loop, configured, rejoin_timeout=SECONDS), pipeline, loop
+    figures = Figures(["s0", "s1"], 0.0)
+    requests = OpenRequests(figures, lambda _seq_id: None)
+    requests.in_force = InForce(loop.scheduler, pipeline.layout)
+    parts: Any = (loop, pipeline, requests, figures, configured)
+    return Reopening(*parts, rejoin_timeout=SECONDS), pipeline, loop
 
 
 def test_a_cut_takes_the_place_of_one_that_has_lost_a_worker():
@@ -278,7 +278,7 @@ def test_requests_end_while_another_cut_is_loaded(
     requests, ended, own_is_loaded = list[Request](), dict[str, bool](), threading.Event()
 
     def is_open(request: Request) -> bool:
-        return llm._engine._requests.get(request._state.seq_id) is not None
+        return request._state.seq_id in llm._engine._requests
 
     def load_own(command: Load, name: str, report: Callable[[Progress], None], disk: Disk | None) -> LoadedStage:
         requests[0].abort()

@@ -20,8 +20,8 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, SamplingParams
 from splitinfer.core.sequence import Sequence as Request
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.machine.machine import Machine
@@ -70,10 +70,9 @@ class Staged(Simulator):
         super().__init__(Scheduler(config), machine, acceptance=situation.acceptance, seed=1)
         names = NAMES[:count]
         self.recent, self.lags, self.requests, self.spells = RecentSteps(), situation.lags, list[float](), list[Any]()
-        self.metrics, self.totals = PipelineMetrics(names, 0.0, trace), Totals([StageTotals() for _ in names])
-        trace.begin(names)
-        self.metrics.opened(Clocks([ClockReading(0.0, 0.0)] * (count - 1)), 0.0)
-        self.metrics.watch(self.recent)
+        self.figures = Figures(names, 0.0, trace)
+        self.figures.opened(Clocks([ClockReading(0.0, 0.0)] * (count - 1)), 0.0)
+        self.figures.watch(self.recent)
         specs = [
             StageSpec(name, 4 * i, 4 * i + 4, None if i == 0 else f"tcp://there:{i}") for i, name in enumerate(names)
         ]
@@ -90,7 +89,7 @@ class Staged(Simulator):
         def told(now: float) -> StepPlan | None:
             plan = schedule(now)
             if plan is None:
-                self.metrics.blocked()
+                self.figures.blocked()
             return plan
 
         self.scheduler.schedule = told  # type: ignore[method-assign]
@@ -99,19 +98,17 @@ class Staged(Simulator):
         super().submit(time, seq)
 
         def heard() -> None:
-            self.metrics.heard(self.now)
+            self.figures.heard(self.now)
             self.requests.append(self.now)
             if not self._under_way:
                 self.spells.append([self.now, float("inf")])
             self._under_way.add(seq.seq_id)
-            self.totals.is_active(True, self.now)
-            self.metrics.submitted(seq.seq_id, seq.num_prompt_tokens, time, self.now)
+            self.figures.submitted(seq, time, self.now)
 
         self.at(time, heard)
 
     def _compute(self, plan: StepPlan) -> None:
-        self.metrics.launched(plan)
-        self.totals.computed_tokens += plan.num_tokens
+        self.figures.launched(plan)
         super()._compute(plan)
 
     def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
@@ -122,25 +119,23 @@ class Staged(Simulator):
             self._at(self.now + self.lags[stage], lambda: arrive(stage, plan, received))
 
     def _update(self, result: StepResult, returned_at: float) -> None:
-        self.metrics.returned(result, returned_at)
-        self.totals.step(result, returned_at)
+        self.figures.returned(result, returned_at, [each.seq_id for each in result.sampled], returned_at)
         super()._update(result, returned_at)
 
     def got(self, seq_id: int, token_id: int) -> None:
-        self.metrics.token(seq_id, self.now)
-        self.totals.generated_tokens += 1
-        if self._sequences[seq_id].finish_reason is not None and seq_id in self._under_way:
-            self._ended(seq_id)
+        self.figures.token(seq_id, self.now)
+        reason = self._sequences[seq_id].finish_reason
+        if reason is not None and seq_id in self._under_way:
+            self._ended(seq_id, reason)
 
     def abort(self, seq_id: int) -> None:
         """Its reader has gone."""
         self.scheduler.finish(seq_id, FinishReason.ABORT)
-        self._ended(seq_id)
+        self._ended(seq_id, FinishReason.ABORT)
 
-    def _ended(self, seq_id: int) -> None:
+    def _ended(self, seq_id: int, reason: FinishReason) -> None:
         self._under_way.discard(seq_id)
-        self.metrics.ended(seq_id, self.now)
-        self.totals.is_active(bool(self._under_way), self.now)
+        self.figures.ended(self._sequences[seq_id], reason, self.now, is_last=not self._under_way)
         if not self._under_way:
             self.spells[-1][1] = self.now
 
@@ -153,9 +148,10 @@ class Staged(Simulator):
     def sample(self) -> Sample:
         pipeline, drafter = SimpleNamespace(codecs=(), ready=()), SimpleNamespace(name="ngram")
         speculates = self.scheduler.config.speculates
+        self.figures.count()
         stats = stats_of(
-            cast(Any, pipeline), self.layout, self.scheduler, cast(Any, drafter) if speculates else None, self.totals,
-            self.metrics, self.now, reset=False,
+            cast(Any, pipeline), self.layout, self.scheduler, cast(Any, drafter) if speculates else None,
+            self.figures, self.now, reset=False,
         )  # fmt: skip
         cut = Cut(self.layout, self.health(), self.scheduler.config.kv or KVBudget())
         return Sample(self.now, stats, cut, self.recent.take())

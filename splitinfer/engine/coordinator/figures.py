@@ -1,0 +1,142 @@
+"""What a pipeline did: counters, a window's figures and requests' distributions, told by the loop as events.
+
+    requests    submitted -> token, token ... -> ended
+    steps       blocked | heard -> launched -> returned
+    stages      opened | lost -> resumed | relaid
+
+The loop tells what happened, in order, and counts nothing itself. Counting need not be done between a result and the
+step that it allows, so it is put off (``later``) until there is time or somebody asks.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from splitinfer.core.metrics.clocks import Clocks
+from splitinfer.core.metrics.recent import RecentSteps
+from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
+from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.engine.coordinator.later import Later
+from splitinfer.engine.coordinator.metrics import PipelineMetrics
+from splitinfer.engine.coordinator.totals import StageTotals, Totals
+from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.device.late_steps import LATE_STEPS
+
+
+class Figures:
+    """Counts what the loop's thread tells; any thread may read.
+
+    names: the stages'. now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    """
+
+    def __init__(self, names: Seq[str], now: float, trace: Trace | None = None) -> None:
+        if trace is not None:
+            trace.begin(list(names))
+        self._later = Later()
+        self._requests = RequestMeters()
+        self.totals, self.window = Totals([]), PipelineMetrics(names, now, trace)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def submitted(self, sequence: Sequence, at: float, now: float) -> None:
+        """A request was submitted at ``at``, and has reached the loop."""
+        self._later.put(self._submitted, sequence, at, now)
+
+    def _submitted(self, sequence: Sequence, at: float, now: float) -> None:
+        self.totals.is_active(True, now)
+        self._requests.submitted(sequence, at)
+        self.window.submitted(sequence.seq_id, sequence.num_prompt_tokens, at, now)
+
+    def token(self, seq_id: int, now: float) -> None:
+        """A token goes to its reader."""
+        self._later.put(self._token, seq_id, now)
+
+    def _token(self, seq_id: int, now: float) -> None:
+        self.totals.generated_tokens += 1
+        self.window.token(seq_id, now)
+
+    def ended(self, sequence: Sequence, reason: FinishReason, now: float, *, is_last: bool) -> None:
+        """A request has ended. ``is_last``: no other is under way."""
+        self._later.put(self._ended, sequence, reason, now, is_last)
+
+    def _ended(self, sequence: Sequence, reason: FinishReason, now: float, is_last: bool) -> None:
+        self.totals.ended(sequence, reason)
+        self.totals.is_active(not is_last, now)
+        self.window.ended(sequence.seq_id, now)
+        self._requests.ended(sequence.seq_id, now)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def blocked(self) -> None:
+        """Nothing can be planned now."""
+        self._later.put(self.window.blocked)
+
+    def heard(self, at: float) -> None:
+        """An event reached the loop that may let it plan again."""
+        self._later.put(self.window.heard, at)
+
+    def launched(self, plan: StepPlan) -> None:
+        """The first stage begins a step."""
+        self._later.put(self._launched, plan)
+
+    def _launched(self, plan: StepPlan) -> None:
+        self.totals.computed_tokens += plan.num_tokens
+        self.window.launched(plan)
+        self._requests.planned(plan.num_tokens)
+
+    def returned(self, result: StepResult, heard: float, seq_ids: Iterable[int], now: float) -> None:
+        """A result arrived at ``heard`` and brought tokens of these sequences, which their readers have not got yet."""
+        self._later.put(self._returned, result, heard, list(seq_ids), now)
+
+    def _returned(self, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
+        self.window.returned(result, heard)
+        self.totals.step(result, heard)
+        LATE_STEPS.count(result)
+        self._requests.came(seq_ids, now)
+
+    # -- stages ------------------------------------------------------------------------------
+
+    def opened(self, clocks: Clocks, now: float) -> None:
+        """All stages are there for the first time."""
+        self.totals.stages = [StageTotals() for _ in clocks.readings]
+        self.window.opened(clocks, now)
+
+    def lost(self, now: float) -> None:
+        """The stages are gone, and the steps under way with them."""
+        self._later.put(self.window.lost, now)
+
+    def resumed(self, clocks: Clocks, now: float) -> None:
+        """All stages are there again."""
+        self._later.put(self.window.resumed, clocks, now)
+
+    def relaid(self, names: Seq[str], clocks: Clocks, now: float) -> None:
+        """The stages are others, of these names; what was counted of the ones before is kept apart."""
+        self.count()
+        self.totals.stages = [StageTotals() for _ in names]
+        self.window.relaid(names, now)
+        self.window.resumed(clocks, now)
+
+    # -- readings ----------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Count everything told so far."""
+        self._later.run()
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that readers got since the start."""
+        return self._later.then(lambda: self.totals.generated_tokens)
+
+    @property
+    def usual_request(self) -> UsualRequest:
+        """The means of the requests that have ended."""
+        return self.totals.usual_request
+
+    def of_requests(self) -> RequestFigures:
+        """Distributions of requests' times and sizes, since the start."""
+        return self._later.then(self._requests.read)
+
+    def watch(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``; ``None`` ends that. From any thread."""
+        self.window.watch(recent)
