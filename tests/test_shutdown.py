@@ -88,6 +88,7 @@ def test_a_second_signal_does_not_wait(process: Process):
         closed.set()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that of ``_LeftError``
 def test_closing_that_fails_ends_it_too(process: Process):
     def fail() -> None:
         raise KeyboardInterrupt
