@@ -23,7 +23,7 @@ from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
 SIZES = (
-    "--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--token-budget", "64",
+    "--trials", "1", "--prompt-tokens", "200", "--decode-tokens", "6", "--token-budget", "64",
     "--streams", "3", "--stream-prompt-tokens", "16", "--stream-tokens", "20",
 )  # fmt: skip
 TOP = {
@@ -89,7 +89,7 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     assert {"pipeline", "baseline", "whole"} <= set(found["systems"])
     for name in ("pipeline", "baseline", "whole"):
         figures = found["systems"][name]
-        assert len(figures["decode"]["tokens_per_second"]["values"]) == 2
+        assert len(figures["decode"]["tokens_per_second"]["values"]) == 1
         assert figures["decode"]["tokens_per_second"]["low"] > 0
         assert figures["prefill"]["ttft_seconds"]["low"] > 0
     ours = found["systems"]["pipeline"]

@@ -42,7 +42,7 @@ def test_a_replay_after_a_workers_death_reads_its_kv_back(tmp_path: Path):
 def test_the_next_run_of_the_command_finds_what_the_last_one_kept(tmp_path: Path):
     layout = tmp_path / "two.yaml"
     layout.write_text(json.dumps(kv_kills.LAYOUT))
-    story = "Once upon a time there was a poor woodcutter who lived with his wife in the forest. " * 8
+    story = "Once upon a time there was a poor woodcutter who lived with his wife in the forest. " * 4
     answers = []
     for _ in range(2):
         args = ("--prompt", story, "--json", "--max-tokens", "8", "--temp", "0", "--kv-dir", str(tmp_path / "kv"))

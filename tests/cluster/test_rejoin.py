@@ -22,7 +22,7 @@ THREE = {
     "stages": [{"name": "a", "layers": 4}] + [{"name": n, "layers": 4, "address": "local"} for n in "bc"],
 }
 PARAMS = splitinfer.SamplingParams(max_tokens=100, ignore_eos=True)
-TALE = ("--raw", "--prompt", "Once upon a time", "--max-tokens", "120", "--temp", "0.9", "--seed", "1")
+TALE = ("--raw", "--prompt", "Once upon a time", "--max-tokens", "90", "--temp", "0.9", "--seed", "1")
 
 
 def workers() -> dict[str, psutil.Process]:
