@@ -98,7 +98,6 @@ class Loop:
             SplitinferError: the pipeline has failed.
         """
         self._receive()
-        self._watch_machine()
         self._requests.expire()
         self._requests.end_unable()
         if self._drafting is not None:
@@ -106,7 +105,8 @@ class Loop:
         plan = self.scheduler.schedule(time.monotonic())
         if plan is not None:
             self._launch(plan)
-        elif self._drafting is None or not self._drafting.is_wished_for:
+        self._watch_machine()  # after the launch: the device need not wait for it
+        if plan is None and (self._drafting is None or not self._drafting.is_wished_for):
             self._idle()
 
     def settle(self) -> None:
