@@ -280,8 +280,11 @@ class Engine:
             return
         try:
             self._loop.empty(_SAVE)
-        except Exception as error:  # noqa: BLE001 - it took too long, and ``close`` has closed the pipeline under it
-            log.info("the last KV could not be saved: %s", error or type(error).__name__)
+        except (SplitinferError, Stop) as error:
+            log.info("the last KV could not be saved: %s", error)
+        except Exception:
+            if self.pipeline.is_loaded:  # else it took too long, and ``close`` has closed the pipeline under it
+                log.exception("the last KV could not be saved")
 
     def _raise_stop(self) -> None:
         raise Stop

@@ -131,7 +131,7 @@ class Figures:
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
-        return self.totals.usual_request
+        return self._later.then(lambda: self.totals.usual_request)
 
     def of_requests(self) -> RequestFigures:
         """Distributions of requests' times and sizes, since the start."""
