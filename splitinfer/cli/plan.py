@@ -39,7 +39,7 @@ def plan(
     profiles: Annotated[
         Path | None,
         typer.Option(
-            "--profiles", help="A file that describes the machines (docs/planning.md); without it they are measured."
+            "--profiles", help="A file about the machines (docs/fast/planning.md); without it they are measured."
         ),
     ] = None,
     aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts to write with --out.")] = Aim.CHAT,

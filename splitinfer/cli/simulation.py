@@ -15,7 +15,7 @@ _CONTEXT = 8192
 
 def simulate(
     machine: Annotated[
-        Path, typer.Option("--machine", help="What `bench --mode serve` printed, or a description (docs/serving.md).")
+        Path, typer.Option("--machine", help="What `bench --mode serve` printed, or your own (docs/fast/serving.md).")
     ],
     lengths: Lengths = None,
     scale: Scale = 1.0,

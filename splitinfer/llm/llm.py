@@ -480,7 +480,7 @@ class LLM:
         return paused
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.
+        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each.
 
         ``reset``: begin a new "window" after this; counters are never reset.
         """

@@ -1,8 +1,8 @@
 """Reads machines and profiles from files: as they were measured (JSON), or described by hand (YAML).
 
-A *machine* is a whole pipeline; docs/serving.md lists its keys. Times are milliseconds of one stage with its layers, by
-the number of rows of a step. With ``each_layer`` they are those of one layer; then any cut can be tried, and the stages
-may be left out where a layout has them.
+A *machine* is a whole pipeline; docs/fast/serving.md lists its keys. Times are milliseconds of one stage with its
+layers, by the number of rows of a step. With ``each_layer`` they are those of one layer; then any cut can be tried, and
+the stages may be left out where a layout has them.
 
 *Profiles* are of a model, of machines that may run it, the coordinator first, and of their links. Times are those of
 one layer, under the same names; bytes are GB of 10^9 where a name says so:

@@ -83,7 +83,7 @@ def closing(found: Sequence[Finding], *, seconds: float, file: str | None) -> li
     """The last lines: the outcomes counted, what failed first of all, what to do next, what the file has."""
     code = exit_code(found)
     said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Fault(code)]}" if code else "")
-    following = "Next: splitinfer coord with a layout (docs/two-macs.md); on another Mac, run this with --worker too."
+    following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
     if code:
         worst = next(each for each in found if each.fault == code)
         following = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"

@@ -17,7 +17,7 @@ own, so each event of a stream crosses one. uvicorn writes a token in one call, 
 calls back once a second. So uvicorn it is, as it is: ``Connections.look`` is that call, and does what no option does.
 
 What uvicorn cannot read as HTTP it refuses itself, with 400 and a plain word. Bodies are bounded by `guard` and `body`.
-Whoever opens a server to the internet puts a reverse proxy in front (docs/server-proxy.md).
+Whoever opens a server to the internet puts a reverse proxy in front (docs/use/server-proxy.md).
 """
 
 import math

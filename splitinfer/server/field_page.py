@@ -1,6 +1,6 @@
-"""The page `docs/server-fields.md`: every field of every request, and what becomes of it. Made of the models' schema.
+"""The page `docs/reference/server-fields.md`: what becomes of every field of every request. Made of the models' schema.
 
-python -m splitinfer.server.field_page > docs/server-fields.md
+python -m splitinfer.server.field_page > docs/reference/server-fields.md
 """
 
 import json
@@ -31,8 +31,8 @@ ROUTES: Mapping[str, type[Fields]] = {
 _INTRODUCTION = """\
 # Fields of requests
 
-This page says what [the server](server.md) does with each field that the official clients of OpenAI and Anthropic can
-send, and with some fields of other clients. It is generated from the server's request models
+This page says what [the server](../use/server.md) does with each field that the official clients of OpenAI and
+Anthropic can send, and with some fields of other clients. It is generated from the server's request models
 (`splitinfer/server/field_page.py`), and a test compares these with the types in the clients' packages.
 
 - A field does what its API documents, or what this page says.

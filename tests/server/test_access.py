@@ -1,4 +1,4 @@
-"""Which request of whom is answered, for every route of the real application: the table in docs/server.md.
+"""Which request of whom is answered, for every route of the real application: the table in docs/use/server.md.
 
 A page of another site gets nothing anywhere, whatever it knows.
 """

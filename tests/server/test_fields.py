@@ -24,7 +24,7 @@ from splitinfer.server.openai.responses import InputRequest, ResponseRequest
 from splitinfer.server.problem import Problem
 
 SCHEMAS = {"InputSchemaTyped"}  # JSON schemas, which the model is told as they are
-PAGE = Path(__file__).parents[2] / "docs" / "server-fields.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-fields.md"
 
 
 # -- the official types --------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_reasons_are_clauses():
 
 
 def test_the_page_is_made_of_the_models():
-    assert PAGE.read_text() == field_page.page(), "python -m splitinfer.server.field_page > docs/server-fields.md"
+    assert PAGE.read_text() == field_page.page(), "see the head of field_page.py"
 
 
 def test_headings_of_the_page_are_different_and_every_field_is_on_it():

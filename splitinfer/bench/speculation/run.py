@@ -2,7 +2,8 @@
 
 The systems take turns, trial by trial, with one stream: the same stages without drafts, with synchronous blocks of
 several lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own
-speculative decoding where there is a draft model. All of them give the same tokens, up to rounding (docs/exactness.md).
+speculative decoding where there is a draft model. All of them give the same tokens, up to
+rounding (docs/understand/exactness.md).
 
 With ``replay`` as drafter the acceptance is an option (``bench.speculation.replay``), and each of several values is a
 case. With a real drafter the cases are temperatures, on passages of real text. Then eight requests run at once, with

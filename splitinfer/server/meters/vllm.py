@@ -1,7 +1,7 @@
 """The figures that vLLM has too, under its names, with its labels and bounds: those of vLLM 0.33.0
 (``vllm/v1/metrics/loggers.py``, ``vllm/v1/spec_decode/metrics.py``). Pure.
 
-What the names mean here is in ``docs/meters.md``, with those that are left out.
+What the names mean here is in ``docs/last/meters.md``, with those that are left out.
 """
 
 from collections.abc import Iterator
