@@ -1,1 +1,13 @@
-"""The book: what `mkdocs` needs to know, and the pages that are made of the code."""
+"""The book: the pages of `docs/` that are made of the code (``PAGES``), and what mkdocs is told (``hook``)."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from book import commands, fields, settings
+
+ROOT = Path(__file__).parents[2]
+PAGES: Mapping[str, Callable[[], str]] = {
+    "docs/reference/commands.md": commands.page,
+    "docs/reference/settings.md": settings.page,
+    "docs/reference/server-fields.md": fields.page,
+}

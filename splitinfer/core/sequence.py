@@ -57,24 +57,39 @@ class SamplingParams:
     probabilities of the whole vocabulary. The random key of a token is a function of ``seed`` and
     the token's position alone, so no batch, cut or chunking can change what is sampled.
 
+    max_tokens: the most tokens of the answer.
+    temperature: 0 always takes the likeliest token.
+    top_p: sample from the likeliest tokens that hold this probability; 1 is off.
+    top_k: sample from the k likeliest tokens; 0 is off.
+    min_p: leave out tokens less likely than this share of the likeliest; 0 is off.
+    repetition_penalty: over 1 discourages the last 20 tokens.
+    presence_penalty: taken from the logit of each token that the answer has so far.
+    frequency_penalty: the same, times how often the answer has it.
+    logit_bias: added to the logits of tokens; pairs or a mapping of token ids.
+    seed: the same seed gives the same answer; ``None``: drawn when the request is submitted.
+    stop: texts that end the answer, which does not contain them.
+    stop_token_ids: tokens that end the answer.
+    ignore_eos: go on after the model's own end, to the token limit.
+    logprobs: log probabilities of the chosen token and of the n likeliest; ``None``: off.
+
     Raises:
         ValueError: a value out of its range, named with the range.
     """
 
     max_tokens: int = 256
-    temperature: float = 0.0  # 0 is greedy
-    top_p: float = 1.0  # 1 is off
-    top_k: int = 0  # 0 is off
-    min_p: float = 0.0  # 0 is off
-    repetition_penalty: float = 1.0  # 1 is off; over the last 20 tokens
-    seed: int | None = None  # None: drawn when the request is submitted
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None: off; n: of the chosen token and the n most likely ones
-    presence_penalty: float = 0.0  # 0 is off; taken from the logit of each token that the answer has so far
-    frequency_penalty: float = 0.0  # 0 is off; the same, times how often the answer has it
-    logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits; a mapping is taken, too
+    logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         # A caller may pass a single string; iterating over it would stop at every letter.

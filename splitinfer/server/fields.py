@@ -1,7 +1,7 @@
 """What every model of a request has: fields that are known, values of their types, and one sentence for what is wrong.
 
 No field is ignored in silence. A request is a pydantic model with every field of its API's official client, nested ones
-included; `docs/reference/server-fields.md` is written from the models (`field_page`). A field is one of three:
+included; `docs/reference/server-fields.md` is written from the models (`scripts/book`). A field is one of three:
 
     typed      does what the API says
     Ignored    changes nothing, because it could not change an answer here; the page says why
