@@ -4,6 +4,7 @@ checkpoint         what a model folder holds, read from the headers alone; its f
 hub                "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
 generation_config  the sampling values and end tokens that a model folder recommends
 mlx_lm             what is used of mlx-lm, without importing its package, which would import transformers
+mlx_vlm            the same of mlx-vlm, where it is installed
 cut                one mlx-lm model class, run for the layers [start, end)
 layers             where a model keeps its layers, stand-ins for them, their arguments as trees
 structure          a model's layers, its caches, and what crosses between layers

@@ -22,27 +22,58 @@ from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.mlx_lm import cache as mlx_caches
-from splitinfer.models.mlx_lm import create_causal_mask
+from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
-_PLAIN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache)
+# Names of classes, because mlx-vlm has its own of the same form.
+_PLAIN = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache")
+_STATES = ("ArraysCache", "PoolingCache")
+_EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 
 
-_EVEN = (*_PLAIN, GrowingKVCache, QuantisedKVCache, mlx_caches.ArraysCache)
+def fresh_caches(model: Any) -> list[Cache]:
+    """The caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do the
+    same."""
+    return [_as_mlx_lms(cache) for cache in make_prompt_cache(model)]
+
+
+def _as_mlx_lms(cache: Cache) -> Cache:
+    if is_list(cache):
+        cache.caches = tuple(map(_as_mlx_lms, cache.caches))
+    elif type(cache).__module__ == "mlx_vlm.models.cache":
+        if type(cache).__name__ == "KVCache":
+            return mlx_caches.KVCache()
+        if type(cache).__name__ == "RotatingKVCache":
+            return mlx_caches.RotatingKVCache(cache.max_size, cache.keep)
+    return cache
+
+
+def is_plain(cache: Cache) -> bool:
+    """Whether a cache has keys and values [B, heads, tokens, d] of every token."""
+    return _is_one_of(cache, _PLAIN)
+
+
+def _is_one_of(cache: Cache, names: Collection[str]) -> bool:
+    return any(cls.__name__ in names for cls in cache.__class__.__mro__)
+
+
+def is_list(cache: Cache) -> bool:
+    """Whether a cache is a list of caches."""
+    return hasattr(cache, "caches")
 
 
 def grows_evenly(cache: Cache) -> bool:
     """Whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return all(grows_evenly(one) for one in cache.caches)
-    return type(cache) in _EVEN
+    return type(cache).__name__ in _EVEN
 
 
 def grow_in_step(cache: Cache) -> None:
     """Let an empty cache grow at phase 0, as every other one then does (``core.kv.growth``)."""
-    for one in cache.caches if isinstance(cache, mlx_caches.CacheList) else (cache,):
+    for one in cache.caches if is_list(cache) else (cache,):
         if isinstance(one, GrowingKVCache | QuantisedKVCache):
             one.phase = 0.0
 
@@ -167,7 +198,7 @@ def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
 def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
     """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one
     that grows at ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
     if can_quantise(cache):
@@ -184,9 +215,9 @@ def can_quantise(cache: Cache) -> bool:
 
 def rewind_limit(cache: Cache) -> int | None:
     """How many tokens this cache can always be rolled back (``core.kv.rewind``)."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return least_rewind(rewind_limit(c) for c in cache.caches)
-    if isinstance(cache, _PLAIN):
+    if is_plain(cache):
         return UNLIMITED
     if isinstance(cache, WindowKVCache):
         return WindowKVCache.SLACK
@@ -195,7 +226,7 @@ def rewind_limit(cache: Cache) -> int | None:
 
 def trim(cache: Cache, n: int) -> bool:
     """Roll one cache back by ``n`` tokens; whether that succeeded. A state is left as it is: it is restored instead."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return all(trim(c, n) for c in cache.caches)
     if cache.empty() or _is_state(cache):
         return True  # never written, or restored by ``KVPool`` from a saved state
@@ -204,14 +235,14 @@ def trim(cache: Cache, n: int) -> bool:
 
 def nbytes_written(cache: Cache) -> int:
     """Bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return sum(map(nbytes_written, cache.caches))
     return 0 if _is_state(cache) or cache.empty() else sum(array.nbytes for array in arrays_of(cache))
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
     """The caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         for one in cache.caches:
             yield from states_of(one)
     elif _is_state(cache) and not cache.empty():
@@ -219,7 +250,7 @@ def states_of(cache: Cache) -> Iterator[Cache]:
 
 
 def _is_state(cache: Cache) -> bool:
-    return isinstance(cache, mlx_caches.ArraysCache)
+    return _is_one_of(cache, _STATES)
 
 
 def saved_state(cache: Cache) -> Any:
@@ -267,8 +298,8 @@ def arrays_of(cache: Cache) -> list[mx.array]:
 
 def _kind(cache: Cache) -> tuple[Any, ...]:
     """What makes two caches interchangeable for offset and mask."""
-    if isinstance(cache, mlx_caches.CacheList):
-        return (mlx_caches.CacheList, *(_kind(c) for c in cache.caches))
+    if is_list(cache):
+        return ("list", *(_kind(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
         return ("window", cache.max_size, getattr(cache, "keep", 0))
     kind = getattr(cache, "cache_kind", type(cache))
@@ -277,7 +308,7 @@ def _kind(cache: Cache) -> tuple[Any, ...]:
 
 def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
     own = own_by_kind.get(_kind(cache))
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         inner = own.caches if own is not None else [None] * len(cache.caches)
         pairs = zip(cache.caches, inner, strict=True)
         cache.caches = tuple(_ghost(c, {_kind(c): o} if o is not None else {}, place) for c, o in pairs)
@@ -296,7 +327,7 @@ def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
 def cache_kind_of(cache: Cache) -> tuple[Any, ...]:
     """What makes two caches of a model alike: "state", "window" with its size, or their class; of a list of caches all
     of theirs."""
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return ("list", *(cache_kind_of(one) for one in cache.caches))
     return ("state", len(cache.cache)) if _is_state(cache) else tuple(map(str, _kind(cache)))
 

@@ -34,17 +34,16 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
+from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import Path, StandIn, change, find_layers, get_at, put_at, replaced, type_name
-from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.layers import Path, StandIn, call_model, change, find_layers, get_at, put_at, replaced, type_name
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.structure import Border, CannotTrace, ModelStructure, Named, Recipe, mark
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
-_CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
+_PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
 
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
@@ -59,7 +58,7 @@ class _Relay:
     """The input and output of the call in progress."""
 
     def __init__(self) -> None:
-        self.received: list[mx.array] = []
+        self.received: list[mx.array | None] = []
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
         self.head_in_float32 = False
@@ -162,6 +161,8 @@ class StageModel:
         self.traceable = True
         if structure is None:
             structure = self._read_structure()
+        long = None if structure is None else structure.long_rows
+        self._probes = [(*_PROBED, 1)] if long is None else [(long, 1), (*_PROBED, 1)]
         self._incoming = None if self.is_first or structure is None else structure.border(start)
         self._outgoing = None if self.is_last or structure is None else structure.border(end)
         self._result_rows = structure.result_rows() if structure is not None and self.is_last else []
@@ -187,7 +188,7 @@ class StageModel:
     @property
     def can_quantise(self) -> bool:
         """Whether any layer of the whole model has plain keys and values, which may be stored in few bits."""
-        return any(map(can_quantise, make_prompt_cache(self._model)))
+        return any(map(can_quantise, fresh_caches(self._model)))
 
     @property
     def own_places(self) -> list[int]:
@@ -202,6 +203,15 @@ class StageModel:
     def hidden_spec(self) -> tuple[int, mx.Dtype] | None:
         """Numbers per token that the previous stage sends, and their dtype; ``None`` on the first stage."""
         return None if self._incoming is None else (self._incoming.width, self._incoming.dtype)
+
+    @property
+    def sends_whole_numbers(self) -> bool:
+        """Whether some of what this stage sends must keep every bit."""
+        return self._outgoing is not None and self._outgoing.is_exact
+
+    def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
+        """[n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
+        return None if self._incoming is None else self._incoming.made_up(n, seed)
 
     @property
     def is_first(self) -> bool:
@@ -237,7 +247,7 @@ class StageModel:
     def make_caches(self) -> SequenceCaches:
         """Empty caches for one sequence."""
         place = Place()
-        full, own = make_list(make_prompt_cache(self._model), self._own, place, self._kv_format)
+        full, own = make_list(fresh_caches(self._model), self._own, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
@@ -284,7 +294,9 @@ class StageModel:
             [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits.
         """
         self._relay.received = [] if hidden is None else [hidden]
-        logits, given = self._call(tokens, caches, lambda array, _axis: _rows_at(array, logit_rows))
+        logits, given = self._call(
+            tokens, caches, lambda array, _axis: _rows_at(array, logit_rows), lambda: caches[0].offset[:, None]
+        )
         if self._outgoing is not None:
             return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
         assert logits is not None, "the model ended before its last layer"
@@ -314,20 +326,28 @@ class StageModel:
     def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
         if self._incoming is not None:
             self._receive(self._incoming, caches, hidden, tokens.shape[1])
-        logits, given = self._call(tokens, caches.full, lambda array, axis: _last_rows(array, num_rows, axis))
-        caches.place.position += tokens.shape[1]
+        start, end = caches.place.position, caches.place.position + tokens.shape[1]
+        logits, given = self._call(
+            tokens,
+            caches.full,
+            lambda array, axis: _last_rows(array, num_rows, axis),
+            lambda: mx.arange(start, end)[None],
+        )
+        caches.place.position = end
         if self._outgoing is not None:
             return self._send(self._outgoing, caches, given)
         assert logits is not None, "the model ended before its last layer"
         return logits
 
-    def _call(self, tokens: mx.array, caches: list[Any], keep: Keep) -> tuple[mx.array | None, Any]:
+    def _call(
+        self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Callable[[], mx.array]
+    ) -> tuple[mx.array | None, Any]:
         """The model's own call: its logits, or the border's arguments."""
         self._relay.keep = keep if self.is_last else None
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):
-                logits = self._model(tokens, cache=caches)
+                logits = call_model(self._model, tokens, caches, positions)
         except _Reached:
             pass
         given, self._relay.given, self._relay.received = self._relay.given, None, []
@@ -335,7 +355,8 @@ class StageModel:
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
         # In a survey nothing has been received, and only the shape matters.
-        arrays = border.unpack(mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden)
+        packed = mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden
+        arrays = border.unpack(packed, caches.place.position + n)
         self._relay.received, updates = arrays[: len(border.rows)], arrays[len(border.rows) :]
         for row, array in zip(border.updates, updates, strict=True):
             cache, part = row.path
@@ -360,7 +381,7 @@ class StageModel:
         """The places in the cache list that this stage writes to: those of its layers, replicas of
         earlier ones, and those that belong to no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
-            return list(range(len(make_prompt_cache(self._model))))
+            return list(range(len(fresh_caches(self._model))))
         replicas = self._incoming.shared if self._incoming else ()
         owners = [structure.first_user(i) for i in range(structure.num_caches)]
         return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in replicas]
@@ -390,7 +411,7 @@ class StageModel:
     def _check(self, structure: ModelStructure) -> None:
         """Raises CannotCut if anything here depends on the layers before."""
         self._relay.stale = {}
-        results = self._results()
+        results, _ = self.probe()
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(
             range(len(results))
         )
@@ -411,10 +432,15 @@ class StageModel:
                 return False
         return logits.shape[1] == 1
 
-    def _results(self) -> list[mx.array]:
-        """Everything the stage computes for several rows and then for one, unevaluated."""
-        results, caches = [], self.make_caches()
+    def probe(self) -> tuple[list[mx.array], mx.array]:
+        """Everything the stage computes for made-up sequences that together read all that any sequence reads,
+        unevaluated; and the output for a single row."""
+        results, output = list[mx.array](), mx.zeros(())
         with uncompiled():
-            for rows in _CHECKED_ROWS:
-                results.append(self(mx.zeros((1, rows), mx.int32), caches, None, rows))
-        return results + [array for cache in caches.own for array in arrays_of(cache)]
+            for chunks in self._probes:
+                caches = self.make_caches()
+                for rows in chunks:
+                    output = self(mx.zeros((1, rows), mx.int32), caches, None, rows)
+                    results.append(output)
+                results += [array for cache in caches.own for array in arrays_of(cache)]
+        return results, output

@@ -22,14 +22,13 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.plan import TensorSpec
-from splitinfer.models.caches import Cache, WindowKVCache, copied_state
+from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import phase_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.packed_tree import PackedTree, nbytes_of, specs_of
 
 _ROOM = BLOCK  # tokens of a full block
-_BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache, WindowKVCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +185,11 @@ def _data(piece: Any) -> Any:
 
 
 def _cut(cache: Cache, start: int, end: int) -> Any:
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         return [_cut(one, start, end) for one in cache.caches]
     if cache.empty():
         return None
-    if not isinstance(cache, _BY_TOKEN):
+    if not (is_plain(cache) or isinstance(cache, WindowKVCache)):
         return Piece(PackedTree.of(cache.state), start, end, by_token=False)
     base = cache.base if isinstance(cache, WindowKVCache) else 0
     first = max(start, base)
@@ -200,7 +199,7 @@ def _cut(cache: Cache, start: int, end: int) -> Any:
 
 
 def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
-    if isinstance(cache, mlx_caches.CacheList):
+    if is_list(cache):
         made: list[mx.array] = []
         for i, one in enumerate(cache.caches):
             made += _join(one, [piece[i] for piece in pieces], length)

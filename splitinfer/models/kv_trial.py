@@ -165,8 +165,6 @@ def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: 
 def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int, num_logits: int) -> mx.array:
     """The same, not evaluated."""
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
-    width, hidden = stage.hidden_spec, None
-    if width is not None:
-        noise = mx.random.normal((1, _ENDS[1] + _TAIL, width[0]), key=mx.random.key(salt))
-        hidden = noise[:, start:end].astype(width[1])
+    noise = stage.made_up_hidden(_ENDS[1] + _TAIL, salt)
+    hidden = None if noise is None else noise[None, start:end]
     return stage(ids, caches, hidden, num_logits)

@@ -20,12 +20,11 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
-from splitinfer.models.caches import cache_kind_of
+from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
-from splitinfer.models.loader import build_model, kv_need, placeholders_of, probe_outputs
-from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.loader import build_model, kv_need, placeholders_of
 from splitinfer.models.structure import ModelStructure
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
@@ -95,7 +94,7 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     """The kind of each layer, by a name that says what can be seen of it: "attention", "window of 1,024, experts" ...
     Names are the same on every machine that builds the same model, in whatever dtype."""
     layers = structure.layers
-    caches = make_prompt_cache(structure.model)
+    caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
     held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
@@ -207,7 +206,7 @@ def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:
 
 
 def _read(structure: ModelStructure, layer: int, named: Mapping[str, Any]) -> set[str]:
-    outputs, _ = probe_outputs(StageModel(structure.model, layer, layer + 1, structure))
+    outputs, _ = StageModel(structure.model, layer, layer + 1, structure).probe()
     return arrays_read(outputs, named)
 
 

@@ -18,6 +18,9 @@ from splitinfer.errors import CannotCut
 
 Path = tuple[Any, ...]
 
+SOURCES = ("mlx_lm.models.", "mlx_vlm.models.")
+"""How the names of modules with models' classes begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -81,7 +84,7 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     elif isinstance(value, dict):
         yield from list(value.items())
-    elif type(value).__module__.startswith("mlx_lm.models."):
+    elif type(value).__module__.startswith(SOURCES):
         yield from list(vars(value).items())
 
 
@@ -96,6 +99,13 @@ def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
     """The floating-point arrays in a tree, which are what layers compute, each with its path."""
     for path, part in walk(value):
         if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
+            yield path, part
+
+
+def arrays_in(value: Any) -> Iterator[tuple[Path, mx.array]]:
+    """The arrays of numbers in a tree, whole ones included, each with its path."""
+    for path, part in walk(value):
+        if isinstance(part, mx.array) and part.dtype != mx.bool_:
             yield path, part
 
 
@@ -121,10 +131,23 @@ def put_at(value: Any, path: Path, new: Any) -> Any:
 
 
 def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
-    """``value`` with every floating-point array replaced by what ``new`` returns for it."""
-    for path, array in list(floating_arrays(value)):
+    """``value`` with every array of numbers replaced by what ``new`` returns for it."""
+    for path, array in list(arrays_in(value)):
         value = put_at(value, path, new(path, array))
     return value
+
+
+def call_model(
+    model: nn.Module, tokens: mx.array, caches: Sequence[Any], positions: Callable[[], mx.array]
+) -> mx.array:
+    """The logits of [B, n] tokens.
+
+    ``positions``: theirs, [B, n]. A model that would note them on itself is given them, because its next call may be
+    for another sequence.
+    """
+    extra = {"position_ids": positions()} if hasattr(model, "_position_ids") else {}
+    result = model(tokens, cache=caches, **extra)
+    return cast(mx.array, getattr(result, "logits", result))  # mlx-vlm's towers return a record
 
 
 def type_name(model: nn.Module) -> str:

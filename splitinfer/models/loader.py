@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +26,7 @@ from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import Attention, from_config, observed
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
@@ -47,7 +49,6 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
 """The files of a model's folder that say how to build it."""
-_PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
 _TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
@@ -110,7 +111,7 @@ def survey(
     model = build_model(checkpoint, placeholders, dtype)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
-    outputs, output = probe_outputs(stage)
+    outputs, output = stage.probe()
     check_format(stage, kv_format)
     stage.use_format(kv_format)
     if not stage.traceable:
@@ -173,7 +174,7 @@ def load_stage(
     model = build_model(checkpoint, arrays, dtype)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
-    outputs, _ = probe_outputs(stage)
+    outputs, _ = stage.probe()
     if not stage.traceable:
         outputs = list(parameters.values())
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
@@ -206,17 +207,6 @@ def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]
         held += array.nbytes
     if bunch:
         yield bunch
-
-
-def probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
-    """Everything the stage computes for one and for several rows, unevaluated; and the output for one."""
-    outputs: list[mx.array] = []
-    with uncompiled():
-        for rows in _PROBES:
-            caches = stage.make_caches()
-            outputs.append(stage(mx.zeros((1, rows), mx.int32), caches, None, rows))
-            outputs += cache_arrays(caches)
-    return outputs, outputs[0]
 
 
 def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
@@ -256,7 +246,7 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:
-        probe_outputs(stage)
+        stage.probe()
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
@@ -279,30 +269,54 @@ def dtype_of(info: TensorInfo) -> mx.Dtype:
 
 def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
     """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
-    with cleanup.temporary_folder("splitinfer-") as name, _loading(arrays):
+    with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
         for file in CONFIGURATION:
             if (checkpoint.folder / file).exists():
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()
         try:
-            model, _ = mlx_lm_utils.load_model(folder, lazy=True)
+            model = _built(folder, arrays)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     return _cast(model, dtype)
 
 
+def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
+    try:
+        with _found_in(mlx_lm_utils, arrays):
+            return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
+    except _NoClass as error:
+        if not mlx_vlm.is_installed():
+            raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
+    with _found_in(mlx_vlm.module("utils"), arrays) as utils:
+        return cast(nn.Module, utils.load_model(folder, lazy=True).language_model)
+
+
+class _NoClass(Exception):
+    """mlx-lm has no class for a configuration, or refuses a part of it."""
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes of a model and of its arguments."""
+    try:
+        model, arguments = mlx_lm_utils._get_classes(config=config)
+        arguments.from_dict(config)
+    except ValueError as error:
+        raise _NoClass(str(error)) from error
+    return model, arguments
+
+
 @contextmanager
-def _loading(arrays: Mapping[str, mx.array]) -> Iterator[None]:
-    """Let mlx-lm's loader find ``arrays`` where it looks for the tensors of a file."""
-    namespace = SimpleNamespace(**vars(mx))
-    namespace.load = lambda _path: dict(arrays)
+def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[Any]:
+    """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
     with _patching:
-        original, mlx_lm_utils.mx = mlx_lm_utils.mx, namespace
+        original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
         try:
-            yield
+            yield utils
         finally:
-            mlx_lm_utils.mx = original
+            utils.mx = original
 
 
 def _cast(model: nn.Module, dtype: str | None) -> nn.Module:

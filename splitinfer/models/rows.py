@@ -29,16 +29,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from splitinfer.models.caches import Cache
+from splitinfer.models.caches import Cache, is_list
 from splitinfer.models.cohort import Cohort, SequenceCaches
-from splitinfer.models.layers import StandIn
-from splitinfer.models.mlx_lm import CacheList, base
+from splitinfer.models.layers import SOURCES, StandIn
 from splitinfer.models.quantised import Packed, attention
 
 _SDPA = "scaled_dot_product_attention"
@@ -122,7 +121,7 @@ class RowCache:
     def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
         self._index, self._within, self._like = index, within, like.__class__
         self._step: RowStep | None = None
-        inner = like.caches if within is None and isinstance(like, CacheList) else ()
+        inner = like.caches if within is None and is_list(like) else ()
         self._inner = [RowCache(index, cache, i) for i, cache in enumerate(inner)]
 
     @property  # type: ignore[misc]
@@ -213,36 +212,41 @@ def _attend(
     return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
 
 
-_original = base.scaled_dot_product_attention
+@lru_cache
+def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A library's attention function, extended to keys and values that are placeholders, or in few bits."""
 
+    def attend(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: Any = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if isinstance(keys, _NewKV) and isinstance(values, _NewKV):
+            return keys.cache.attend(queries, keys, values, scale, mask, sinks)
+        if isinstance(keys, Packed) and isinstance(values, Packed):
+            return attention(queries, keys, values, scale, mask, sinks)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-def _attention(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any = None,
-    scale: float = 1.0,
-    mask: Any = None,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """mlx-lm's function, extended to keys and values that are placeholders, or in few bits."""
-    if isinstance(keys, _NewKV) and isinstance(values, _NewKV):
-        return keys.cache.attend(queries, keys, values, scale, mask, sinks)
-    if isinstance(keys, Packed) and isinstance(values, Packed):
-        return attention(queries, keys, values, scale, mask, sinks)
-    return cast(mx.array, _original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks))
+    return attend
 
 
 def attend_by_rows(model: nn.Module) -> bool:
-    """Replace mlx-lm's attention function in the modules of a model's classes; whether any of them uses it.
+    """Replace the libraries' attention functions in the modules of a model's classes; whether any of them uses one.
 
-    It stays replaced: calls of other models, and of other threads, are passed on to mlx-lm's own.
+    They stay replaced: calls of other models, and of other threads, are passed on to the libraries' own.
     """
     names = {cls.__module__ for _, module in model.named_modules() for cls in type(module).__mro__}
-    modules = [sys.modules[name] for name in sorted(names) if name.startswith("mlx_lm.models.")]
-    found = [m for m in modules if m is not base and getattr(m, _SDPA, None) in (_original, _attention)]
+    bases = [sys.modules[f"{source}base"] for source in SOURCES if f"{source}base" in sys.modules]
+    new = {getattr(one, _SDPA): _attention(getattr(one, _SDPA)) for one in bases}
+    modules = [sys.modules[name] for name in sorted(names) if name.startswith(SOURCES)]
+    found = [m for m in modules if m not in bases and getattr(m, _SDPA, None) in (*new, *new.values())]
     for module in found:
-        setattr(module, _SDPA, _attention)
+        function = getattr(module, _SDPA)
+        setattr(module, _SDPA, new.get(function, function))
     return bool(found)
 
 

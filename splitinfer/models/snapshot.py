@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from splitinfer.models.caches import is_list
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.mlx_lm import CacheList
 
 
 class Snapshot:
@@ -38,7 +38,7 @@ class Snapshot:
 
     def _take_cache(self, cache: Any) -> None:
         self._take(cache)
-        for one in cache.caches if isinstance(cache, CacheList) else ():
+        for one in cache.caches if is_list(cache) else ():
             self._take_cache(one)
 
     def _take(self, thing: Any) -> None:

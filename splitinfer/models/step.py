@@ -14,12 +14,11 @@ from typing import Any
 import mlx.core as mx
 
 from splitinfer.models.batch_invariance import is_batch_invariant
-from splitinfer.models.caches import WindowKVCache, arrays_of
+from splitinfer.models.caches import WindowKVCache, arrays_of, is_plain
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import type_name
-from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import (
@@ -149,7 +148,7 @@ class StepModel:
         )
 
     def _has_kv(self, place: int) -> bool:
-        return isinstance(self._fresh[place], KVCache | WindowKVCache)
+        return is_plain(self._fresh[place]) or isinstance(self._fresh[place], WindowKVCache)
 
     def run(self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None) -> list[mx.array]:
         """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.

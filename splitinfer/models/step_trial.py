@@ -147,8 +147,5 @@ class _Round:
     def _tokens(self, number: int, step: Sequence[tuple[int, int, int]]) -> tuple[list[int], mx.array | None]:
         """Made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
         count, salt = sum(rows for _, rows, _ in step), number + len(_STEPS) * self._number
-        width = self._stage.hidden_spec
         ids = [(7 * i + 3 * salt) % _TOKENS for i in range(count)]
-        if width is None:
-            return ids, None
-        return ids, mx.random.normal((count, width[0]), key=mx.random.key(salt)).astype(width[1])
+        return ids, self._stage.made_up_hidden(count, salt)

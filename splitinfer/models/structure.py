@@ -8,26 +8,33 @@ in front of some layer. What crosses it is
   the hidden state, for some also a first value or a residual of each block;
 * the new keys and values of an earlier layer's cache, where later layers attend to it.
 
-All of it is packed into one array of rows, so that the rest of the project knows only hidden states. If the later
-layers need anything else of the earlier ones, there is no border and the cut is refused.
+All of it is packed into one array of rows, so that the rest of the project knows only hidden states. Whole numbers (an
+indexer's choice of tokens) keep their bits there. If the later layers need anything else of the earlier ones, there is
+no border and the cut is refused.
+
+A few tokens do not show everything: a layer may choose among tokens only once there are more than it may attend to.
+Where a few leave some parameter of a layer unread, the model is called on more of them than any number in its layers'
+modules; what only such a call hands on crosses once there are as many tokens (``Row.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.errors import CannotCut
-from splitinfer.models.caches import Cache, arrays_of
+from splitinfer.models.caches import Cache, arrays_of, fresh_caches
 from splitinfer.models.graph import Graph, uncompiled
 from splitinfer.models.layers import (
     Path,
     StandIn,
+    arrays_in,
+    call_model,
     change,
     find_layers,
     floating_arrays,
@@ -36,13 +43,13 @@ from splitinfer.models.layers import (
     type_name,
     walk,
 )
-from splitinfer.models.mlx_lm import make_prompt_cache
 
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
 Recipe = Callable[[Any], Any]
 
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
+_MOST_ROWS = 4096  # of a long call
 
 
 class CannotTrace(CannotCut):
@@ -58,17 +65,31 @@ def mark(named: Named, name: str, array: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An array with one row per token. ``path``: where it is in a layer's arguments, or (cache, part)."""
+    """An array with one row per token.
+
+    ``path``: where it is in a layer's arguments, or (cache, part). ``since``: tokens of a sequence from which on it is
+    there; before, ``None`` is in its place.
+    """
 
     path: Path
     axis: int
     shape: tuple[int, ...]  # without the axis of the rows
     dtype: mx.Dtype
+    since: int = 0
 
     @property
-    def width(self) -> int:
-        """Numbers per token."""
-        return prod(self.shape)
+    def is_whole(self) -> bool:
+        """Whether it holds whole numbers."""
+        return not mx.issubdtype(self.dtype, mx.floating)
+
+    def width(self, dtype: mx.Dtype) -> int:
+        """Numbers of ``dtype`` per token; whole numbers are packed as their bits in 4 or 8 bytes."""
+        return prod(self.shape) * (_whole(self.dtype).size // dtype.size if self.is_whole else 1)
+
+
+def _whole(dtype: mx.Dtype) -> mx.Dtype:
+    """In which dtype whole numbers are packed."""
+    return mx.int64 if dtype.size == 8 else mx.int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +112,61 @@ class Border:
     @property
     def is_plain(self) -> bool:
         """Whether it is one [1, n, d] hidden state and nothing else."""
-        return len(self._all) == 1 and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
+        return len(self._all) == 1 and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2 and not self.is_exact
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether whole numbers cross, whose bits no codec may change."""
+        return any(row.is_whole for row in self._all)
 
     @property
     def width(self) -> int:
         """Numbers per token."""
-        return sum(row.width for row in self._all)
+        return sum(row.width(self.dtype) for row in self._all)
 
     @property
     def dtype(self) -> mx.Dtype:
         """The dtype of the packed array: float32 if several are packed, so that nothing is lost."""
-        kinds = {row.dtype for row in self._all}
+        kinds = {row.dtype for row in self._all if not row.is_whole}
         return kinds.pop() if len(kinds) == 1 else mx.float32
 
-    def pack(self, arrays: Sequence[mx.array]) -> mx.array:
+    def pack(self, arrays: Sequence[mx.array | None]) -> mx.array:
         """[1, n, width] of everything that crosses."""
+        first = arrays[0]
+        assert first is not None
         if self.is_plain:
-            return arrays[0]
-        parts = [
-            mx.moveaxis(array, row.axis, 0).reshape(array.shape[row.axis], -1).astype(self.dtype)
-            for row, array in zip(self._all, arrays, strict=True)
+            return first
+        n = first.shape[self.rows[0].axis]
+        return mx.concatenate([self._columns(row, a, n) for row, a in zip(self._all, arrays, strict=True)], axis=1)[
+            None
         ]
-        return mx.concatenate(parts, axis=1)[None]
 
-    def unpack(self, packed: mx.array) -> list[mx.array]:
-        """The arrays that ``pack`` was given."""
+    def _columns(self, row: Row, array: mx.array | None, n: int) -> mx.array:
+        """[n, width] of one array; zeros where it is not there yet."""
+        if array is None:
+            return mx.zeros((n, row.width(self.dtype)), self.dtype)
+        flat = mx.moveaxis(array, row.axis, 0).reshape(n, -1)
+        return flat.astype(_whole(row.dtype)).view(self.dtype) if row.is_whole else flat.astype(self.dtype)
+
+    def unpack(self, packed: mx.array, length: int) -> list[mx.array | None]:
+        """The arrays that ``pack`` was given, for a sequence that has ``length`` tokens then."""
         if self.is_plain:
             return [packed]
-        ends = [sum(row.width for row in self._all[:i]) for i in range(1, len(self._all))]
-        parts = mx.split(packed[0], ends, axis=1)
-        return [
-            mx.moveaxis(part.reshape(-1, *row.shape), 0, row.axis).astype(row.dtype)
-            for row, part in zip(self._all, parts, strict=True)
-        ]
+        parts, at = list[mx.array | None](), 0
+        for row in self._all:
+            columns = packed[0, :, at : (at := at + row.width(self.dtype))]
+            numbers = columns.view(_whole(row.dtype)) if row.is_whole else columns
+            array = mx.moveaxis(numbers.reshape(-1, *row.shape), 0, row.axis).astype(row.dtype)
+            parts.append(array if length >= row.since else None)
+        return parts
+
+    def made_up(self, n: int, seed: int) -> mx.array:
+        """[n, width] random rows, for a trial; whole numbers are zero, which every table and every sequence has."""
+        rows = mx.random.normal((n, self.width), key=mx.random.key(seed)).astype(self.dtype)
+        if not self.is_exact:
+            return rows
+        kept = [mx.full((row.width(self.dtype),), not row.is_whole) for row in self._all]
+        return mx.where(mx.concatenate(kept), rows, 0)
 
 
 @dataclass(slots=True)
@@ -138,6 +181,9 @@ class _Call:
 class ModelStructure:
     """The structure of a model, read from two unevaluated calls: its layers, its caches, and what they share.
 
+    Attributes:
+        long_rows: rows of a call that reads parameters which a call of a few does not; ``None`` if there are none.
+
     Raises:
         CannotCut: it does not run its layers one after the other, each once.
     """
@@ -148,26 +194,65 @@ class ModelStructure:
         self.layers = [slot.layer for slot in self.slots]
         parameters = dict(tree_flatten(model.parameters()))
         self._owners = _owners(self.layers, parameters)
-        self._layer_of = dict(self._owners)  # of parameters and of marked arguments
-        self._named: Named = {}
-        self._steps: list[list[_Call]] = []
-        self._updates: list[dict[Path, Spec]] = []
+        self._layer_of: dict[str, int]  # of parameters and of marked arguments
+        self._named: Named
+        self._steps: list[list[_Call]]
+        self._updates: list[dict[Path, Spec]]
         self._borders: dict[int, Border] = {}
-        caches = make_prompt_cache(model)
-        self.num_caches = len(caches)
-        self.users: list[set[int]] = [set() for _ in caches]
+        self._given_with: dict[int, list[set[Path]]] = {}
+        self._rows = _STEPS
+        self._graph = self._read(parameters)
+        self.long_rows: int | None = None
+        self._short = self._steps
+        if set(self._owners) - self._graph.read_by(range(self._num_results)):
+            self.long_rows = min(_MOST_ROWS, max(_whole_numbers(self.layers), default=0)) + _STEPS[0]
+            self._rows = (self.long_rows, self.long_rows + _STEPS[1] - _STEPS[0])
+            self._graph = self._read(parameters)
+        calls = enumerate(self._steps[1])
+        if not all(any(self._graph.holds(_name(1, i, path)) for path in call.arguments) for i, call in calls):
+            raise CannotTrace(f"{self.name} looks at what it has computed while it runs, so its graph is in pieces")
+
+    def _read(self, parameters: Named) -> Graph:
+        """Call the model with the rows of ``_rows``; the graph of the logits and of what its caches hold."""
+        caches = fresh_caches(self.model)
+        self.num_caches, self.users = len(caches), [set[int]() for _ in caches]
+        self._layer_of, self._named = dict(self._owners), {}
+        self._steps, self._updates = [], []
         with uncompiled():
-            for step, rows in enumerate(_STEPS):
-                logits = self._record(step, rows, caches)
-        results, self._results_of_cache = [logits], list[list[int]]()
+            results = [[self._record(step, rows, caches) for step, rows in enumerate(self._rows)][-1]]
+        self._results_of_cache = list[list[int]]()
         for cache in caches:
             arrays = arrays_of(cache)
             self._results_of_cache.append(list(range(len(results), len(results) + len(arrays))))
             results += arrays
-        self._graph = Graph(results, {**self._named, **parameters})
-        calls = enumerate(self._steps[1])
-        if not all(any(self._graph.holds(_name(1, i, path)) for path in call.arguments) for i, call in calls):
-            raise CannotTrace(f"{self.name} looks at what it has computed while it runs, so its graph is in pieces")
+        self._num_results = len(results)
+        return Graph(results, {**self._named, **parameters})
+
+    def _since(self, layer: int, path: Path) -> int:
+        """How many tokens a sequence has when an argument of a layer is there for the first time."""
+        if path in self._short[0][layer].arguments:
+            return 0
+        below, above = sum(_STEPS), self._rows[0]
+        while below + 1 < above:
+            middle = (below + above) // 2
+            below, above = (below, middle) if path in self._given(middle)[layer] else (middle, above)
+        return above
+
+    def _given(self, rows: int) -> list[set[Path]]:
+        """The arrays that each layer is given in a first call with so many rows."""
+        if rows not in self._given_with:
+            found: list[set[Path]] = []
+
+            def run(layer: int, arguments: Any) -> Any:
+                found.append({path for path, _ in arrays_in(arguments)})
+                return self.layers[layer](*arguments[0], **arguments[1])
+
+            stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
+            with uncompiled(), replaced(self.slots, stand_ins):
+                tokens, caches = mx.zeros((1, rows), mx.int32), fresh_caches(self.model)
+                call_model(self.model, tokens, caches, lambda: mx.arange(rows)[None])
+            self._given_with[rows] = found
+        return self._given_with[rows]
 
     @property
     def num_layers(self) -> int:
@@ -189,8 +274,8 @@ class ModelStructure:
     def result_rows(self) -> list[tuple[Path, int]]:
         """The parts of the last layer's result that have a row per token, each with the axis of its rows."""
         first, second = (step[-1].result for step in self._steps)
-        axes = {path: _row_axis(spec, second.get(path)) for path, spec in first.items()}
-        return [(path, axis) for path, axis in axes.items() if axis is not None]
+        axes = {path: _row_axis(spec, second.get(path), self._rows) for path, spec in first.items()}
+        return [(path, axis) for path, axis in axes.items() if axis is not None and path in self._short[-1][-1].result]
 
     def border(self, layer: int) -> Border:
         """What crosses in front of ``layer``.
@@ -206,12 +291,12 @@ class ModelStructure:
         rows = self._crossing_rows(layer)
         if not rows:
             raise CannotCut(f"{self.name}: layer {layer} is given no rows that come from the layers before it")
-        closed = [_name(step, layer, row.path) for row in rows for step in range(len(_STEPS))]
+        closed = [_name(step, layer, row.path) for row in rows for step in range(len(self._rows))]
         beyond = self._read_beyond(layer, closed)
         updates: list[Row] = []
         if beyond:
             updates = self._shared_updates(layer, closed)
-            closed += [_update_name(step, *row.path) for row in updates for step in range(len(_STEPS))]
+            closed += [_update_name(step, *row.path) for row in updates for step in range(len(self._rows))]
             beyond = self._read_beyond(layer, closed)
         if beyond:
             last = max(self._layer_of[name] for name in beyond)
@@ -225,9 +310,9 @@ class ModelStructure:
         first, second = (step[layer].arguments for step in self._steps)
         rows = []
         for path, spec in first.items():
-            axis = _row_axis(spec, second.get(path))
+            axis = _row_axis(spec, second.get(path), self._rows)
             if axis is not None and self._early(layer, self._graph.mixed_with(_name(1, layer, path))):
-                rows.append(_row(path, axis, spec))
+                rows.append(_row(path, axis, spec, self._since(layer, path)))
         return rows
 
     def _shared_updates(self, layer: int, closed: Sequence[str]) -> list[Row]:
@@ -237,7 +322,10 @@ class ModelStructure:
             for path, spec in self._updates[1].items()
             if (owner := self.first_user(path[0])) is not None and owner < layer
         }
-        closed = [*closed, *(_update_name(step, *path) for path, _ in names.values() for step in range(len(_STEPS)))]
+        closed = [
+            *closed,
+            *(_update_name(step, *path) for path, _ in names.values() for step in range(len(self._rows))),
+        ]
         found = self._graph.read_by(self._results_from(layer), closed) & set(names)
         shared = {names[name][0][0] for name in found}
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
@@ -267,20 +355,22 @@ class ModelStructure:
                 if id(value) in positions:
                     self.users[positions[id(value)]].add(layer)
             arguments = change(arguments, lambda path, a: self._note_argument(step, layer, path, a))
-            given = {path: (a.shape, a.dtype) for path, a in floating_arrays(arguments)}
+            given = {path: (a.shape, a.dtype) for path, a in arrays_in(arguments)}
             result = self.layers[layer](*arguments[0], **arguments[1])
-            returned = {path: (a.shape, a.dtype) for path, a in floating_arrays(result)}
+            returned = {path: (a.shape, a.dtype) for path, a in arrays_in(result)}
             calls.append(_Call(given, returned, _make_recipe(arguments, result)))
             return result
 
         stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
         with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
-            logits = self.model(mx.zeros((1, rows), mx.int32), cache=caches)
+            at = sum(self._rows[:step])
+            tokens = mx.zeros((1, rows), mx.int32)
+            logits = call_model(self.model, tokens, caches, lambda: mx.arange(at, at + rows)[None])
         if order != list(range(self.num_layers)):
             times = "more than once" if len(order) > self.num_layers else "not one after the other"
             raise CannotCut(f"{self.name} runs its layers {times}, so no part of it can run alone")
         self._steps.append(calls)
-        return cast(mx.array, logits)
+        return logits
 
     def _note_argument(self, step: int, layer: int, path: Path, array: mx.array) -> mx.array:
         self._layer_of[_name(step, layer, path)] = layer
@@ -299,17 +389,17 @@ def _update_name(step: int, cache: int, part: int) -> str:
     return f"update {step} {cache} {part}"
 
 
-def _row_axis(first: Spec, second: Spec | None) -> int | None:
+def _row_axis(first: Spec, second: Spec | None, rows: tuple[int, int]) -> int | None:
     """The one axis that is as long as the rows of both calls, if nothing else differs."""
     if second is None or len(first[0]) != len(second[0]):
         return None
     changed = [axis for axis, (a, b) in enumerate(zip(first[0], second[0], strict=True)) if a != b]
-    return changed[0] if len(changed) == 1 and (first[0][changed[0]], second[0][changed[0]]) == _STEPS else None
+    return changed[0] if len(changed) == 1 and (first[0][changed[0]], second[0][changed[0]]) == rows else None
 
 
-def _row(path: Path, axis: int, spec: Spec) -> Row:
+def _row(path: Path, axis: int, spec: Spec, since: int = 0) -> Row:
     shape, dtype = spec
-    return Row(path, axis, (*shape[:axis], *shape[axis + 1 :]), dtype)
+    return Row(path, axis, (*shape[:axis], *shape[axis + 1 :]), dtype, since)
 
 
 def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
@@ -319,6 +409,13 @@ def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
         for _, array in tree_flatten(layer.parameters()):
             layers_of.setdefault(id(array), set()).add(i)
     return {name: min(found) for name, a in parameters.items() if len(found := layers_of.get(id(a), set())) == 1}
+
+
+def _whole_numbers(layers: Sequence[nn.Module]) -> Iterator[int]:
+    """The whole numbers among the attributes of layers' modules: windows, counts of experts and of tokens to choose."""
+    for layer in layers:
+        for _, module in layer.named_modules():
+            yield from (value for value in vars(module).values() if type(value) is int)
 
 
 class _Recorder(StandIn):
@@ -360,6 +457,9 @@ def _make_recipe(arguments: Any, result: Any) -> Recipe:
     """
     if result is None or isinstance(result, bool | str):
         return lambda _arguments: result
+    if isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating):
+        shape, dtype = result.shape, result.dtype
+        return lambda _arguments: mx.zeros(shape, dtype)
     if isinstance(result, mx.array):
         inputs = list(floating_arrays(arguments))
         if not inputs:

@@ -8,11 +8,11 @@ one exactly.
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import mlx.core as mx
@@ -25,7 +25,7 @@ from mlx_lm.utils import _get_classes
 
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import CannotCut
-from splitinfer.models import step_trial
+from splitinfer.models import mlx_vlm, step_trial
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -46,6 +46,7 @@ TOLERANCE = 1e-4
 ROLLBACK = 5
 
 Stages = Sequence[StageModel]
+Make = Callable[[Config], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,30 @@ class Finding:
         return self.num_cuts - len(self.refused)
 
 
-def build(config: Config, seed: int = 0) -> nn.Module:
+def build(config: Config, seed: int = 0, make: Make | None = None) -> nn.Module:
     """A model with random weights, spread so that its tokens vary."""
     install()
-    config = copy.deepcopy(config)
     mx.random.seed(seed)
-    model_class, args_class = _get_classes(config)
-    model: nn.Module = model_class(args_class.from_dict(config))
+    model = (make or mlx_lms)(copy.deepcopy(config))
     model.update(tree_map_with_path(_weights, model.parameters()))
     model.eval()
     return model
+
+
+def mlx_lms(config: Config) -> nn.Module:
+    """An instance of mlx-lm's class."""
+    model_class, args_class = _get_classes(config)
+    return cast(nn.Module, model_class(args_class.from_dict(config)))
+
+
+def mlx_vlms(config: Config) -> nn.Module:
+    """The language model in an instance of mlx-vlm's class."""
+    utils = mlx_vlm.module("utils")
+    package, _ = utils.get_model_and_args(config)
+    for part in ("text_config", "vision_config", "audio_config"):
+        config.setdefault(part, {})
+    args, parts = package.ModelConfig.from_dict(config), ["text", "vision", "perceiver", "projector", "audio"]
+    return cast(nn.Module, package.Model(utils.update_module_configs(args, package, config, parts)).language_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +114,12 @@ ALL = Care(True, OTHER_CHUNKS, NUM_DECODED)
 USUAL = Care(False, OTHER_CHUNKS[1:], 7)
 
 
-def lively(config: Config, num_decoded: int = NUM_DECODED) -> tuple[nn.Module, mx.array, mx.array]:
+def lively(
+    config: Config, num_decoded: int = NUM_DECODED, make: Make | None = None
+) -> tuple[nn.Module, mx.array, mx.array]:
     """A model whose answer varies, with the tokens of prompt and greedy answer, and their logits."""
     for seed in range(5):
-        model = build(config, seed)
+        model = build(config, seed, make)
         tokens, expected = _reference(model, num_decoded)
         if len(set(tokens[0, -num_decoded:].tolist())) > 2:
             return model, tokens, expected
@@ -117,13 +134,13 @@ def _weights(path: str, x: mx.array) -> mx.array:
     return spread * 0.1 if "embed" in path else spread
 
 
-def examine(config: Config, care: Care = ALL) -> Finding:
+def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Finding:
     """Compare every cut with the whole model.
 
     Raises:
         AssertionError: a cut that was not refused is wrong.
     """
-    model, tokens, expected = lively(config, care.num_decoded)
+    model, tokens, expected = lively(config, care.num_decoded, make)
     whole = [StageModel(model, 0, len(model.layers))]
     straight = _run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
@@ -189,15 +206,20 @@ def _reference(model: nn.Module, num_decoded: int = NUM_DECODED) -> tuple[mx.arr
     """The tokens of prompt and greedy answer, and the logits of all of them, from plain mlx-lm."""
     tokens = (mx.arange(NUM_PROMPT) * 37 + 11)[None] % VOCAB
     cache = make_prompt_cache(model)
-    logits = [model(tokens[:, at : at + CHUNK], cache=cache) for at in range(0, NUM_PROMPT, CHUNK)]
+    logits = [_logits(model, tokens[:, at : at + CHUNK], cache) for at in range(0, NUM_PROMPT, CHUNK)]
     for _ in range(num_decoded):
         token = mx.argmax(logits[-1][:, -1:, :], axis=-1).astype(tokens.dtype)
         tokens = mx.concatenate([tokens, token], axis=1)
-        logits.append(model(token, cache=cache))
+        logits.append(_logits(model, token, cache))
         mx.eval(tokens)
     expected = mx.concatenate(logits, axis=1)
     assert not mx.isnan(expected).any().item(), "the reference itself is not a number"
     return tokens, expected
+
+
+def _logits(model: nn.Module, tokens: mx.array, cache: Any = None) -> mx.array:
+    result = model(tokens, cache=cache)
+    return cast(mx.array, getattr(result, "logits", result))
 
 
 def _chunks(tokens: mx.array, chunk: int) -> Iterator[mx.array]:
@@ -239,7 +261,7 @@ def _check_whole(whole: Stages, tokens: mx.array, ours: mx.array, expected: mx.a
     difference = _difference(ours, expected)
     if difference < TOLERANCE:
         return []
-    cacheless = whole[0]._model(tokens)
+    cacheless = _logits(whole[0]._model, tokens)
     assert _difference(ours, cacheless) < TOLERANCE, f"the whole model differs from mlx-lm's by {difference}"
     return ["mlx-lm's own cache is shorter than the window of its mask; ours agrees with mlx-lm without a cache"]
 

@@ -40,6 +40,14 @@ def _ignore(*_progress: Any) -> None:
     pass
 
 
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v41"])
+def test_what_only_long_sequences_need_is_loaded_too(name: str, tmp_path: Path) -> None:
+    """An indexer's weights are read once there are more tokens than it may choose."""
+    _save(tmp_path, CONFIGS[name], None)
+    checkpoint = open_folder(tmp_path)
+    assert survey(checkpoint, 0, CONFIGS[name]["num_hidden_layers"], None).tensors == set(checkpoint.tensors)
+
+
 @pytest.mark.parametrize(("name", "cut", "bits"), CUTS)
 def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None, tmp_path: Path) -> None:
     _save(tmp_path, CONFIGS[name], bits)

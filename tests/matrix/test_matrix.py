@@ -45,7 +45,7 @@ def test_a_wrong_cut_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     stages = compare.cut(ModelStructure(model), [len(model.layers) - 1])
     assert compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
     unpack = Border.unpack
-    monkeypatch.setattr(Border, "unpack", lambda border, packed: unpack(border, _without_last(packed)))
+    monkeypatch.setattr(Border, "unpack", lambda border, packed, n: unpack(border, _without_last(packed), n))
     assert not compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
 
 

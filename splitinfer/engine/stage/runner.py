@@ -305,8 +305,8 @@ class StageRunner:
                 self._histories[part.seq_id].tokens[part.start :] = part.token_ids
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
-        """The prompts' rows of a step, packed, if the link to the next stage has a codec."""
-        if self._codec == NONE or self._model.is_last or hidden is None:
+        """The prompts' rows of a step, packed, if the link to the next stage has a codec that may change them."""
+        if self._codec == NONE or self._model.is_last or hidden is None or self._model.sends_whole_numbers:
             return None
         rows, at = list[int](), 0
         for part in slices:
