@@ -10,6 +10,7 @@ wire           codecs for hidden states
 link           links, beside bare ZeroMQ
 device         what the loops leave of a device's time, on emulated accelerators
 server         streams over HTTP, beside the library's
+compare        one table for an owner: speed, prompts, kept KV, a killed worker, and whether answers are right
 exact          the first token at which other ways to compute the same part
 gpu            what only a GPU can show, in parts: ``scripts/on_gpu``
 shared         options, the systems that are compared, workloads, child processes, and the arithmetic of measurements

@@ -4,7 +4,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from splitinfer.bench.shared.inputs import check_plot, check_text
+from splitinfer.bench.shared.inputs import check_file, check_plot, check_text
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.stand_in import stand_in_layout
@@ -15,6 +15,7 @@ from splitinfer.machine.selection import emulated_machine
 MODULES = {
     "speed": "speed.run", "prefix": "prefix", "speculation": "speculation.run", "several": "speculation.several",
     "serve": "serving.run", "kv": "kv", "wire": "wire", "link": "link", "device": "device", "server": "server.run",
+    "compare": "compare.run",
 }  # fmt: skip
 _STAND_INS = {
     "several": 512,
@@ -37,6 +38,8 @@ def measure(mode: str, options: Options) -> int:
     check_text(options.text)
     if options.plot is not None:
         check_plot(options.plot)
+    if options.report is not None:
+        check_file("report", options.report)
     if not options.layout and mode in _STAND_INS:
         options = replace(options, layout=_stand_in(mode))
     found = module.measure(options)

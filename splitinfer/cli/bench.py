@@ -36,6 +36,7 @@ class Mode(StrEnum):
     LINK = "link"
     DEVICE = "device"
     EXACT = "exact"
+    COMPARE = "compare"
     SERVER = "server"
 
 
@@ -58,7 +59,8 @@ def bench(
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
             "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
-            "first token at which other ways to compute part. server: streams over HTTP beside the library's.",
+            "first token at which other ways to compute part. server: streams over HTTP beside the library's. "
+            "compare: one table to share: speed, kept KV, a killed worker, right or wrong, beside mlx-lm's own ways.",
         ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -133,6 +135,10 @@ def bench(
     ] = "",
     kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="With compare: how long it may take.")] = 15.0,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="With compare: write the page to share, with plots, to this file.")
+    ] = None,
     trace: Tracing = None,
     accelerator: Accelerator = None,
     verbose: Verbose = False,
@@ -164,6 +170,7 @@ def bench(
         stream_tokens=stream_tokens, peers=peers, draft=draft, acceptances=shares, text=text, texts=texts, plot=plot,
         lengths=lengths, scale=scale, requests=requests, rate=rate, policies=chosen, connect_timeout=connect_timeout,
         kv_bytes=None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), trace=trace,
+        minutes=minutes, report=report,
     )  # fmt: skip
     finish(lambda: measure(name, options), verbose)
 

@@ -69,7 +69,7 @@ def measure(options: Options) -> dict[str, Any]:
     settings = options.settings(context, draft=None, token_budget=options.token_budget, kv_bytes=options.kv_bytes)
     with ExitStack() as stack:
         llm = open_stages(stack, options, settings)
-        plain = stack.enter_context(plain_mlx_lm(llm)) if options.baseline else None
+        plain = stack.enter_context(plain_mlx_lm(llm.layout)) if options.baseline else None
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {

@@ -59,9 +59,18 @@ def _check_path(path: Path) -> None:
     formats = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         raise ConfigError(f"{path} names no format of a plot; there are {', '.join(sorted(formats))}")
+    check_file("plot", path)
+
+
+def check_file(what: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is measured.
+
+    Raises:
+        ConfigError: with the reason.
+    """
     if path.is_dir():
-        raise ConfigError(f"the plot cannot be written to {path}: it is a folder")
+        raise ConfigError(f"the {what} cannot be written to {path}: it is a folder")
     if not path.parent.is_dir():
-        raise ConfigError(f"the plot cannot be written to {path}: there is no folder {path.parent}")
+        raise ConfigError(f"the {what} cannot be written to {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"the plot cannot be written to {path}: permission denied")
+        raise ConfigError(f"the {what} cannot be written to {path}: permission denied")

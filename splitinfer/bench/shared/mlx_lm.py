@@ -12,8 +12,8 @@ from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import Batch, Task
+from splitinfer.core.layout import Layout
 from splitinfer.errors import ModelError
-from splitinfer.llm import LLM
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
@@ -52,7 +52,17 @@ class PlainMlxLm:
         """Run one task by mlx-lm's own speculative decoding, with ``num_drafts`` drafts at a time."""
         return self._run(task, num_draft=num_drafts)
 
-    def _run(self, task: Task, **how: int) -> Run:
+    def run_turn(self, task: Task, then: Sequence[int], step_size: int) -> Run:
+        """Run a task, then a second turn: ``then`` after its answer, with the KV of both kept. The second one's run."""
+        return self._run(task, step_size=step_size, then=list(then))
+
+    def judge(self, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any]:
+        """How far, in logits, the tokens of answers are below mlx-lm's own choices; and what rounding moves.
+
+        ``answers``: prompts with their answers; the first one's is the shortest prompt."""
+        return self._ask({"judge": [[list(prompt), list(answer)] for prompt, answer in answers]})
+
+    def _run(self, task: Task, **how: Any) -> Run:
         answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, **how})
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
@@ -84,34 +94,38 @@ class PlainMlxLm:
 
 @contextmanager
 def plain_mlx_lm(
-    llm: LLM, environment: Mapping[str, str] | None = None, draft: str | None = None
+    layout: Layout, environment: Mapping[str, str] | None = None, draft: str | None = None
 ) -> Iterator[PlainMlxLm]:
     """The whole model of a pipeline in a process of its own, which ends with the context. ``draft``: a model's name."""
     say("loading the whole model in plain mlx-lm")
     draft_folder = None if draft is None else str(open_model(draft).folder.resolve())
-    plain = PlainMlxLm(*fetched(llm), environment, draft_folder)
+    plain = PlainMlxLm(*fetched(layout), environment, draft_folder)
     try:
         yield plain
     finally:
         plain.close()
 
 
-def fetched(llm: LLM) -> tuple[str, str | None]:
+def fetched(layout: Layout) -> tuple[str, str | None]:
     """The folder with the whole model of a pipeline, of which this machine may have had a part, and its dtype."""
-    name = str(llm.layout.model)
+    name = str(layout.model)
     checkpoint = open_model(name)
     fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-    return str(checkpoint.folder.resolve()), resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype, gpu=on_gpu())
 
 
 class MlxLmProcesses:
-    """The processes of mlx-lm's pipeline, which sleep between tasks. ``layers``: the number of each, in their order.
+    """The processes of mlx-lm's own pipeline, or of its tensor parallelism, which sleep between tasks.
+
+    ``layers``: the number of each process, in their order. ``by_layers``: whether layers are given to processes, or a
+    part of each layer to every process.
 
     Raises:
         ModelError: mlx-lm cannot cut this model; with the reason.
     """
 
-    def __init__(self, folder: str, dtype: str | None, layers: Sequence[int]) -> None:
+    def __init__(self, folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True) -> None:
+        cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
         self._children: list[ChildProcess] = []
         with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
             json.dump([[f"127.0.0.1:{port}"] for port in _free_ports(len(layers))], hosts)
@@ -119,7 +133,7 @@ class MlxLmProcesses:
             try:
                 for rank in range(len(layers)):
                     self._children.append(ChildProcess(_PROCESS, {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}))
-                for answer in self._ask({"folder": folder, "dtype": dtype, "layers": list(layers)}):
+                for answer in self._ask({"folder": folder, "dtype": dtype, **cut}):
                     if "refused" in answer:
                         raise ModelError(answer["refused"])
             except BaseException:

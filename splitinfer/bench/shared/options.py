@@ -50,6 +50,8 @@ class Options:
     kv_bytes: int | None = None
     connect_timeout: float = 10.0
     trace: Path | None = None
+    minutes: float = 15.0
+    report: Path | None = None
 
     @property
     def found_layout(self) -> Layout:

@@ -15,6 +15,7 @@ from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.throughput import BEGINS_AT, BatchRun
 from splitinfer.bench.shared.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.models.checkpoint import Checkpoint
@@ -39,12 +40,12 @@ class Stages:
     def __init__(self, name: str, llm: LLM) -> None:
         self.name, self.llm, self.num_stages = name, llm, llm.layout.num_stages
 
-    def run(self, task: Task) -> Run:
-        """Run one request, and read the counters around it."""
+    def run(self, task: Task, flight: Flight | None = None) -> Run:
+        """Run one request, and read the counters around it. ``flight``: of its drafts."""
         params = SamplingParams(max_tokens=task.max_tokens, ignore_eos=True)
         readings = [Counters.of(self.llm.stats())]
         marks = [1] if task.max_tokens == 1 else [1, task.max_tokens - 1]  # numbers of tokens at which to read
-        request = self.llm.submit(task.prompt, params)
+        request = self.llm.submit(task.prompt, params, flight=flight)
         for _ in request:
             if marks and len(request.output.token_ids) >= marks[0]:
                 marks.pop(0)

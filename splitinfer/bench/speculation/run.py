@@ -60,7 +60,7 @@ def measure(options: Options) -> dict[str, Any]:
             stack.enter_context(installed(link))
         llm = open_stages(stack, options, settings, drafter=None if replay is None else lambda: replay)
         draft = model_in(name) if replay is None else None
-        plain = stack.enter_context(plain_mlx_lm(llm, draft=draft)) if options.baseline else None
+        plain = stack.enter_context(plain_mlx_lm(llm.layout, draft=draft)) if options.baseline else None
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         trials = Trials(options, llm, replay, plain, draft is not None)
         cases = trials.run()
@@ -95,7 +95,7 @@ def _agreement(options: Options, llm: LLM, draft: str | None) -> dict[str, Any] 
         return None
     count = max(_TEACHER_TEXTS, options.trials)
     texts = [llm.encode(text)[:_TEACHER_TEXT] for text in passages(options.text, count, 8 * _TEACHER_TEXT)]
-    target, dtype = fetched(llm)
+    target, dtype = fetched(llm.layout)
     with closing(ChildProcess("splitinfer.bench.speculation.agreement")) as child:
         answer = child.ask({
             "target": target, "draft": str(open_model(draft).folder.resolve()), "dtype": dtype, "texts": texts,

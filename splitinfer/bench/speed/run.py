@@ -100,7 +100,7 @@ def _measure(options: Options, settings: Settings) -> Findings:
             whole = stack.enter_context(_whole(llm, replace(settings, trace=None)))
             systems.in_order.append(Stages(WHOLE, whole))
         if options.baseline:
-            systems.plain = stack.enter_context(plain_mlx_lm(llm))
+            systems.plain = stack.enter_context(plain_mlx_lm(llm.layout))
         if options.peers and workload.streams:
             _open_peers(stack, systems, llm)
         pinned, blas_by_process = _pin(llm.layout, systems, processors), _blas(systems.plain)
@@ -172,14 +172,14 @@ def _open_peers(stack: ExitStack, systems: _Systems, llm: LLM) -> None:
     try:
         if layout.num_stages == 1:
             raise ModelError("the layout has 1 stage")
-        peers = MlxLmProcesses(*fetched(llm), [stage.num_layers for stage in layout.stages])
+        peers = MlxLmProcesses(*fetched(llm.layout), [stage.num_layers for stage in layout.stages])
         systems.peers = stack.enter_context(peers)
         systems.in_order.append(Baseline(PEERS, peers, 0, (), layout.num_stages))
     except ModelError as error:
         systems.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
     count = str(len(machine.free_processors()) or os.cpu_count() or 1)
     threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
-    everywhere = stack.enter_context(plain_mlx_lm(llm, threads))
+    everywhere = stack.enter_context(plain_mlx_lm(llm.layout, threads))
     systems.in_order.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
 
 

@@ -1,0 +1,292 @@
+"""``splitinfer bench --mode compare``: opens one system after the other, and lets each do all parts.
+
+One after the other and not in turns, because a machine may hold no two of them at once. The pipeline is first: a short
+trial of it gives the pace by which parts are chosen. Plain mlx-lm is last, because it also judges all answers. Where
+the model does not fit into this machine, the pipeline itself reads its prompts again in other chunks.
+
+Prompts are text if the model has a tokenizer: drafts are worth nothing on random tokens. A long prompt has a *needle*
+in it, a number that it asks for at its end.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from splitinfer import cleanup
+from splitinfer.bench.compare.judge import reread, tolerance, verdict
+from splitinfer.bench.compare.page import tables, write_page
+from splitinfer.bench.compare.systems import (
+    BY_LAYERS,
+    PARALLEL,
+    PIPELINE,
+    PLAIN,
+    Answers,
+    Peers,
+    Pipeline,
+    Plain,
+    System,
+)
+from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, LeftOut, Pace, Part, Tasks, fitting, parts
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.measure import summarize
+from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, fetched, plain_mlx_lm
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import open_stages, vocabulary
+from splitinfer.bench.shared.texts import OPENINGS
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.core.layout import Layout
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ModelError, SplitinferError
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.memory import free_bytes, size
+
+__all__ = ["measure", "tables"]
+
+PROMPTS = (2048, 8192, 32768)  # tokens
+_MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
+_TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
+_PATIENCE = 60.0  # seconds for a killed worker to come back
+_SYSTEMS = 4
+_MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
+
+_FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
+_NEEDLE = "The harbour master wrote the secret number {} into his book. "
+_QUESTION = "What secret number did the harbour master write into his book? It was the number"
+
+
+class _Comparison:
+    """What is known so far, by system: cells by part, answers to be judged. ``closes_at``: on the monotonic clock."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.start = options, time.monotonic()
+        self.closes_at = self.start + 60.0 * options.minutes
+        self.parts = list[Part]()
+        self.left_out = list[LeftOut]()
+        self.cells: dict[str, dict[str, Cell]] = {}
+        self.answers: dict[str, Answers] = {}
+        self.tasks = Tasks(options.seed, 2, {}, {})
+        self.context = min(options.checkpoint.context_length, PROMPTS[-1] + _MORE)
+
+    def answers_of(self, name: str) -> Answers:
+        """The answers of a system, to be judged."""
+        return self.answers.setdefault(name, {})
+
+    def do(self, system: System, *, restarted: bool = False) -> None:
+        """Let a system do its parts: those of one run, or those after a restart."""
+        cells = self.cells.setdefault(system.name, {})
+        for part in self.parts:
+            if system.name != PIPELINE or (part.kind is Kind.RESTART) is restarted:
+                cells[part.name] = cell = self._measured(system, part)
+                figure = f"{summarize(cell.values).median:.3g} {part.kind.unit}" if cell.values else cell.why_not
+                say(f"{system.name}: {part.label}: {figure}")
+
+    def _measured(self, system: System, part: Part) -> Cell:
+        values = list[float]()
+        cell = Cell()
+        for trial in range(self.options.trials if part.kind.unit == "tokens/s" else 1):
+            if time.monotonic() > self.closes_at:
+                break
+            try:
+                cell = system.do(part, trial)
+            except SplitinferError as error:
+                return Cell(why_not=str(error))
+            values += cell.values
+        cell.values = values
+        if not values and not cell.why_not:
+            cell.why_not = "no time was left"
+        return cell
+
+    def give_up(self, name: str, why_not: str) -> None:
+        """No system of that name could be opened."""
+        say(f"{name}: {why_not}")
+        self.cells[name] = {part.name: Cell(why_not=why_not) for part in self.parts}
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, write the page if one is asked for, and return the document.
+
+    Raises:
+        SplitinferError: the pipeline cannot be opened.
+    """
+    on, work = machine.describe(), _Comparison(options)
+    with cleanup.temporary_folder("splitinfer-compare-") as folder:
+        layout = _pipeline(work, Path(folder))
+    for name, by_layers in ((BY_LAYERS, True), (PARALLEL, False)):
+        _peers(work, name, layout, by_layers=by_layers)
+    verdicts = _plain(work, layout)
+    if verdicts is None:
+        verdicts = {PIPELINE: _own_again(work)}
+    found = _document(work, on, layout, verdicts)
+    if options.report is not None:
+        write_page(found, options.report)
+    return found
+
+
+# -- systems -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(work: _Comparison, **more: Any) -> Settings:
+    usual = {
+        "prefix_cache": True,
+        "draft": None,
+        "rejoin_timeout": _PATIENCE,
+        "token_budget": work.options.token_budget,
+    }
+    return work.options.settings(work.context, **{**usual, **more})
+
+
+def _pipeline(work: _Comparison, folder: Path) -> Layout:
+    """The pipeline's figures, also those after a restart; its layout."""
+    answers = work.answers_of(PIPELINE)
+    with ExitStack() as stack:
+        llm = open_stages(stack, work.options, _settings(work, kv_dir=folder))
+        layout = llm.layout
+        _choose(work, llm)
+        work.do(Pipeline(work.tasks, answers, llm, llm.token_budget))
+    if any(part.kind is Kind.RESTART for part in work.parts):
+        with ExitStack() as stack:
+            llm = open_stages(stack, work.options, _settings(work, kv_dir=folder), ", again")
+            _pace(llm, work.tasks.vocab_size)  # warms it up
+            work.do(Pipeline(work.tasks, answers, llm, llm.token_budget), restarted=True)
+    return layout
+
+
+def _choose(work: _Comparison, llm: LLM) -> None:
+    """Choose the parts by the pace of a short trial, and make their prompts."""
+    options, vocab_size = work.options, vocabulary(llm, work.options.checkpoint)
+    lengths = [length for length in PROMPTS if length + _MORE <= work.context] or [work.context // 2]
+    _pace(llm, vocab_size)  # warms it up
+    left = work.closes_at - time.monotonic()
+    wanted = parts(options.decode_tokens, lengths)
+    pace, context = _pace(llm, vocab_size), min(work.context, llm.context_length)
+    work.parts, work.left_out = fitting(wanted, pace, _SYSTEMS, options.trials, left, context)
+    prompts, needles = dict[str, list[int]](), dict[str, str]()
+    for part in work.parts:
+        if llm.tokenizer is None:
+            prompts[part.name] = list(made_up(f"{options.seed} {part.prompt}", part.prompt, vocab_size))
+        elif part.kind in (Kind.PROMPT, Kind.TURN, Kind.RESTART):
+            number = str(random.Random(f"{options.seed} {part.prompt}").randrange(10000, 99999))
+            prompts[part.name] = _needle(llm, part.prompt, number)
+            needles[part.name] = number
+        else:
+            prompts[part.name] = llm.encode(OPENINGS[0])
+    work.tasks = Tasks(options.seed, vocab_size, prompts, needles)
+
+
+def _pace(llm: LLM, vocab_size: int) -> Pace:
+    """Seconds for a token of a prompt and of an answer, by a short trial."""
+    prompt = made_up(f"trial {time.monotonic()}", _TRIAL, vocab_size)
+    times = llm.generate([prompt], SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))[0].token_times
+    return Pace(times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1))
+
+
+def _needle(llm: LLM, length: int, number: str) -> list[int]:
+    """A prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
+    needle, question = llm.encode(_NEEDLE.format(number)), llm.encode(_QUESTION, adds_special=False)
+    filler = llm.encode(_FILLER, adds_special=False)
+    room = length - len(needle) - len(question)
+    text = (filler * (room // len(filler) + 1))[:room]
+    return [*text[: room // 3], *needle, *text[room // 3 :], *question]
+
+
+def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> None:
+    try:
+        if layout.num_stages == 1:
+            raise ModelError("the layout has 1 stage")
+        if not all(stage.is_local for stage in layout.stages[1:]):
+            raise ModelError("the workers are on other machines, where only mlx.launch over ssh could start it")
+        say(f"loading {name}")
+        layers = [stage.num_layers for stage in layout.stages]
+        with MlxLmProcesses(*fetched(layout), layers, by_layers) as peers:
+            work.do(Peers(name, work.tasks, work.answers_of(name), peers))
+    except ModelError as error:
+        work.give_up(name, str(error))
+
+
+def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]] | None:
+    """Plain mlx-lm's figures, and its verdicts on all answers; ``None`` if it cannot run here."""
+    needed = sum(info.end - info.begin for info in work.options.checkpoint.tensors.values())
+    free, draft = free_bytes(), layout.draft
+    try:
+        if not work.options.baseline:
+            raise ModelError("left out by --no-baseline")
+        if needed > free:
+            raise ModelError(f"its {size(needed)} of weights do not fit into the {size(free)} free here")
+        draft = None if draft is None or draft.startswith("ngram") else draft.removesuffix("+ngram")
+        with plain_mlx_lm(layout, draft=draft) as plain:
+            work.do(Plain(work.tasks, work.answers_of(PLAIN), plain, drafts=draft is not None))
+            say("judging the answers")
+            return {name: _judged(work, plain.judge, answers) for name, answers in work.answers.items() if answers}
+    except ModelError as error:
+        work.give_up(PLAIN, str(error))
+        return None
+
+
+def _judged(work: _Comparison, judge: Any, answers: Answers) -> list[dict[str, Any]]:
+    """The verdicts on a system's answers, the shortest prompt first."""
+    pairs = sorted(
+        ((work.tasks.prompts[name], name, tokens) for name, tokens in answers.items()), key=lambda p: len(p[0])
+    )
+    judged = judge([(prompt, tokens) for prompt, _, tokens in pairs])
+    allowed = tolerance(judged["rounding"])
+    return [
+        {"part": name, "prompt_tokens": len(prompt), **verdict(gaps, allowed)}
+        for (prompt, name, _), gaps in zip(pairs, judged["gaps"], strict=True)
+    ]
+
+
+def _own_again(work: _Comparison) -> list[dict[str, Any]]:
+    """The pipeline's own answers twice, with prompts in chunks of the usual size and of about half of it."""
+    params, found = SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=2), []
+    with ExitStack() as stack:
+        settings = _settings(work, prefix_cache=False, draft="none")
+        llm = open_stages(stack, work.options, settings, ", to read its prompts again")
+        names = list(work.answers_of(PIPELINE))
+        usual = llm.token_budget
+        for name in names:
+            prompt = list(work.tasks.prompts[name])
+            llm.tune(token_budget=usual)
+            once = llm.generate([prompt], params)[0]
+            llm.tune(token_budget=max(8, usual // 2 - 1))
+            again = llm.generate([prompt], params)[0]
+            pairs = list(zip(once.logprobs or [], again.logprobs or [], strict=False))
+            moved = max((abs(a.logprob - b.logprob) for a, b in pairs if a.token_id == b.token_id), default=0.0)
+            margins = [each.top[0][1] - each.top[1][1] for each in once.logprobs or []]
+            said = reread(once.token_ids, again.token_ids, margins, moved)
+            found.append({"part": name, "prompt_tokens": len(prompt), **said})
+    return found
+
+
+# -- the document ------------------------------------------------------------------------------------------------------
+
+
+def _document(
+    work: _Comparison, on: Mapping[str, Any], layout: Layout, verdicts: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """The document. It has no names of machines, people or files, no addresses and no texts."""
+    return {
+        "tool": "splitinfer bench --mode compare",
+        "format": 1,
+        "measured_on": {name: on[name] for name in _MEASURED_ON},
+        "model": {"model_type": work.options.checkpoint.config["model_type"], "layers": layout.num_layers},
+        "cut": [stage.num_layers for stage in layout.stages],
+        "workers_here": all(stage.is_local for stage in layout.stages[1:]),
+        "minutes": work.options.minutes,
+        "took_seconds": round(time.monotonic() - work.start, 1),
+        "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
+        "systems": {name: {part: _figures(cell) for part, cell in cells.items()} for name, cells in work.cells.items()},
+        "judged_by": "plain mlx-lm" if PLAIN in verdicts else "the pipeline itself, with prompts in other chunks",
+        "verdicts": {name: list(each) for name, each in verdicts.items()},
+        "left_out": [{"what": each.what, "why": each.why} for each in work.left_out],
+    }
+
+
+def _figures(cell: Cell) -> dict[str, Any]:
+    if cell.why_not:
+        return {"why_not": cell.why_not}
+    figure = summarize(cell.values)
+    return {"median": figure.median, "low": figure.low, "high": figure.high, "limit": cell.limit, "said": cell.said}

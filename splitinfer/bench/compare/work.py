@@ -1,0 +1,157 @@
+"""What a comparison measures, and for how long. Pure.
+
+A *part* is one row of the table. The parts come in the order of what a reader wants to know first; as many are
+measured as fit into the time, and the others are named. The seconds of a part follow from the pace of a short trial of
+the pipeline: every system is taken to be about as fast.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from splitinfer.bench.shared.workload import Batch, Task, made_up
+
+ANSWER = 16  # tokens of the answer to a long prompt
+NEW_TOKENS = 32  # of a second turn
+_SAFETY = 1.5  # what else a part takes: a chunk's attention grows, processes start
+_BATCH = 0.5  # of its sequences' steps, one after the other, what a step of many takes at most
+
+
+class Kind(StrEnum):
+    """What a part does."""
+
+    STREAM = "stream"  # one answer: tokens a second
+    DRAFTS = "drafts"  # the same with drafts
+    STREAMS = "streams"  # many answers at once: tokens a second of all
+    PROMPT = "prompt"  # seconds to the first token after a long prompt with a needle in it
+    TURN = "turn"  # seconds to the first token of a second turn
+    RESTART = "restart"  # the same after all processes have been started again
+    KILLED = "killed"  # a worker is killed within an answer: the longest gap in seconds
+
+    @property
+    def unit(self) -> str:
+        """Of its figure."""
+        return "tokens/s" if self in (Kind.STREAM, Kind.DRAFTS, Kind.STREAMS) else "s"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row: prompts of ``prompt`` tokens, each answered with ``tokens``, ``sequences`` at once."""
+
+    kind: Kind
+    prompt: int
+    tokens: int
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its key in the document."""
+        return f"{self.kind}_{self.prompt}" if self.kind is Kind.PROMPT else str(self.kind)
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        return {
+            Kind.STREAM: "one stream",
+            Kind.DRAFTS: "one stream, with drafts",
+            Kind.STREAMS: f"{self.sequences} streams",
+            Kind.PROMPT: f"prompt of {self.prompt:,} tokens, to the first token",
+            Kind.TURN: f"second turn after {self.prompt:,} tokens, to the first token",
+            Kind.RESTART: "the same turn after a restart",
+            Kind.KILLED: "a worker killed within an answer: longest gap",
+        }[self.kind]
+
+    @property
+    def context(self) -> int:
+        """Tokens of KV that one of its sequences needs."""
+        more = NEW_TOKENS + ANSWER if self.kind in (Kind.TURN, Kind.RESTART) else 0
+        return self.prompt + self.tokens + more
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The prompts, the same for all systems. ``prompts``: token ids by part. ``needles``: what an answer should say."""
+
+    seed: int
+    vocab_size: int
+    prompts: Mapping[str, Sequence[int]]
+    needles: Mapping[str, str]
+
+    def task(self, part: Part) -> Task:
+        """A part's one answer."""
+        return Task("decode", 0, tuple(self.prompts[part.name]), part.tokens)
+
+    def batch(self, part: Part, trial: int) -> Batch:
+        """A part's answers at once, on random tokens."""
+        names = (f"{self.seed} {trial} {i}" for i in range(part.sequences))
+        prompts = tuple(made_up(name, part.prompt, self.vocab_size) for name in names)
+        return Batch(part.sequences, trial, prompts, part.tokens)
+
+    def second(self, which: str) -> tuple[int, ...]:
+        """The new tokens of a second turn."""
+        return made_up(f"{self.seed} {which}", NEW_TOKENS, self.vocab_size)
+
+
+@dataclass(slots=True)
+class Cell:
+    """What a part came to on one system: the value of each trial, and the best that was possible there; or why it was
+    not measured. ``said``: what else there is to say."""
+
+    values: list[float] = field(default_factory=list)
+    limit: float | None = None
+    why_not: str = ""
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds for a token of a prompt, and for one of an answer."""
+
+    prompt: float
+    token: float
+
+    def seconds(self, part: Part, trials: int) -> float:
+        """What a part takes on one system, at most."""
+        times = trials if part.kind.unit == "tokens/s" else 1
+        steps = part.tokens if part.sequences == 1 else part.tokens * part.sequences * _BATCH
+        return _SAFETY * times * (self.prompt * part.prompt * part.sequences + self.token * steps)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not measured, and why not."""
+
+    what: str
+    why: str
+
+
+def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
+    """All parts, the most important first. ``prompts``: lengths of the long prompts, the shortest first."""
+    first = prompts[0]
+    return [
+        Part(Kind.STREAM, 32, decode_tokens),
+        Part(Kind.PROMPT, first, ANSWER),
+        Part(Kind.DRAFTS, 32, decode_tokens),
+        Part(Kind.STREAMS, 64, decode_tokens, 16),
+        Part(Kind.TURN, first, ANSWER),
+        Part(Kind.KILLED, 32, 2 * decode_tokens),
+        Part(Kind.RESTART, first, ANSWER),
+        *(Part(Kind.PROMPT, length, ANSWER) for length in prompts[1:]),
+    ]
+
+
+def fitting(
+    wanted: Iterable[Part], pace: Pace, systems: int, trials: int, seconds: float, context: int
+) -> tuple[list[Part], list[LeftOut]]:
+    """The parts that fit into ``seconds`` on all systems, and into the model's ``context``; and the others."""
+    kept, left_out = list[Part](), list[LeftOut]()
+    for part in wanted:
+        needed = systems * pace.seconds(part, trials)
+        if part.context > context:
+            left_out.append(LeftOut(part.label, f"it needs {part.context:,} tokens, and the context is {context:,}"))
+        elif needed > seconds:
+            left_out.append(LeftOut(part.label, f"it would take {needed:,.0f} s, and {seconds:,.0f} s are left"))
+        else:
+            kept.append(part)
+            seconds -= needed
+    return kept, left_out

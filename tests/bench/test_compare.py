@@ -1,0 +1,127 @@
+"""The comparison: what fits into the time, what is right, what the table and the page say; and one on a tiny model."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from splitinfer.bench.compare import run
+from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
+from splitinfer.bench.compare.page import page, tables
+from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
+from splitinfer.bench.compare.work import Kind, Pace, fitting, parts
+from splitinfer.bench.modes import measure
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.random_model import Shape, make
+from splitinfer.errors import ConfigError
+
+PACE = Pace(prompt=0.01, token=0.1)
+
+
+def test_what_a_reader_wants_first_is_measured_first():
+    wanted = parts(64, (2048, 8192))
+    assert fitting(wanted, PACE, 4, 1, 10_000, 10_000) == (wanted, [])
+    kept, left_out = fitting(wanted, PACE, 4, 1, 220, 10_000)
+    assert [part.kind for part in kept] == [Kind.STREAM, Kind.PROMPT, Kind.DRAFTS]
+    assert {each.what for each in left_out} == {part.label for part in wanted} - {part.label for part in kept}
+    assert re.fullmatch(r"it would take \d+ s, and \d+ s are left", left_out[0].why)
+
+
+def test_a_prompt_beyond_the_context_is_named():
+    _, left_out = fitting(parts(64, (2048, 8192)), PACE, 1, 1, 1e9, 4096)
+    assert [each.why for each in left_out] == ["it needs 8,208 tokens, and the context is 4,096"]
+
+
+def test_one_wrong_token_makes_an_answer_wrong_and_rounding_does_not():
+    assert verdict([0.0, 0.0], 0.0)["verdict"] == RIGHT
+    assert verdict([0.0, 0.01], 0.02) == {
+        "verdict": ROUNDING, "said": "1 of 2 tokens are others than mlx-lm's, within 0.01 logits", "at": 2, "gap": 0.01
+    }  # fmt: skip
+    found = verdict([0.01, 3.0, 0.0], 0.02)
+    assert (found["verdict"], found["at"]) == (WRONG, 2)
+    assert found["said"] == "token 2 of 3 is 3 logits below mlx-lm's choice; rounding is 0.02"
+    assert verdict([math.nan], 1.0)["verdict"] == WRONG
+    assert worst([{"verdict": RIGHT}, {"verdict": WRONG}, {"verdict": ROUNDING}]) == WRONG
+    assert worst([]) is None
+
+
+def test_where_nobody_can_be_asked_a_second_reading_must_part_at_a_near_tie_only():
+    assert reread([1, 2], [1, 2], [5.0, 5.0], 0.0)["verdict"] == RIGHT
+    assert reread([1, 2], [1, 3], [5.0, 0.01], 0.005)["verdict"] == ROUNDING
+    assert reread([1, 2], [1, 3], [5.0, 2.0], 0.005)["verdict"] == WRONG
+
+
+@pytest.fixture(scope="module")
+def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    make(folder / "model", Shape(layers=4, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
+    stages = [{"name": "anna's-mac", "layers": 2}, {"name": "back", "layers": 2, "address": "local"}]
+    path = folder / "halves.yaml"
+    path.write_text(yaml.safe_dump({"model": str(folder / "model"), "stages": stages}))
+    return path
+
+
+def test_a_tiny_model_beside_mlx_lm_and_a_peer_that_is_wrong(
+    layout_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(run, "PROMPTS", (300,))
+    monkeypatch.setattr(run.Peers, "kept", with_a_wrong_token)
+    report = tmp_path / "report.html"
+    assert measure("compare", Options(layout=str(layout_file), trials=1, decode_tokens=24, report=report)) == 0
+    table, _, line = capsys.readouterr().out.rstrip("\n").rpartition("\n")
+    found = json.loads(line)
+    ours, plain, *peers = (found["systems"][name] for name in (PIPELINE, PLAIN, PARALLEL, BY_LAYERS))
+    assert [name for name, cell in ours.items() if "why_not" in cell] == ["drafts"]  # this layout has none
+    assert {name for name, cell in plain.items() if "why_not" not in cell} == {
+        "stream",
+        "prompt_300",
+        "streams",
+        "turn",
+    }
+    for peer in peers:
+        assert {name for name, cell in peer.items() if "why_not" not in cell} == {"stream", "prompt_300", "streams"}
+    assert ours["killed"]["said"] == "the same tokens"
+    for name in ("turn", "restart"):
+        kept = re.fullmatch(r"(\d+) of 348 tokens of KV were kept", ours[name]["said"])
+        assert kept is not None
+        assert int(kept[1]) >= 256  # whole blocks of the prompt
+    judged = {name: worst(each) for name, each in found["verdicts"].items()}
+    assert judged == {PIPELINE: RIGHT, PARALLEL: WRONG, BY_LAYERS: WRONG, PLAIN: RIGHT}
+    assert "wrong" in table
+    for text in (line, report.read_text()):
+        assert "anna" not in text
+        assert str(layout_file.parent) not in text
+
+
+def with_a_wrong_token(self: Any, part: Any, answer: Any) -> Any:
+    """What a system keeps of an answer if its third token is another one."""
+    tokens = [*answer.token_ids[:2], (answer.token_ids[2] + 1) % 300, *answer.token_ids[3:]]
+    self.answers.setdefault(part.name, tuple(tokens))
+    return answer
+
+
+def test_without_a_reference_the_pipeline_reads_its_prompts_again(layout_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "PROMPTS", (200,))
+    monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
+    monkeypatch.setattr(run, "_peers", lambda work, name, *_, **__: work.give_up(name, "left out"))
+    one_stage = yaml.safe_load(layout_file.read_text())
+    one_stage["stages"] = [{"name": "whole", "layers": 4}]
+    layout_file.with_name("whole.yaml").write_text(yaml.safe_dump(one_stage))
+    options = Options(
+        layout=str(layout_file.with_name("whole.yaml")), trials=1, decode_tokens=8, token_budget=64, baseline=False
+    )
+    found = run.measure(options)
+    assert found["judged_by"] == "the pipeline itself, with prompts in other chunks"
+    assert [each["verdict"] for each in found["verdicts"][PIPELINE]] == [RIGHT, RIGHT]
+    (table,) = tables(found)
+    assert "nothing was measured (left out by --no-baseline)" in str(table.caption)
+    assert "<script type='application/json'" in page(found)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(layout_file: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="the report cannot be written to .*: there is no folder"):
+        measure("compare", Options(layout=str(layout_file), report=tmp_path / "none" / "report.html"))
