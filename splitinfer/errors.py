@@ -79,6 +79,10 @@ class DeviceFailed(SplitinferError):
         self.no_memory = no_memory
 
 
+class Draining(SplitinferError):
+    """The pipeline was told to end, and takes no new request."""
+
+
 class RequestError(SplitinferError):
     """One request cannot be carried out; the others can."""
 

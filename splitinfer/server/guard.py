@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from splitinfer.errors import SplitinferError
+from splitinfer.errors import Draining, SplitinferError
 from splitinfer.server.answer import Answer
 from splitinfer.server.body import MAX_BYTES, Bodies, Held
 from splitinfer.server.gate import Facts, Gate, Sessions
@@ -132,7 +132,7 @@ class Guard:
                 await self._app(scope, receive, answered)
         except (Problem, SplitinferError) as error:
             problem = error if isinstance(error, Problem) else problem_of(error, failure=self._failure())
-            if problem is not error and problem.status >= 500:
+            if problem.status >= 500 and not isinstance(error, Problem | Draining):
                 log.warning("request %s failed: %s", scope["state"]["request_id"], error)
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:

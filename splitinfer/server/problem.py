@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.errors import ContextExceeded, ModelError, RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, Draining, ModelError, RequestError, SplitinferError
 
 _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
@@ -35,6 +35,7 @@ _ANTHROPIC_KINDS = {
 _NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 AGAIN = 5.0
+_ENDING = 10.0  # seconds until another server may be there in its place
 """Seconds after which a pipeline that ends or has failed may be there again, started by whatever keeps it running."""
 
 
@@ -97,6 +98,11 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def ending() -> Problem:
+    """The server was told to end. A request may come just before the pipeline hears of it."""
+    return Problem(503, "the server was told to end, and takes no new request", retry_after=_ENDING)
+
+
 def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
     """What an error of the library means for a client. ``failure``: why the pipeline takes no request any more
     (``PipelineHealth``). A full queue is no matter of this: ``Service.turned_away``.
@@ -104,6 +110,8 @@ def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
     A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,
     folders and the words of libraries, is for the log.
     """
+    if isinstance(error, Draining):
+        return ending()
     if isinstance(error, ContextExceeded):
         return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):

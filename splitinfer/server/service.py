@@ -16,7 +16,7 @@ from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates
 from splitinfer.server.meters.families import HttpMeters
-from splitinfer.server.problem import Problem
+from splitinfer.server.problem import Problem, ending
 from splitinfer.server.spans import Arrival, Spans, span_of
 from splitinfer.text.conversations import Conversations
 
@@ -94,7 +94,7 @@ class Service:
             Problem: 429 or 503, with the time after which to try again.
         """
         if self.is_draining:
-            raise Problem(503, "the server was told to end, and takes no new request", retry_after=10.0)
+            raise ending()
         self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
         if self._num_running >= self._most:
             self.rates.take_back(key, num_answers)

@@ -123,5 +123,5 @@ def test_without_a_reference_the_pipeline_reads_its_prompts_again(layout_file: P
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(layout_file: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="the report cannot be written to .*: there is no folder"):
+    with pytest.raises(ConfigError, match=r"the report cannot be written to .*: there is no folder"):
         measure("compare", Options(layout=str(layout_file), report=tmp_path / "none" / "report.html"))

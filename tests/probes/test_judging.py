@@ -199,7 +199,7 @@ def test_the_most_serious_fault_decides():
 
 
 def test_the_table_of_exit_codes_has_all():
-    page = (ROOT / "docs" / "selftest.md").read_text()
+    page = (ROOT / "docs" / "start" / "selftest.md").read_text()
     assert [fault.name for fault in Fault if fault and f"| {int(fault)} |" not in page] == []
 
 

@@ -21,7 +21,7 @@ from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "use" / "server.md"
 KEYS = {scope: ApiKey(scope, digest(f"for {scope}"), frozenset({scope})) for scope in Scope}
 HOSTS, ORIGINS = frozenset({"ai.example"}), frozenset({"https://chat.example"})
 KEY = ("X-Api-Key", "for admin")

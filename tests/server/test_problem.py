@@ -1,8 +1,15 @@
 """What clients are told: the same sentence in either API's form."""
 
-import pytest
+import asyncio
+import logging
 
-from splitinfer.errors import ContextExceeded, ModelError, PeerError, RequestError, SplitinferError, WorkerLost
+import pytest
+from asgi import answer
+from mutating import Asked
+
+from splitinfer.errors import ContextExceeded, Draining, ModelError, PeerError, RequestError, WorkerLost
+from splitinfer.server.gate import Gate, Sessions
+from splitinfer.server.guard import Guard
 from splitinfer.server.problem import Problem, problem_of, unsupported
 
 
@@ -43,8 +50,9 @@ def test_what_failed_here_is_said_without_its_text():
 def test_a_pipeline_that_ends_may_be_there_again_soon():
     """A request is tokenized while SIGTERM comes, and then refused by the engine. A model that has no tokenizer will
     have none later."""
-    ended = problem_of(SplitinferError("the coordinator was told to end"))
-    assert (ended.status, ended.headers) == (503, {"Retry-After": "5"})
+    ended = problem_of(Draining("the coordinator is shutting down"))
+    assert (ended.status, ended.headers) == (503, {"Retry-After": "10"})
+    assert str(ended) == "the server was told to end, and takes no new request"
     assert problem_of(ModelError("it has no tokenizer")).headers == {}
 
 
@@ -69,3 +77,14 @@ def test_what_quotes_a_request_is_no_longer_than_it():
     problem = Problem(400, "no " + "a" * 100_000, param="b" * 100_000)
     assert len(str(problem.openai())) < 1500
     assert len(str(problem.anthropic())) < 1500
+
+
+def test_a_request_between_the_servers_end_and_the_pipelines_is_refused_and_not_logged_as_failed(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def refused(*_: object) -> None:
+        raise Draining("the coordinator is shutting down and takes no new requests")
+
+    said = asyncio.run(answer(Guard(refused, Gate(), Sessions()), Asked("GET", "/v1/models", (), b"")))
+    assert (said.status, said.headers["retry-after"]) == (503, "10")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -21,7 +21,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.requests import RequestState
-from splitinfer.errors import PeerError, QueueFull, RequestError, SplitinferError
+from splitinfer.errors import Draining, QueueFull, RequestError, SplitinferError
 from splitinfer.models.memory import size
 
 
@@ -79,7 +79,7 @@ class OpenRequests:
             if self.failure is not None:
                 raise self.failure
             if self._drained is not None:
-                raise PeerError("the coordinator is shutting down and takes no new requests")
+                raise Draining("the coordinator is shutting down and takes no new requests")
             scheduler, layout = self.now_in_force
             try:
                 scheduler.config.check_room(state.sequence, len(scheduler.waiting) + len(self._arriving))

@@ -57,7 +57,7 @@ def scripted_server(*options: str, context: int = 65536) -> Iterator[str]:
     """A server on a free port of this machine; its address. ``options``: of ``splitinfer serve``."""
     with tempfile.TemporaryDirectory(prefix="splitinfer-clients-") as made:
         folder = Path(made)
-        corpus = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
+        corpus = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))]
         model = scripted.save(folder / "scripted", scripts(), merges=6000, corpus=corpus)
         env = {name: str(folder / name) for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")}
         stages = [{"name": "front", "layers": 1}, {"name": "back", "layers": 1, "address": "local"}]
