@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -82,7 +82,11 @@ def run(*args: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["coord"], "Pass --layout FILE, or --model with --workers."),
+        (["coord"], "a model is needed: --model OWNER/MODEL, a folder or 'demo', or --layout FILE"),
+        (["serve"], "a model is needed"),
+        (["chat", "--auto"], "--auto needs a model to cut"),
+        (["coord", "--auto", "--workers", "mini"], "--workers names the workers, and so does --auto"),
+        (["coord", "--model", "demo", "--use-all"], "--use-all is for choosing a cut, and one machine needs none"),
         (["coord", "--workers", "mini"], "--workers needs a model to cut"),
         (["coord", "--layout", "demo", "--workers", "mini"], "--layout names the workers, and so does --workers"),
         (["coord", "--layout", "demo", "--use-all"], "--use-all is for choosing a cut, and --layout has one"),
@@ -102,6 +106,32 @@ def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["coord", "--nope"], "splitinfer: no such option: --nope"),
+        (["coord", "--temp", "x"], "splitinfer: '--temp': "),
+        (["nope"], "splitinfer: no such command 'nope'; see splitinfer --help"),
+        (["coord", "--layout", "demo", "--logprobs", "2"], "--logprobs is printed with --json only; add --json; see s"),
+    ],
+)
+def test_wrong_arguments_are_told_as_any_other_error(
+    words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from splitinfer import cli
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(sys, "argv", ["splitinfer", *words])
+    monkeypatch.setattr(cli.shutdown, "exit", leave)
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    out, said = capsys.readouterr()
+    assert (ending.value.code, said.count("\n"), out) == (2, 1, "")
+    assert sentence in said
 
 
 @pytest.mark.parametrize("command", ["coord", "plan"])

@@ -118,6 +118,8 @@ class Chat:
         except RequestError as error:
             self._refuse(str(error))
             return
+        if (waits_for := self._llm.health().waits_for) is not None:
+            self._screen.say(f"waiting for {waits_for}; Ctrl-C gives this question up")
         with self._screen.answering(request.abort) as write:
             for event in request:
                 write(event.text)
@@ -192,7 +194,8 @@ class Chat:
 
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
-        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held))
+        states = [stage.state for stage in self._llm.health().stages]
+        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states))
         self._last_layout = now
 
     def _plan(self, argument: str) -> None:

@@ -13,9 +13,11 @@ from rich.text import Text
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.sampling_defaults import ResolvedSampling
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.health import StageState
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.models.memory import size
 
+_ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
 Stats = Mapping[str, Any]  # what LLM.stats returns
 
 
@@ -38,7 +40,7 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     tried, right = (now - was for now, was in zip(_drafts(after), _drafts(before), strict=True))
     if tried:
         phrases.append(f"drafts {percent(right / tried)} right")
-    ending = f" ({output.finish_reason})" if output.finish_reason else ""
+    ending = f", {_ENDINGS[output.finish_reason]}" if output.finish_reason else ""
     phrases.append(f"answer {len(output.token_ids):,}{ending}")
     return phrases
 
@@ -76,12 +78,12 @@ def stats_table(layout: Layout, stats: Stats) -> str:
                 *(percent(stage["busy_percent"] / 100), f"{stage['steps']:,}", size(stage["bytes_sent"])),
             )
         )
-    finished = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(stats["finished"].items()))
+    finished = ", ".join(f"{count:,} {_ENDINGS[reason]}" for reason, count in sorted(stats["finished"].items()))
     totals = (
         f"{stats['prompt_tokens']:,} prompt tokens ({stats['cached_tokens']:,} cached), "
         f"{stats['generated_tokens']:,} generated, {size(stats['bytes_per_token'])} per token, "
         f"{seconds(stats['active_seconds'])} at work\n"
-        f"requests ended: {finished or 'none'}"
+        f"answers: {finished or 'none yet'}"
     )
     totals += "".join(f"\n{line}" for line in _packed(stats))
     tried, right = _drafts(stats)
@@ -115,13 +117,18 @@ def _packed(stats: Stats) -> list[str]:
     return lines
 
 
-def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, width: int = 80) -> str:
+def layout_table(
+    layout: Layout, now: Stats, before: Stats | None, held: int, states: Sequence[str] = (), width: int = 80
+) -> str:
     """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
 
-    ``held``: tokens whose KV is cached. Names and addresses that are too long are wrapped in their columns.
+    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready. Names and addresses that
+    are too long are wrapped in their columns.
     """
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
     columns = _layout_columns(layout, now, before if lately > 0 else None, held)
+    if any(state != StageState.READY for state in states):
+        columns["state"] = list(states)
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
     legend = {
         "KV": f"KV of the conversation's {held:,} tokens",

@@ -5,6 +5,7 @@ Answers go to standard output, everything else to standard error.
 
 import io
 import os
+import select
 import signal
 import sys
 import termios
@@ -21,7 +22,9 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input import Input
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 from rich.console import Console
@@ -38,6 +41,7 @@ the signal ends the process."""
 CTRL_C_LIMIT = 3  # presses during one answer that end the program though the engine has not stopped
 WAITING = "…"
 
+_MARK_PASTES = "\x1b[?2004h"  # the prompt switches it on itself, and off when it ends
 _ERASE = "\r\x1b[K"
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
@@ -126,7 +130,7 @@ class TerminalScreen:
                 _write((_ERASE if last is WAITING else "") + flow.feed(text))
                 last = text[-1]
 
-        with self._signals.go_to(abort), _no_echo():
+        with self._signals.go_to(abort), _typed_later(self._prompt.app.input):
             _write(WAITING)
             yield write
         _write(_ERASE if last is WAITING else "" if last == "\n" else "\n")
@@ -251,16 +255,33 @@ def history_file() -> Path | None:
 
 
 @contextmanager
-def _no_echo() -> Iterator[None]:
-    """Keys pressed meanwhile wait for the prompt instead of mixing with the answer."""
-    fd = sys.stdin.fileno()
+def _typed_later(source: Input) -> Iterator[None]:
+    """What is typed or pasted meanwhile waits for the prompt, whole, instead of mixing with the answer.
+
+    It is taken from the terminal at once: of a line that nobody takes, a terminal keeps 4,095 bytes, and a Ctrl-C
+    behind it waits, too. NOFLSH: a Ctrl-C throws nothing of it away."""
+    fd, keys = source.fileno(), list[KeyPress]()
     before = termios.tcgetattr(fd)
     during = [*before]
-    during[3] &= ~termios.ECHO
+    during[3] = during[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
+    stopped, stop = os.pipe()
+
+    def take() -> None:
+        while stopped not in select.select([fd, stopped], [], [])[0] and not source.closed:
+            keys.extend(source.read_keys())
+
+    taking = threading.Thread(target=take, name="typed", daemon=True)
     termios.tcsetattr(fd, termios.TCSANOW, during)
+    _write(_MARK_PASTES)
+    taking.start()
     try:
         yield
     finally:
+        os.write(stop, b".")
+        taking.join()
+        for end in (stopped, stop):
+            os.close(end)
+        store_typeahead(source, keys)
         termios.tcsetattr(fd, termios.TCSANOW, before)
 
 

@@ -8,7 +8,7 @@ Answers go to standard output; everything else goes to standard error.
 """
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -67,11 +67,28 @@ def _root(
     """Run one large language model across two or more Macs, cut by layers."""
 
 
+# What arguments are refused with. Newer versions of typer have their own click, and export only its subclasses.
+_UsageError: Any = typer.BadParameter.__base__
+
+
 def main() -> NoReturn:
     """Run the command that the arguments name, then end the process with its exit code."""
     sys.setswitchinterval(_SWITCH)
     try:
-        app()
-    except SystemExit as ending:  # how typer ends a command
-        shutdown.exit(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
-    shutdown.exit(0)
+        code = app(standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # that has printed the help
+            typer.echo(sentence_of(error), err=True)
+        code = error.exit_code
+    except typer.Abort:
+        code = 1
+    except SystemExit as ending:
+        code = ending.code
+    shutdown.exit(code if isinstance(code, int) else int(code is not None))
+
+
+def sentence_of(error: Any) -> str:
+    """What is wrong with the arguments, as any other error of the command line is said."""
+    command = "splitinfer" if error.ctx is None else error.ctx.command_path
+    said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
+    return f"splitinfer: {said[:1].lower()}{said[1:]}; see {command} --help"

@@ -1,4 +1,7 @@
-"""The layout of a command that runs a pipeline: the one that is named, or one that is planned for the workers named."""
+"""The layout of a command that runs a pipeline: the one that is named, or one that is planned for the workers named.
+
+Without workers, all layers are on this machine.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +21,25 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     """
     if options.layout is not None:
         return options.layout
-    assert options.model is not None
-    assert options.workers is not None
-    from splitinfer.llm.automatic import named
+    from splitinfer.console import errors
+    from splitinfer.discovery.discover import paired
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+    from splitinfer.llm.automatic import alone, named
 
-    return planned(options.model, named(options.workers), settings, options)
+    assert options.model is not None
+    if options.workers is not None:
+        return planned(options.model, named(options.workers), settings, options)
+    workers = paired(Keyring().known(), own_versions())
+    if options.auto and workers:
+        return planned(options.model, workers, settings, options)
+    if options.auto:
+        errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
+    chosen = alone(options.model)
+    names = " and ".join(each["name"] for each in workers)
+    found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
+    errors.print(chosen.text + found, soft_wrap=True)
+    return chosen
 
 
 def planned(

@@ -88,8 +88,16 @@ WorkersOption = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        help=f"In place of a layout, with --model: the workers that may get layers, {WORKERS_FORM} separated by "
+        help=f"With --model, in place of a layout: the workers that may get layers, {WORKERS_FORM} separated by "
         "commas. They are measured, and the best cut is chosen.",
+        rich_help_panel=_CUT,
+    ),
+]
+AutoOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto",
+        help="In place of --workers: the paired workers that announce themselves now (`splitinfer discover`).",
         rich_help_panel=_CUT,
     ),
 ]
@@ -188,6 +196,7 @@ class PipelineOptions:
     layout: LayoutOption = None
     model: ModelOption = None
     workers: WorkersOption = None
+    auto: AutoOption = False
     aim: AimOption = Aim.CHAT
     use_all: UseAllOption = False
     measure: MeasureOption = False
@@ -283,15 +292,23 @@ def _in_own_unit(each: Declared, value: Any) -> Any:
 
 def _check_named(options: PipelineOptions) -> None:
     """Refuse options that name no stages, or name them twice, or would have no effect."""
-    if options.layout is None and options.workers is None:
-        raise typer.BadParameter("Pass --layout FILE, or --model with --workers.")
-    if options.layout is not None and options.workers is not None:
-        raise typer.BadParameter("--layout names the workers, and so does --workers; give one of them")
-    if options.workers is not None and options.model is None:
-        raise typer.BadParameter("--workers needs a model to cut: name it with --model")
+    by = {
+        "--layout": options.layout is not None, "--workers": options.workers is not None, "--auto": options.auto
+    }  # fmt: skip
+    named = [name for name, is_given in by.items() if is_given]
+    if len(named) > 1:
+        raise typer.BadParameter(f"{named[0]} names the workers, and so does {named[1]}; give one of them")
+    if named in (["--workers"], ["--auto"]) and options.model is None:
+        raise typer.BadParameter(f"{named[0]} needs a model to cut: name it with --model")
+    if not named and options.model is None:
+        raise typer.BadParameter(
+            "a model is needed: --model OWNER/MODEL, a folder or 'demo', or --layout FILE, which names one"
+        )
     given = {"--for": options.aim is not Aim.CHAT, "--use-all": options.use_all, "--measure": options.measure}
-    if options.layout is not None and (unused := [name for name, is_given in given.items() if is_given]):
-        raise typer.BadParameter(f"{unused[0]} is for choosing a cut, and --layout has one; give --workers instead")
+    unused = [name for name, is_given in given.items() if is_given]
+    if unused and not (options.workers is not None or options.auto):
+        has_one = "--layout has one" if options.layout is not None else "one machine needs none"
+        raise typer.BadParameter(f"{unused[0]} is for choosing a cut, and {has_one}; give --workers or --auto instead")
 
 
 def _folder(kv_dir: str | None) -> Path | None:

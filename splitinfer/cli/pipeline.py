@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from splitinfer.llm import Settings
 
 DEFAULT_PORT = 5577
+_THE_DEMO = (
+    "This is the built-in demo, a small model that tells tales. Run your own with: splitinfer chat --model OWNER/MODEL"
+)
 
 
 @with_pipeline_options
@@ -88,7 +92,10 @@ def coord(
 
 @with_pipeline_options
 def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = None) -> None:
-    """Open the REPL: what `coord` does on a terminal."""
+    """Open the REPL: what `coord` does on a terminal. Without a model, with the built-in demo."""
+    if options.model is None and options.layout is None and options.workers is None and not options.auto:
+        typer.echo(_THE_DEMO, err=True)
+        options = replace(options, model="demo")
     choice = sampling(options, temp, usual_temp=0.7, max_tokens=max_tokens)
     set_up(options.verbose)
     settings = settings_of(options)

@@ -37,7 +37,6 @@ _Hosts = Annotated[
 ]
 _Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
-_ONLY_BY_UP = ("layout", "workers")  # options of a pipeline that `up` finds itself
 _COMMENT = 118  # characters of a line of the layout's comment
 
 
@@ -80,7 +79,7 @@ def _without_layout() -> Any:
     """``_up`` as a command: with the options of a pipeline but for those that it finds itself."""
     whole = with_pipeline_options(_up)
     signature = inspect.signature(whole)
-    left_out = {name: "" if name == "layout" else None for name in _ONLY_BY_UP if name in signature.parameters}
+    left_out: dict[str, Any] = {"layout": "", "workers": None, "auto": False}
 
     def up(**given: Any) -> None:
         whole(**given, **left_out)

@@ -25,6 +25,25 @@ def discover(network: Network, seconds: float, known: Iterable[Known], own: Vers
     return look, [_found(worker, network, keys, own) for worker in look.workers]
 
 
+def paired(
+    known: Sequence[Known], own: Versions, seconds: float = SHORTLY, network: Network | None = None
+) -> list[dict[str, str]]:
+    """Name, address and key of the workers that announce themselves now, answer, and have a key of the keyring. Without
+    such a key nobody is looked for."""
+    keys = {fingerprint_of(each.key): each.key for each in known}
+    if not keys:
+        return []
+    _, found = discover(network or Network(), seconds, known, own)
+    return [
+        {"name": each.worker.name, "address": address_of(each.ways[0], each.worker), "key": keys[fingerprint]}
+        for each in found
+        if (fingerprint := each.worker.fingerprint) in keys
+        and each.difference is None
+        and each.ways
+        and each.ways[0].seconds is not None
+    ]
+
+
 def find_stages(
     layout: Layout,
     keyring: Keyring | None = None,

@@ -75,7 +75,7 @@ def gpu_limit() -> int | None:
     return min(recommended, wired_limit_bytes() or recommended)
 
 
-_FEWER_LAYERS = "give it fewer layers, or a smaller --context"
+_FEWER_LAYERS = "give it fewer layers, and another machine the rest, or a smaller --context"
 
 
 def resource_limit() -> int | None:

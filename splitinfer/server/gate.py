@@ -9,7 +9,7 @@ Three kinds of caller have to be told apart:
   rebinding even make its own name point here. It gets nothing: the `Host` must be one of this server's names, an
   `Origin` must be this server's own or allowed by name, what a browser says of where a request comes from
   (`Sec-Fetch-Site`, in W3C's Fetch Metadata) must not be another site, and a body must be declared as JSON, which no
-  form can do.
+  form can do; only curl may leave that out.
 
 Without keys, on this machine only, the first two need none, and the third still gets nothing.
 
@@ -36,6 +36,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
+_CURLS_OWN = "application/x-www-form-urlencoded"
 _FOREIGN_SITES = ("cross-site", "same-site")  # same-site: another server on this machine, among others
 
 
@@ -88,7 +89,7 @@ class Gate:
             raise Problem(403, f"pages of {origin!r:.60} may not use this server; see --cors")
         if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES and not _is_link(facts):
             raise Problem(403, "pages of other sites may not use this server; see --cors")
-        if facts.method in _WITH_BODY and not _is_json(facts.headers.get("content-type", "")):
+        if facts.method in _WITH_BODY and not _is_json(facts.headers):
             raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
 
     def allows(self, origin: str) -> bool:
@@ -154,8 +155,14 @@ def _is_link(facts: Facts) -> bool:
     return facts.method == "GET" and how == ("navigate", "document")
 
 
-def _is_json(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/json"
+def _is_json(headers: Mapping[str, str]) -> bool:
+    """Whether a body is declared as JSON, or comes from `curl -d`, which declares none or a form. A browser, which
+    sends forms of any site, says that it is one in ways that no page can change."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return True
+    says_browser = any(name == "origin" or name.startswith("sec-") for name in headers)
+    return kind in ("", _CURLS_OWN) and not says_browser and headers.get("user-agent", "").startswith("curl/")
 
 
 # -- to whom it is opened --------------------------------------------------------------------------

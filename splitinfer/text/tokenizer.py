@@ -25,6 +25,7 @@ from splitinfer.text.turns import simpler_forms
 
 T = TypeVar("T")
 
+_ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What templates end with on values that they were not written for; they are programs of the model's authors."""
@@ -66,6 +67,7 @@ class Tokenizer:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = str(error).strip().split("\n", 1)[0]
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
+        wrapper.model_max_length = _ANY_LENGTH
         return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property

@@ -15,6 +15,7 @@ from splitinfer.chat.conversation import Conversation, Turn
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.sampling_defaults import Recommended, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
@@ -89,6 +90,8 @@ class MadeUpLLM:
         self.prompts: list[str] = []
         self.forgotten = 0
         self.failure: str | None = None
+        self.waits_for: str | None = None
+        self.state = StageState.READY
         self.gain = 2.0
         self.cuts: list[Layout] = []
 
@@ -116,6 +119,9 @@ class MadeUpLLM:
     def forget(self, session: str) -> None:
         self.forgotten += 1
 
+    def health(self) -> PipelineHealth:
+        return PipelineHealth((StageHealth("a", 0, 1, self.state),), self.waits_for)
+
     def stats(self) -> dict[str, Any]:
         stage = {"name": "a", "busy_seconds": 0.0, "busy_percent": 0.0, "steps": 0, "bytes_sent": 0}
         stage["kv_bytes_per_token"] = 10
@@ -137,6 +143,15 @@ def test_every_command_is_carried_out(tmp_path: Path):
         chat, screen, code = run(f"/{name}{argument}", llm=llm)
         assert (code, chat.has_refused) == (0, False)
         assert screen.said or name == "quit"
+
+
+def test_each_question_says_what_it_waits_for():
+    llm = MadeUpLLM()
+    llm.waits_for, llm.state = "stage a, for up to 60 s", StageState.LOST
+    said = run("one", "two", "/layout", llm=llm)[1].said
+    assert said[:2] == ["waiting for stage a, for up to 60 s; Ctrl-C gives this question up"] * 2
+    assert "state" in said[2]
+    assert "lost" in said[2]
 
 
 def test_another_cut_is_loaded_only_where_that_was_said_and_is_worth_it():

@@ -39,14 +39,14 @@ def test_status_is_the_difference_of_two_counters():
     )
     assert phrases == [
         "10.0 tok/s", "first token 250 ms", "busy a 50% b 10%", "2 kB/token", "prompt 100, cached 90",
-        "answer 11 (length)",
+        "answer 11, token limit reached",
     ]  # fmt: skip
 
 
 def test_status_of_next_to_nothing():
     same = stats(1.0, (0.5, 10), (0.5, 0))
     phrases = figures.status(RequestOutput(1, finish_reason="abort"), same, same)
-    assert phrases == ["busy a 0% b 0%", "prompt 1, cached 0", "answer 0 (abort)"]
+    assert phrases == ["busy a 0% b 0%", "prompt 1, cached 0", "answer 0, stopped"]
     under_way = figures.status(RequestOutput(1, token_ids=[5], token_times=[0.5]), same, same)
     assert under_way[0] == "first token 500 ms"
     assert under_way[-1] == "answer 1"
@@ -59,7 +59,7 @@ def test_stats_table():
         "a      0-5     50%   7      4.1 kB",
         "b      6-11    25%   7      0 B",
         "1,234 prompt tokens (1,000 cached), 66 generated, 8.19 kB per token, 2.0 s at work",
-        "requests ended: 1 by abort, 2 by stop",
+        "answers: 1 stopped, 2 complete",
     ]
     more = stats(2.0, (1.0, 4096), (0.5, 0))
     more["stages"][0] |= {"device": "M4 Max", "weight_bytes": 5_000_000}

@@ -62,7 +62,7 @@ def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) 
     """As a person does it: start the worker, copy its line, be refused, run what the sentence says, go on."""
     with beyond_loopback(tmp_path, "mini") as mini:
         mini.sees("no coordinator is admitted yet: on the coordinator's machine, `splitinfer pair`")
-        with pytest.raises(Refused, match=r"run there: splitinfer pair ([0-9a-f]{64})") as refused:
+        with pytest.raises(Refused, match=r"this machine there: splitinfer pair ([0-9a-f]{64})") as refused:
             LLM(layout(mini))
         mine = re.search(r"splitinfer pair ([0-9a-f]{64})", str(refused.value))
         assert mine is not None
@@ -150,7 +150,7 @@ def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> N
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         there = layout(mini, with_keys=False)
         there["stages"][1]["key"] = "ab" * 32  # type: ignore[index]
-        with pytest.raises(PeerError, match="if it runs with --insecure, its stage must have no key"):
+        with pytest.raises(PeerError, match="A worker with --insecure, or on its own machine only, has no key"):
             LLM(there)
 
 

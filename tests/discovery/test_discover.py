@@ -11,7 +11,7 @@ from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, W
 
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.discover import best_addresses, discover, find_stages
+from splitinfer.discovery.discover import best_addresses, discover, find_stages, paired
 from splitinfer.discovery.network import BrowsingFailed, Network
 from splitinfer.discovery.report import Tried, document, lines
 from splitinfer.discovery.workers import Way, Worker, in_order
@@ -110,6 +110,22 @@ ODD = worker("10.77.0.1", form="2", fingerprint="", versions=OTHER_VERSION)
 )
 def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
     assert said in look(around(*sightings), known=[Known(KEY, "mini")])
+
+
+@pytest.mark.parametrize(
+    ("sighting", "known", "names"),
+    [
+        (worker("10.77.0.2", "192.168.7.2"), [Known(KEY, "the mini")], ["mini"]),
+        (worker("192.168.7.99"), [Known(KEY, "the mini")], []),  # it does not answer
+        (worker("10.77.0.2", versions=OTHER_VERSION), [Known(KEY, "the mini")], []),
+        (worker("10.77.0.2", fingerprint=OTHER), [Known(KEY, "mini")], []),
+        (worker("10.77.0.2"), [], []),
+    ],
+)
+def test_paired_workers_answer_with_a_known_key(sighting: Worker, known: list[Known], names: list[str]):
+    found = paired(known, VERSIONS, LONG, around(sighting))
+    assert [each["name"] for each in found] == names
+    assert all(each == {"name": "mini", "address": "tcp://10.77.0.2:5577", "key": KEY} for each in found)
 
 
 SILENT, ANSWERED = Tried(CABLE), Tried(ETHERNET, 2)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import stages
-from typer.testing import CliRunner
 
-from splitinfer.cli import app
+from splitinfer.cli import automatic as commands
+from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
@@ -38,6 +38,28 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | None = None) -> MachineProfile:
     costs = StageCosts.line(seconds / 8, seconds)
     return MachineProfile(name, {"attention": costs}, address, step=1e-4, free_bytes=free)
+
+
+# -- one machine ----------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_fit_alone_says_how_to_add_a_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(automatic, "free_bytes", lambda: 10**6)
+    with pytest.raises(CannotFit, match=r"1 MB are free here.*`splitinfer up HOST --model demo`.*`splitinfer init`"):
+        automatic.alone("demo")
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_paired_workers_are_named_and_used_when_told_to(
+    auto: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    mini = {"name": "mini", "address": "tcp://10.0.0.2:5577", "key": KEY}
+    found = automatic.Chosen(automatic.alone("demo").layout, "cut over mini")
+    monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
+    monkeypatch.setattr(commands, "planned", lambda _model, workers, *_: found if workers == [mini] else None)
+    chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto), Settings())
+    assert (chosen is found) == auto
+    assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto
 
 
 # -- workers --------------------------------------------------------------------------------------
@@ -134,7 +156,7 @@ def test_a_pipeline_of_workers_alone(
 def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):
     with LLM(model=str(tiny_folder("llama"))) as llm:
         assert llm.layout.num_stages == 1
-        assert "no workers were named" in llm.explanation
+        assert "A second machine would" in llm.explanation
     assert measured == []
 
 
@@ -143,18 +165,3 @@ def test_what_contradicts_itself_is_one_sentence():
         LLM("demo", workers=["mini"])
     with pytest.raises(ConfigError, match="give a layout, or a model"):
         LLM()
-
-
-@pytest.mark.parametrize("command", [["coord", "--prompt", "x"], ["serve"]])
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([], "Pass --layout FILE, or --model with --workers."),
-        (["--layout", "demo", "--workers", "mini"], "give one of them"),
-        (["--workers", "mini"], "needs a model to cut"),
-    ],
-)
-def test_the_command_line_wants_one_of_both(command: list[str], given: list[str], words: str):
-    done = CliRunner().invoke(app, [*command, *given], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert done.exit_code == 2
-    assert words in done.output

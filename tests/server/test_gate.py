@@ -68,6 +68,11 @@ def status(call: Any, *args: Any) -> int:
         ({"content_type": "text/plain"}, 415),  # what a form of another site can send
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
         ({"content_type": ""}, 415),
+        ({"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.7.1"}, 200),  # curl -d
+        ({"content_type": "", "user_agent": "curl/8.7.1"}, 200),
+        ({"content_type": "text/plain", "user_agent": "curl/8.7.1"}, 415),
+        ({"content_type": "", "user_agent": "curl/8.7.1", "origin": "http://localhost:8080"}, 415),
+        ({"content_type": "", "user_agent": "curl/8.7.1", "sec_fetch_site": "none"}, 415),
     ],
 )
 def test_pages_of_other_sites_get_nothing(given: dict[str, str], expected: int):

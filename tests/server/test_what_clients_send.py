@@ -76,6 +76,12 @@ CHATS: dict[str, dict[str, Any]] = {
         "xtc_threshold": 0.0, "adapters": None, "draft_model": "default_model", "num_draft_tokens": 3,
         "role_mapping": None,
     },
+    "a program for llama.cpp's server": {
+        "model": "m", "messages": [HELLO], "cache_prompt": True, "typical_p": 1, "tfs_z": 1.0, "top_n_sigma": -1.0,
+        "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "dynatemp_range": 0, "dynatemp_exponent": 1,
+        "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "repeat_penalty": 1.0,
+        "repeat_last_n": 64, "id_slot": -1, "n_probs": 0, "min_keep": 0, "samplers": [], "timings_per_token": False,
+    },
 }  # fmt: skip
 CODEX = {
     "model": "gpt-5-codex", "instructions": "s", "tool_choice": "auto", "parallel_tool_calls": False, "store": False,

@@ -375,8 +375,9 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
             f"`key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
         )
     return (
-        f"{where} cannot be reached with encryption: {error}; to admit this machine, run there: "
-        f"splitinfer pair {options.security.own.public}; if it runs with --insecure, its stage must have no key"
+        f"{where} cannot be reached with encryption: {error}. Its `key:` here is {(options.security.peer or '')[:8]}…; "
+        "if the worker printed another one, correct that. Otherwise admit this machine there: splitinfer pair "
+        f"{options.security.own.public}. A worker with --insecure, or on its own machine only, has no key"
     )
 
 

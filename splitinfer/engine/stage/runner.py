@@ -152,7 +152,7 @@ class StageRunner:
         if not tries:
             self._step.choose_by_form()
             return
-        log.info("many sequences run by %s", self._step.way.value)
+        log.debug("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""

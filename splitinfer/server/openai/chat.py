@@ -28,6 +28,7 @@ from splitinfer.server.openai.generating import (
     Choices,
     Entries,
     Generating,
+    OfLlamaCpp,
     OfMlxLm,
     OneTier,
     StreamOptions,
@@ -121,7 +122,7 @@ class Conversation(Fields):
         return tuple(tool for tool, name in zip(tools, names, strict=True) if name in may)
 
 
-class ChatRequest(Conversation, Generating, OfMlxLm):
+class ChatRequest(Conversation, Generating, OfMlxLm, OfLlamaCpp):
     """A request for a chat completion."""
 
     messages: Messages = Field(description="The conversation, text only")

@@ -19,7 +19,7 @@ from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
 from splitinfer.server.fields import Count, Refused, not_a, wrong
 from splitinfer.server.openai.chat import Shape, TokenText, shape_of, usage_of, usage_so_far
-from splitinfer.server.openai.generating import Choices, Generating, OfMlxLm, StreamOptions
+from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
@@ -64,7 +64,7 @@ _Logprobs = Annotated[
 ]
 
 
-class CompletionRequest(Generating, OfMlxLm):
+class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
     """A request for completions."""
 
     prompt: _Prompts = Field(

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from splitinfer.core.sequence import MAX_BIASED, REPETITION_CONTEXT
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
+    EMPTY,
     MOST_NAME,
     Fields,
     Ignored,
@@ -171,6 +172,38 @@ class OfMlxLm(Fields):
     draft_model: Annotated[Any, Ignored("the layout chooses the drafts, and they change no answer", MOST_NAME)] = None
     num_draft_tokens: Annotated[Any, Ignored("the layout chooses the drafts, and they change no answer")] = None
     role_mapping: Annotated[Any, Refused("the model's template has its own words for roles", ({},))] = None
+
+
+_NO_SAMPLER = "this way of sampling is not implemented"
+_Unused = Annotated[Any, Ignored("it does nothing without a field that is refused")]
+
+
+class OfLlamaCpp(Fields):
+    """Fields of llama.cpp's server, which many programs send at the values that ask for nothing."""
+
+    typical_p: Annotated[Any, Refused(_NO_SAMPLER, (1, 1.0))] = None
+    tfs_z: Annotated[Any, Refused(_NO_SAMPLER, (1, 1.0))] = None
+    top_n_sigma: Annotated[Any, Refused(_NO_SAMPLER, (-1, -1.0))] = None
+    mirostat: Annotated[Any, Refused(_NO_SAMPLER, (0, False))] = None
+    mirostat_tau: _Unused = None
+    mirostat_eta: _Unused = None
+    dynatemp_range: Annotated[Any, Refused(_NO_SAMPLER, (0, 0.0))] = None
+    dynatemp_exponent: _Unused = None
+    dry_multiplier: Annotated[Any, Refused(_NO_SAMPLER, (0, 0.0))] = None
+    dry_base: _Unused = None
+    dry_allowed_length: _Unused = None
+    dry_penalty_last_n: _Unused = None
+    dry_sequence_breakers: _Unused = None
+    repeat_penalty: Annotated[Any, Refused("its name is repetition_penalty here", (1, 1.0))] = None
+    repeat_last_n: _Unused = None
+    n_predict: Annotated[Any, Refused("its name is max_tokens here", (-1,))] = None
+    n_keep: Annotated[Any, Refused("a prompt that is too long is refused", (0,))] = None
+    n_probs: Annotated[Any, Refused("its name is logprobs here", (0,))] = None
+    min_keep: Annotated[Any, Refused(_NO_SAMPLER, (0,))] = None
+    id_slot: Annotated[Any, Ignored("there are no slots")] = None
+    samplers: Annotated[Any, Refused("the order of the samplers is fixed", EMPTY)] = None
+    return_tokens: Annotated[Any, Refused("answers have no token ids", (False,))] = None
+    timings_per_token: Annotated[Any, Refused("chunks have no timings", (False,))] = None
 
 
 class StreamOptions(Fields):
