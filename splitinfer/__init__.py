@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# On Metal MLX sends work to the GPU in command buffers of some 40 operations, and a launch waits once ten are under
-# way. MLX reads these when it opens the device, so this comes before any import of it. With longer buffers yet a slow
-# GPU could need seconds for one, which macOS takes for a hang. A value that is set already stays.
-_COMMAND_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400"}
+if sys.platform == "darwin":  # MLX reads these when it opens the device, so this comes before any import of it
+    from splitinfer.system.apple import chip, command_buffers
 
-if sys.platform == "darwin":
-    for _name, _value in _COMMAND_BUFFERS.items():
+    for _name, _value in command_buffers(chip()).items():
         os.environ.setdefault(_name, _value)
 
 _LAZY = {

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from splitinfer.engine.device.strict import VARIABLE as STRICT
 from splitinfer.machine.selection import VARIABLE
 
 for folder in ("", "cluster", "core", "store", "transports"):
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
     effort.everything = config.getoption("--all")
+    os.environ[STRICT] = "1"  # also in the processes that tests start
     if config.getoption("--accelerator") is not None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())
     interrupts.let_children_hear_them()

@@ -1,11 +1,15 @@
 """Variables that MLX reads when it opens its device: they are set before, and a user's own values win."""
 
+import doctest
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+
+from splitinfer.system import apple
+from splitinfer.system.apple import command_buffers
 
 SHOW = """
 import json, os, sys
@@ -14,7 +18,7 @@ import {module}
 assert "mlx" not in sys.modules, "MLX could have read them before"
 print(json.dumps({{name: value for name, value in os.environ.items() if name.startswith("MLX_MAX")}}))
 """
-DEFAULTS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400"}
+DEFAULTS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}  # of a chip that cannot be told
 
 
 def variables(platform: str, module: str, **own: str) -> dict[str, str]:
@@ -39,6 +43,13 @@ def test_command_buffers_are_longer_on_a_mac(module: str):
 def test_a_value_that_is_set_stays():
     own = {"MLX_MAX_OPS_PER_BUFFER": "50"}
     assert variables("darwin", "splitinfer", **own) == DEFAULTS | own
+
+
+def test_only_large_chips_have_the_longest():
+    assert doctest.testmod(apple).failed == 0
+    small = ("Apple M1", "Apple M2 Pro", "", "Apple M4 Maximal")
+    assert {command_buffers(chip)["MLX_MAX_MB_PER_BUFFER"] for chip in small} == {"100"}
+    assert command_buffers("Apple M3 Ultra")["MLX_MAX_MB_PER_BUFFER"] == "400"
 
 
 def test_elsewhere_nothing_is_set():

@@ -1,27 +1,27 @@
-"""Joins threads that have used MLX.
+"""Ends threads that have used MLX.
 
-MLX keeps compiled functions per thread, and frees them, for which it needs the interpreter, after Python's own ``join``
-has returned. An interpreter that shuts down in between aborts. So ``join`` here also waits for the operating system's
-thread.
+MLX keeps streams and compiled functions per thread. What a thread leaves behind is freed when the operating system's
+thread ends, which is after Python's ``join``: freeing compiled functions then needs an interpreter that may be shutting
+down, and aborts. So a thread gives them up itself, at its end.
 """
 
-import threading
-import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
 
-_TASKS = Path("/proc/self/task")
-_GRACE = 0.05  # seconds, where the system does not list its threads
+import mlx.core as mx
+
+P = ParamSpec("P")
 
 
-def join(thread: threading.Thread, timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for a thread to end; whether it has."""
-    give_up = time.monotonic() + timeout
-    thread.join(timeout)
-    if thread.is_alive():
-        return False
-    task = _TASKS / str(thread.native_id)
-    if not _TASKS.exists():
-        time.sleep(_GRACE)
-    while task.exists() and time.monotonic() < give_up:
-        time.sleep(0.001)
-    return True
+def clears_streams(run: Callable[P, None]) -> Callable[P, None]:
+    """Have a thread that runs ``run`` give up what MLX keeps for it."""
+
+    @wraps(run)
+    def running(*args: P.args, **named: P.kwargs) -> None:
+        try:
+            run(*args, **named)
+        finally:
+            mx.clear_streams()
+
+    return running

@@ -22,7 +22,7 @@ from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import Packing, runs_of
 from splitinfer.errors import ProtocolError
 from splitinfer.models.codecs import columns_of, pack, unpack
-from splitinfer.models.tensors import HostRows, Rows, dtype_of, from_buffer, spec_of, to_buffer
+from splitinfer.models.tensors import HostRows, Rows, dtype_of, from_buffer, on_host, spec_of, to_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def to_parts(hidden: Rows | None, packed: PackedRows | None) -> Sent:
         return Sent(None, None, (), 0)
     if packed is None:
         return Sent(spec_of(hidden), None, (to_buffer(hidden),), 0)
-    fits = np.array(packed.fits)
+    fits = on_host(packed.fits)
     if fits.all():
         return _sent(hidden, packed, 0)
     fitting = np.flatnonzero(fits)

@@ -14,7 +14,7 @@ block share it; each copies it once more into arrays with room to grow.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -56,6 +56,10 @@ class KVBlock:
         """All arrays: one for each cache that it holds something of."""
         leaves = (leaf for _, leaf in tree_flatten([_data(piece) for piece in self.pieces]))
         return [leaf for leaf in leaves if isinstance(leaf, mx.array)]
+
+    def for_host(self) -> "KVBlock":
+        """A copy that shares no array with sequences that start from this block. Computes nothing yet."""
+        return KVBlock(tuple(map(_for_host, self.pieces)), self.start, self.end)
 
     @property
     def nbytes(self) -> int:
@@ -176,6 +180,12 @@ def _check_like(spec: TensorSpec, leaf: TensorSpec, num_tokens: int | None, slot
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
     """Bytes of the last full block of a sequence of ``length`` tokens."""
     return cut(caches, places, length - _ROOM, length).nbytes
+
+
+def _for_host(piece: Any) -> Any:
+    if isinstance(piece, list):
+        return [_for_host(one) for one in piece]
+    return piece and replace(piece, packed=replace(piece.packed, data=piece.packed.data + 0))
 
 
 def _data(piece: Any) -> Any:

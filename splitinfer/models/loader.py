@@ -38,6 +38,7 @@ from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.quantised import CannotQuantise
+from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -49,6 +50,7 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
 """The files of a model's folder that say how to build it."""
+_OTHER_FILES = 64  # open ones that hold no weights
 _TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
@@ -167,8 +169,9 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    arrays = placeholders_of(checkpoint)
-    for path in checkpoint.paths_of(found.tensors):
+    arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
+    make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
+    for path in paths:
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: array for name, array in there.items() if name in found.tensors})
     model = build_model(checkpoint, arrays, dtype)

@@ -2,7 +2,8 @@
 
 What is free is what the operating system can give (``system.free_memory``) less what other processes of this machine
 have announced to take (``system.claims``); on a Mac's GPU also no more than its recommended working set less what all
-of them hold. A stage that does not fit is refused before it is loaded, so that the machine does not swap.
+of them hold; on CUDA what the GPU's own memory has free. A stage that does not fit is refused before it is loaded, so
+that the machine does not swap.
 """
 
 from dataclasses import dataclass
@@ -59,12 +60,20 @@ def free_bytes(patience: float | None = None) -> int:
     """Bytes this process may still take for weights and KV. ``patience``: seconds for reading what others claim;
     ``None``: the usual ones."""
     others = ledger.of_this_process().others(patience)
-    return left_over(available_bytes(), gpu_limit(), mx.get_active_memory(), others)
+    available, limit = own_memory_of_gpu() or (available_bytes(), gpu_limit())
+    return left_over(available, limit, mx.get_active_memory(), others)
 
 
 def unloaded_bytes(patience: float | None = None) -> int:
     """Bytes this process might take for weights and KV if it held nothing that it holds now."""
     return free_bytes(patience) + mx.get_active_memory()
+
+
+def own_memory_of_gpu() -> tuple[int, int] | None:
+    """Free and total bytes of a GPU with memory of its own, for all processes (MLX on CUDA); ``None`` elsewhere."""
+    info = mx.device_info() if on_gpu() else {}
+    free, total = info.get("free_memory"), info.get("total_memory")
+    return (free, total) if isinstance(free, int) and isinstance(total, int) else None
 
 
 def gpu_limit() -> int | None:

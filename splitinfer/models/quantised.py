@@ -1,7 +1,10 @@
 """Stores keys and values in few bits (``core.kv.format``), and computes attention over them.
 
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
-    attention    <--few rows on a GPU: products with the words themselves; else: dequantised, then MLX's own--
+    attention    <--few rows on Metal: products with the words themselves; else: dequantised, then MLX's own--
+
+On CUDA MLX takes words that are broadcast over the queries of a head for one head's, so every head would read the first
+one's (``qmm_utils.h``; MLX 0.32). There they are dequantised.
 
 The cache returns a placeholder (``Packed``) instead of arrays, which the attention function that replaces mlx-lm's
 (``models.rows``) can read. A model that does anything else with its keys and values fails while its graph is built,
@@ -18,10 +21,11 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
+from splitinfer.models.attention import backend
 from splitinfer.models.growing import written
-from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
+from splitinfer.system.gpu_roads import Road
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
 _FEW_ROWS = 8  # up to which products with words are faster than dequantising
@@ -145,7 +149,7 @@ def attention(
     """Attention [B, heads, n, d] of queries over keys and values, packed or not."""
     if not isinstance(keys, Packed):
         return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
-    if on_gpu() and sinks is None and queries.shape[2] <= _FEW_ROWS:
+    if sinks is None and queries.shape[2] <= _FEW_ROWS and backend() == "metal" and Road.KV_KERNEL.is_open:
         return _over_words(queries, keys, values, scale, mask)
     full, other = keys.numbers(), values.numbers()
     return cast(mx.array, _original(queries, full, other, cache=None, scale=scale, mask=mask, sinks=sinks))

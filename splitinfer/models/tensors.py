@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
@@ -107,8 +108,18 @@ def to_buffer(array: Rows) -> memoryview:
     """
     if isinstance(array, HostRows):
         return array.data
-    view = memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
+    view = memory_of(array)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def on_host(array: mx.array) -> NDArray[Any]:
+    """The numbers of an evaluated array, of any dtype but bfloat16, where they are; the array lives as long."""
+    return np.asarray(memory_of(array))
+
+
+def memory_of(array: mx.array) -> memoryview:
+    """The memory of an array. All that a finished step brought is read here (``engine.device.strict`` watches it)."""
+    return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:

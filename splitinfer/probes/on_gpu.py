@@ -16,13 +16,13 @@ import typer
 
 from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
-from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import Fault, Finding, Outcome
 from splitinfer.probes.registry import ABOUT, Probe
 from splitinfer.probes.selftest import write_json
+from splitinfer.system.gpu_roads import Road
 
 PARTS = ("support", "launch", "rows", "exact", "kv", "send")
 _ON, _SIZES = ("auto", "gpu", "cpu"), ("full", "small", "tiny")
@@ -78,7 +78,7 @@ def _launch(size: int) -> list[Probe]:
     return found + [
         _probe("launch", f"two groups on two stages, {name}", "commands:measure", 40, groups, environment=variables,
                is_silent=True)
-        for name, variables in {"launching ahead": {}, "not launching ahead": {LAUNCH_AHEAD: "0"}}.items()
+        for name, variables in {"launching ahead": {}, "not launching ahead": {Road.LAUNCH_AHEAD: "0"}}.items()
     ]  # fmt: skip
 
 

@@ -16,6 +16,29 @@ def is_macos() -> bool:
     return platform.system() == "Darwin"
 
 
+def command_buffers(chip: str) -> dict[str, str]:
+    """The variables with which MLX cuts work for a chip's GPU into command buffers.
+
+    By default it cuts after some 40 operations, and holds a launch once ten buffers are under way. With longer ones a
+    chunk of a prompt could take a slow GPU more than a second for each, which macOS takes for a hang.
+
+    >>> command_buffers("Apple M4 Max")["MLX_MAX_MB_PER_BUFFER"], command_buffers("Apple M1")["MLX_MAX_MB_PER_BUFFER"]
+    ('400', '100')
+    """
+    is_large = any(word in chip.split() for word in ("Max", "Ultra"))
+    return {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400" if is_large else "100"}
+
+
+def chip() -> str:
+    """This Mac's chip, such as "Apple M4 Max"; empty where it cannot be told."""
+    name, size = ctypes.create_string_buffer(128), ctypes.c_size_t(128)
+    try:
+        failed = library(LIBSYSTEM).sysctlbyname(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, 0)
+    except (OSError, AttributeError):
+        return ""
+    return "" if failed else name.value.decode(errors="replace")
+
+
 @cache
 def library(path: str) -> ctypes.CDLL:
     """A library of macOS.

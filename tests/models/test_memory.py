@@ -136,6 +136,9 @@ WORKING_SET = "max_recommended_working_set_size"
         (True, 700, {}, 0, 700),
         (True, 700, {WORKING_SET: 500}, 100, 400),
         (True, 300, {WORKING_SET: 500}, 100, 300),
+        (True, 9_000, {"free_memory": 400, "total_memory": 800}, 100, 400),  # CUDA
+        (True, 9_000, {"free_memory": 780, "total_memory": 800}, 100, 700),
+        (False, 300, {"free_memory": 400, "total_memory": 800}, 0, 300),
     ],
 )
 def test_free_bytes(monkeypatch: pytest.MonkeyPatch, gpu: bool, available: int, info, active: int, free: int):

@@ -1,12 +1,20 @@
 """Keys and values in few bits: what is stored, what attention makes of it, and that rows do not know of each other."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_causal_mask
 
 from splitinfer.core.kv.format import FORMATS, format_of
-from splitinfer.models import quantised
+from splitinfer.models import quantised, rows
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.kv_trial import off_by
+from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size, quantise
+from splitinfer.system.gpu_roads import Road
 
 
 def numbers(*shape: int, seed: int = 1, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -80,9 +88,42 @@ def test_products_with_words_are_products_with_their_numbers(name: str, rows: in
     for given in ("causal" if rows > 1 else None, mask):
         expected = attention(queries, keys, values, 0.125, given)
         with monkeypatch.context() as patch:
-            patch.setattr(quantised, "on_gpu", lambda: True)
+            patch.setattr(quantised, "backend", lambda: "metal")
             found = attention(queries, keys, values, 0.125, given)
         assert mx.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("where", "taken"), [("metal", 2), ("cuda", 0), ("cpu", 0)])
+def test_words_are_multiplied_where_that_is_right(where: str, taken: int, monkeypatch: pytest.MonkeyPatch):
+    """On CUDA every head would read the words of the first one."""
+    calls: list[int] = []
+    monkeypatch.setattr(quantised, "backend", lambda: where)
+    monkeypatch.setattr(quantised, "_over_words", lambda *_: calls.append(1))
+    for name in FORMATS:
+        keys, values = QuantisedKVCache(FORMATS[name]).update_and_fetch(numbers(1, 2, 9, 64), numbers(1, 2, 9, 64))
+        attention(numbers(1, 4, 1, 64), keys, values, 0.125, None)
+    assert len(calls) == taken
+    monkeypatch.setenv(Road.KV_KERNEL, "0")
+    attention(numbers(1, 4, 1, 64), keys, values, 0.125, None)
+    assert len(calls) == taken
+
+
+def test_the_trial_sees_a_kernel_that_is_wrong_for_one_row(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    folder, right = tiny_folder("llama", head_dim=64), quantised.attention
+    checkpoint = open_folder(folder)
+    found = survey(checkpoint, 0, 4, "float32")
+    stage = load_stage(checkpoint, found, 0, 4, "float32", lambda _done, _total: None)
+    assert off_by(stage, FORMATS["k8v8"]) < 0.05
+
+    def first_head(queries: mx.array, keys: Any, values: Any, *more: Any) -> mx.array:
+        out = right(queries, keys, values, *more)
+        few = isinstance(keys, quantised.Packed) and queries.shape[2] <= 8
+        return mx.broadcast_to(out[:, :1], out.shape) * -3 if few else out
+
+    monkeypatch.setattr(rows, "attention", first_head)
+    assert off_by(stage, FORMATS["k8v8"]) > 0.5
 
 
 def test_names():

@@ -17,7 +17,6 @@ import pytest
 import splitinfer.probes
 from splitinfer.bench.shared.random_model import Shape
 from splitinfer.engine.device import selection
-from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError, ModelError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes import commands, steps
@@ -25,6 +24,7 @@ from splitinfer.probes.child import Report, Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
 from splitinfer.probes.on_gpu import PARTS, gpu_probes, measure_on_gpu
 from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
+from splitinfer.system.gpu_roads import Road
 
 NAMES = [module.name for module in pkgutil.iter_modules(splitinfer.probes.__path__, "splitinfer.probes.")]
 
@@ -45,7 +45,7 @@ def test_every_probe_is_one_that_can_be(size: str):
 def test_launching_ahead_is_switched_off_for_one_of_two():
     found = {probe.name: probe.environment for probe in gpu_probes("tiny", ["launch"])}
     assert found["launch, two groups on two stages, launching ahead"] == {}
-    assert found["launch, two groups on two stages, not launching ahead"] == {LAUNCH_AHEAD: "0"}
+    assert found["launch, two groups on two stages, not launching ahead"] == {Road.LAUNCH_AHEAD: "0"}
 
 
 # -- the probes, in this process ---------------------------------------------------------------------------------------
@@ -223,12 +223,10 @@ def test_the_examples_are_true(name: str):
 
 
 @pytest.mark.parametrize(("value", "computes_at_launch"), [(None, False), ("", False), ("1", False), ("0", True)])
-def test_launching_ahead_can_be_switched_off(
-    value: str | None, computes_at_launch: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv(LAUNCH_AHEAD, raising=False)
+def test_the_waiter_can_be_switched_off(value: str | None, computes_at_launch: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(Road.WAITER, raising=False)
     if value is not None:
-        monkeypatch.setenv(LAUNCH_AHEAD, value)
+        monkeypatch.setenv(Road.WAITER, value)
     monkeypatch.setattr(selection, "_share_the_interpreter", lambda: None)
     monkeypatch.setattr(selection, "on_gpu", lambda: True)
     assert selection.default_device.__wrapped__().computes_at_launch is computes_at_launch
@@ -237,5 +235,5 @@ def test_launching_ahead_can_be_switched_off(
 
 
 def test_a_cpu_computes_at_launch_whatever_is_asked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(LAUNCH_AHEAD, "1")
+    monkeypatch.setenv(Road.WAITER, "1")
     assert selection.default_device.__wrapped__().computes_at_launch

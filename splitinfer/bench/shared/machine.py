@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import psutil
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.engine.versions import device_name, own_versions
+from splitinfer.system import apple
 
 
 def describe() -> dict[str, Any]:
@@ -33,10 +33,7 @@ def describe() -> dict[str, Any]:
 
 def _processor() -> str:
     if sys.platform == "darwin":
-        asked = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        return asked.stdout.strip() or platform.processor()
+        return apple.chip() or platform.processor()
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
         if found:

@@ -17,7 +17,7 @@ from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.cost_model import Shape, most_rows
 from splitinfer.core.scheduler.decision import Candidate, Decision
 from splitinfer.core.scheduler.microbatches import even_share
-from splitinfer.core.scheduler.policy import PolicyDecision
+from splitinfer.core.scheduler.policy import PolicyDecision, longest_chunk
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
@@ -182,7 +182,7 @@ class StepPlanner:
                 if decision.allocation.allocate(one.seq, one.kv_tokens, one.start + 1):
                     granted.add(one.seq.seq_id)
                 continue
-            size = min(one.left, room, quota)
+            size = min(one.left, room, quota, longest_chunk(one.start, self._state.config.token_budget))
             if size < min(one.left, self._state.config.min_chunk) and decision.chunks:
                 room = 0  # a small chunk of a further prompt costs more than it saves
             if room <= 0:

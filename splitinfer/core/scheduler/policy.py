@@ -189,6 +189,21 @@ class Watermark:
             self.drains, self._steps = drains, 0
 
 
+_LONG, _SHORT_CHUNK = 32 * 1024, 128  # tokens
+
+
+def longest_chunk(start: int, token_budget: int) -> int:
+    """Tokens of a prompt that a step reads behind ``start`` tokens, at most.
+
+    Metal attends to all keys in one command, and macOS ends a process whose GPU computes one command for seconds: seen
+    from 65k keys on, with chunks of 2,048 (mlx, issue 3302). So behind 32k tokens chunks shorten as the keys grow.
+
+    >>> [longest_chunk(start, 512) for start in (0, 32_768, 65_536, 1_000_000)], longest_chunk(10**6, 16)
+    ([512, 512, 256, 128], 16)
+    """
+    return min(token_budget, max(_SHORT_CHUNK, token_budget * _LONG // max(start, _LONG)))
+
+
 def _steady(policy_config: PolicyConfig) -> PolicyDecision:
     return PolicyDecision(decodes_go=True, share=policy_config.prefill_share, admits=True)
 

@@ -33,7 +33,7 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.threads import join
+from splitinfer.engine.threads import clears_streams
 from splitinfer.errors import DeviceFailed, PeerError, SplitinferError, WorkerLost
 from splitinfer.system import qos
 
@@ -170,7 +170,8 @@ class Engine:
         beside those for KV to be saved on disk."""
         self._is_closing = True
         self._inbox.put(self._raise_stop)
-        if not join(self._thread, timeout + (_SAVE if self._keeps_on_disk else 0.0)):
+        self._thread.join(timeout + (_SAVE if self._keeps_on_disk else 0.0))
+        if self._thread.is_alive():
             # The loop is inside a long step; the links can be ended from here.
             self.pipeline.close("the coordinator was stopped")
 
@@ -230,6 +231,7 @@ class Engine:
 
     # -- the thread --------------------------------------------------------------------------
 
+    @clears_streams
     def _run(self, draft: Callable[[], Drafter | None]) -> None:
         reason, loop = FinishReason.ERROR, self._loop
         qos.serve_requests()

@@ -8,13 +8,15 @@ A device that ``computes_at_launch`` needs no waiting thread: the step is done w
 Any other may hold the launching thread for most of a step, so whatever needs a step's end waits on another thread.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
 
 from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.errors import DeviceFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,27 @@ class Ticket:
 
     outputs: Sequence[mx.array]
     launched: float
-    span: Span | None = field(default=None)
+    span: Span | None = None
+    _failure: DeviceFailed | None = None
+    _waiting: threading.Lock = field(default_factory=threading.Lock)
+
+    def once(self, wait: Callable[[], Span]) -> Span:
+        """The span, which ``wait`` returns. One thread waits at the device, and every other one for that thread: MLX
+        gives up a launched array's event without a lock, and tells an error to one of those who wait.
+
+        Raises:
+            DeviceFailed: ``wait`` raised it, now or for another thread.
+        """
+        with self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            if self.span is None:
+                try:
+                    self.span = wait()
+                except DeviceFailed as failure:
+                    self._failure = failure
+                    raise
+            return self.span
 
 
 class Device(Protocol):
@@ -66,7 +88,8 @@ class Device(Protocol):
         """Have the device compute arrays.
 
         Args:
-            outputs: what is read when the ticket is done.
+            outputs: what the host reads when the ticket is done. No later launch may read it: on CUDA an array that the
+                host reads moves to other memory.
             pending: what has to be computed too, and is read by later launches only.
             work: what it is.
             began: when the host began to prepare it, in seconds on the monotonic clock.

@@ -7,18 +7,23 @@ launch are held until it is done, as a GPU holds the buffers of its commands, so
 copied where a GPU would copy it.
 
 Where computing takes longer than the device would, the step is late: its span notes it (``late_steps``).
+
+With ``strict`` rules (``engine.device.strict``) an error is told where the launch is waited for, as a GPU tells it.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import mlx.core as mx
 
 from splitinfer.engine.device.device import Span, Ticket, Work
 from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.mlx_device import device_errors
+from splitinfer.engine.device.strict import Strict
+from splitinfer.errors import DeviceFailed
 from splitinfer.machine.device_queue import DeviceQueue
 from splitinfer.machine.machine import Accelerator
 
@@ -30,8 +35,10 @@ class EmulatedDevice:
     """One stage's device, with the times of ``accelerator``. ``computes_at_launch``: whether the loops are to use it as
     one that does, and wait for each step before they launch the next."""
 
-    def __init__(self, accelerator: Accelerator, *, computes_at_launch: bool = False) -> None:
-        self._accelerator, self.computes_at_launch = accelerator, computes_at_launch
+    def __init__(
+        self, accelerator: Accelerator, *, computes_at_launch: bool = False, strict: Strict | None = None
+    ) -> None:
+        self._accelerator, self.computes_at_launch, self._strict = accelerator, computes_at_launch, strict
         self._queue = DeviceQueue(accelerator.traits)
         self._lock = threading.Lock()
         self._is_late = False  # a draft was; so is the step behind it
@@ -43,8 +50,7 @@ class EmulatedDevice:
         with self._lock:
             timing = self._queue.launch(launched, *self._cost(work))
         self._release(launched)
-        with device_errors():
-            mx.eval(*outputs, *pending)
+        failure = self._compute(outputs, pending)
         computed = time.monotonic()
         ended, done = timing.ended, timing.done
         is_late = computed > ended and work.shape.rows > 0
@@ -54,10 +60,25 @@ class EmulatedDevice:
                 self._queue.delay(computed)
         span = Span(timing.started, ended, notes=(LATE,) if is_late or self._is_late else ())
         self._is_late = is_late and work.is_draft
-        ticket = _Emulated(outputs, launched, done, span)
+        ticket = _Emulated(outputs, launched, done, span, failure)
+        if self._strict is not None:
+            self._strict.launched(ticket, pending)
         self._held.append((done, [*outputs, *pending]))
         sleep_until(timing.returns)
         return ticket
+
+    def _compute(self, outputs: Sequence[mx.array], pending: Sequence[mx.array]) -> DeviceFailed | None:
+        """Evaluate arrays; how that failed, if who waits is to be told."""
+        if self._strict is None:
+            with device_errors():
+                mx.eval(*outputs, *pending)
+            return None
+        try:
+            with self._strict.launching(outputs, pending), device_errors():
+                mx.eval(*outputs, *pending)
+        except DeviceFailed as failure:
+            return failure
+        return None
 
     def _cost(self, work: Work) -> tuple[float, int]:
         """Seconds and command buffers."""
@@ -74,10 +95,14 @@ class EmulatedDevice:
     def wait(self, ticket: Ticket) -> Span:
         """See ``Device``."""
         assert isinstance(ticket, _Emulated)
-        if ticket.span is None:
+        return ticket.once(lambda: self._wait(ticket))
+
+    def _wait(self, ticket: "_Emulated") -> Span:
+        with nullcontext() if self._strict is None else self._strict.waiting(ticket):
             sleep_until(ticket.done)
-            ticket.span = ticket.emulated
-        return ticket.span
+        if ticket.failure is not None:
+            raise ticket.failure
+        return ticket.emulated
 
     def stay_awake(self) -> None:
         """See ``Device``."""
@@ -88,11 +113,13 @@ class EmulatedDevice:
 class _Emulated(Ticket):
     """A launch, and when it is done."""
 
-    __slots__ = ("done", "emulated")
+    __slots__ = ("done", "emulated", "failure")
 
-    def __init__(self, outputs: Sequence[mx.array], launched: float, done: float, emulated: Span) -> None:
+    def __init__(
+        self, outputs: Sequence[mx.array], launched: float, done: float, emulated: Span, failure: DeviceFailed | None
+    ) -> None:
         super().__init__(outputs, launched)
-        self.done, self.emulated = done, emulated
+        self.done, self.emulated, self.failure = done, emulated, failure
 
 
 def sleep_until(at: float) -> None:

@@ -18,7 +18,14 @@ from splitinfer.engine.device.device import Span, Ticket, Work
 from splitinfer.errors import DeviceFailed
 
 # What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
-_NO_MEMORY = ("insufficient memory", "out of memory", "unable to allocate", "resource limit exceeded", "bad_alloc")
+_NO_MEMORY = (
+    "insufficient memory",
+    "out of memory",
+    "unable to allocate",
+    "attempting to allocate",  # more than Metal's largest buffer
+    "resource limit exceeded",
+    "bad_alloc",
+)
 
 
 class MlxDevice:
@@ -43,14 +50,16 @@ class MlxDevice:
 
     def wait(self, ticket: Ticket) -> Span:
         """See ``Device``."""
-        if ticket.span is None:
-            with device_errors():
-                mx.eval(*ticket.outputs)
-            ended = time.monotonic()
-            with self._lock:
-                ticket.span = Span(min(max(ticket.launched, self._free_at), ended), ended)
-                self._free_at = max(self._free_at, ended)
-        return ticket.span
+        return ticket.once(lambda: self._wait(ticket))
+
+    def _wait(self, ticket: Ticket) -> Span:
+        with device_errors():
+            mx.eval(*ticket.outputs)
+        ended = time.monotonic()
+        with self._lock:
+            span = Span(min(max(ticket.launched, self._free_at), ended), ended)
+            self._free_at = max(self._free_at, ended)
+        return span
 
     def stay_awake(self) -> None:
         """See ``Device``."""

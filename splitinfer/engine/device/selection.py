@@ -8,12 +8,12 @@ import sys
 from functools import cache
 
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.launch_ahead import may_launch_ahead
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
+from splitinfer.system.gpu_roads import Road
 
-_SWITCH = 0.0005  # seconds until a thread that waits for the interpreter's lock gets it
+_SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
 
 
 def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
@@ -26,12 +26,13 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     if file is None:
         return default_device()
     from splitinfer.engine.device.emulated import EmulatedDevice
+    from splitinfer.engine.device.strict import strict_device
     from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
 
     _share_the_interpreter()
     machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
     found = machine.accelerator(stage, len(bounds) - 1, num_layers)
-    return EmulatedDevice(found, computes_at_launch=not may_launch_ahead())
+    return EmulatedDevice(found, computes_at_launch=not Road.WAITER.is_open, strict=strict_device())
 
 
 @cache
@@ -39,7 +40,7 @@ def default_device() -> Device:
     """MLX's default device. A process has one, whatever it computes there."""
     if on_gpu():
         _share_the_interpreter()
-    return MlxDevice(computes_at_launch=not (on_gpu() and may_launch_ahead()))
+    return MlxDevice(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
 
 
 def _share_the_interpreter() -> None:

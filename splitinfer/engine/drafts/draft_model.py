@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Self, cast
+from typing import Self
 
 import mlx.core as mx
 
@@ -29,6 +29,7 @@ from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler
+from splitinfer.engine.stage.step_graph import corner
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
@@ -40,6 +41,8 @@ from splitinfer.models.memory import check_fit, on_gpu
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate, nbytes
+from splitinfer.models.tensors import on_host
+from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.messages import Progress
 
 Report = Callable[[Progress], None]
@@ -83,10 +86,11 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A step under way on the device, with a token for each of its lines."""
+    """A step under way on the device, with a token for each of its lines: an array [lines] for the next step, and
+    ``ticket.outputs`` for the host."""
 
     lines: tuple[_Line, ...]
-    tokens: mx.array  # [lines]
+    tokens: mx.array
     ticket: Ticket
 
 
@@ -144,7 +148,8 @@ class DraftModel:
         chunk = stream[start : min(end, start + _CHUNK)]
         parts = [Part(entry.caches, start, len(chunk))]
         self._step.run(parts, chunk, None)
-        self._device.wait(self._device.launch(arrays_to_evaluate(parts), (), DRAFT, time.monotonic()))
+        written = arrays_to_evaluate(parts)
+        self._device.wait(self._device.launch([corner(written[-1])], written, DRAFT, time.monotonic()))
         entry.tokens += chunk
         return True
 
@@ -214,7 +219,9 @@ class DraftModel:
     def _may_go_ahead(self, lines: Seq[_Line]) -> bool:
         """Whether a round may be launched before the one before it has been read: not where that gains nothing, where
         sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
-        if self._device.computes_at_launch or any(one.entry.params.depends_on_tokens for one in lines):
+        if self._device.computes_at_launch or not Road.LAUNCH_AHEAD.is_open:
+            return False
+        if any(one.entry.params.depends_on_tokens for one in lines):
             return False
         return nbytes([line.entry.caches for line in lines]) <= MAX_COPIED
 
@@ -247,7 +254,9 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        ticket = self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic())
+        # The next round may read what is chosen, so the host has an array of its own (``Device.launch``).
+        read = chosen + 0 if self._may_go_ahead(lines) else chosen
+        ticket = self._device.launch((read,), (chosen,), round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
@@ -264,7 +273,7 @@ class DraftModel:
         span = self._device.wait(done.ticket)
         seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
         ahead = () if following is None else following.lines
-        for line, token_id in zip(done.lines, cast(list[int], done.tokens.tolist()), strict=True):
+        for line, token_id in zip(done.lines, on_host(done.ticket.outputs[0]).tolist(), strict=True):
             if any(line is one for one in ahead):
                 line.entry.tokens[-1] = token_id
             if line.has_ended or token_id >= self._vocab_size:

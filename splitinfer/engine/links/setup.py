@@ -3,9 +3,12 @@
 import logging
 from typing import NamedTuple
 
+from splitinfer.system.gpu_roads import Road
 from transports import Link, LinkOptions, TransportUnavailable, connect
 
 log = logging.getLogger(__name__)
+
+_RDMA = "rdma://"
 
 
 class Reached(NamedTuple):
@@ -22,6 +25,8 @@ def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> 
         TransportError: as ``transports.connect``; TransportUnavailable only without a fallback.
     """
     try:
+        if address.startswith(_RDMA) and not Road.RDMA.is_open:
+            raise TransportUnavailable(f"{Road.RDMA} is 0")
         return Reached(connect(address, timeout=timeout, options=options))
     except TransportUnavailable as error:
         if not fallback:

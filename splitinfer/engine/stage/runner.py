@@ -30,7 +30,7 @@ from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.stage.step_graph import StepGraph
-from splitinfer.errors import ProtocolError
+from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
@@ -39,6 +39,7 @@ from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.tensors import HostRows, Rows
+from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class _Copied:
 
 @dataclass(slots=True)
 class _Applied:
-    """What carrying out a plan's commands other than its slices has left."""
+    """What carrying out a plan's commands other than its slices has left. ``for_disk``: blocks that ``store`` reads,
+    their arrays among the step's outputs: the pool's own are read by later launches."""
 
     pending: list[mx.array]  # arrays to be computed with the step
     copied: _Copied
@@ -136,6 +138,7 @@ class StageRunner:
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
         self._void: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
         self._in_flight: deque[tuple[frozenset[int], Ticket]] = deque()  # sequences of steps not known to be done
+        self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
@@ -160,6 +163,7 @@ class StageRunner:
         self._prepared.clear()
         self._void.clear()
         self._in_flight.clear()
+        self._failure = None
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
@@ -211,9 +215,14 @@ class StageRunner:
             slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
             self._fill(prepared, plan, received)
         pending = [*applied.pending, *graph.pending]
+        outputs += [array for _, block in applied.for_disk for array in block.arrays()]
         graph, applied.pending = graph.without_pending(), []
         self._end_first(slices)
-        ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
+        try:
+            ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
+        except DeviceFailed as failure:
+            self._failure = failure
+            raise
         self._busy_at = time.monotonic()
         self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
         self._prepared.note(plan)
@@ -227,7 +236,8 @@ class StageRunner:
             self._in_flight.popleft()
         if self._in_flight:
             in_flight = [seq_ids for seq_ids, _ in self._in_flight]
-            for _ in range(self._pool.must_end_first([part.seq_id for part in slices], in_flight)):
+            first = self._pool.must_end_first([part.seq_id for part in slices], in_flight)
+            for _ in range(first if Road.LAUNCH_AHEAD.is_open else len(in_flight)):
                 self.device.wait(self._in_flight.popleft()[1])
 
     def _graph_of(
@@ -282,6 +292,8 @@ class StageRunner:
         return bool(slices)
 
     def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
+        if not (self._model.traceable and Road.PREPARED_STEPS.is_open):
+            return False  # its graph depends on numbers, which are not there yet; or none is wanted
         histories = [self._histories.get(part.seq_id) for part in slices]
         # A penalty depends on the tokens, which are not known yet.
         return all(one is not None and not one.params.depends_on_tokens for one in histories)
@@ -373,6 +385,8 @@ class StageRunner:
         lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
         fetching = time.monotonic() - began if plan.fetches else 0.0
         for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
+        if not self.device.computes_at_launch:
+            for_disk = [(save, block.for_host()) for save, block in for_disk]
         self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
         if self._disk is not None:
             self._disk.erase(plan.erased)
@@ -407,6 +421,8 @@ class StageRunner:
             DeviceFailed: the device did.
         """
         span = self.wait(launched)
+        if self._failure is not None:
+            raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
         self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
         tokens = read(graph.choices, graph.rows)

@@ -21,7 +21,6 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -34,6 +33,8 @@ from splitinfer.engine.stage.penalties import adjusted
 from splitinfer.engine.stage.row import Row
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
+from splitinfer.models.tensors import on_host
+from splitinfer.system.gpu_roads import Road
 
 _MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
 _MAX_TAILS = 64  # structures whose compiled functions are cached
@@ -121,7 +122,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
-        self._compiled = on_gpu() if compiled is None else compiled
+        self._compiled = on_gpu() and Road.COMPILED_SAMPLER.is_open if compiled is None else compiled
         self._tails: OrderedDict[_Structure, _Tail] = OrderedDict()  # last used last
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
         self.num_traced = 0
@@ -180,8 +181,8 @@ def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
     """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
-        ids = cast(list[int], choice.tokens.tolist())
-        lines = [None] * len(ids) if choice.logprobs is None else list(np.array(choice.logprobs))
+        ids = on_host(choice.tokens).tolist()
+        lines = [None] * len(ids) if choice.logprobs is None else list(on_host(choice.logprobs))
         for row, token, line in zip(choice.rows, ids, lines, strict=True):
             tokens[row] = _with_logprobs(token, line, rows[row].params.logprobs)
     return [tokens[i] for i in range(len(rows))]

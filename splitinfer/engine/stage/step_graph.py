@@ -39,10 +39,10 @@ class StepGraph:
         found += [] if self.packed is None else self.packed.arrays()
         for choice in self.choices:
             found += choice.arrays()
-        return found + [_corner(array) for array in [*also, *self.pending][-1:]]
+        return found + [corner(array) for array in [*also, *self.pending][-1:]]
 
 
-def _corner(array: mx.array) -> mx.array:
+def corner(array: mx.array) -> mx.array:
     """One new element that depends on all of ``array``."""
     piece = array[tuple(slice(0, 1) for _ in array.shape)]
     return piece + piece

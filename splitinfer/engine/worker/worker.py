@@ -46,7 +46,7 @@ from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.profiling.measure import answer
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Launched
-from splitinfer.engine.threads import join
+from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
@@ -154,9 +154,9 @@ class Worker:
     def stop(self, timeout: float) -> bool:
         """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
         self._inbox.put(_STOP)
-        ended = join(self._thread, timeout)
+        self._thread.join(timeout)
         self._acceptor.close()
-        return ended
+        return not self._thread.is_alive()
 
     @property
     def is_alive(self) -> bool:
@@ -165,6 +165,7 @@ class Worker:
 
     # -- the loop ----------------------------------------------------------------------------
 
+    @clears_streams
     def _serve(self) -> None:
         qos.serve_requests()
         while self._take(self._next_event()):

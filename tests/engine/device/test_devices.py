@@ -1,5 +1,6 @@
 """Devices: when a launch returns, when it is done, what is held until then, and what is said when one fails."""
 
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import pytest
 
 from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.engine.device import emulated as emulated_module
-from splitinfer.engine.device.device import DRAFT, Ticket, Work
+from splitinfer.engine.device.device import DRAFT, Span, Ticket, Work
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory_errors
 from splitinfer.errors import DeviceFailed
@@ -148,11 +149,55 @@ def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
     device.stay_awake()
 
 
+class SlowEval:
+    """Stands for ``mx.eval`` of launched arrays, which two threads may not call at a time."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails, self.inside, self.most, self.calls = fails, 0, 0, 0
+        self.both_wait = threading.Event()
+
+    def __call__(self, *_arrays: mx.array) -> None:
+        self.calls, self.inside = self.calls + 1, self.inside + 1
+        self.most = max(self.most, self.inside)
+        self.both_wait.wait(0.05)
+        self.inside -= 1
+        if self.fails:
+            raise RuntimeError("[METAL] Command buffer execution failed: x")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_thread_waits_for_a_launch_and_the_others_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, slow = MlxDevice(computes_at_launch=False), SlowEval(fails=fails)
+    ticket, found = device.launch([one()], (), STEP, 0.0), list[Span | str]()
+    monkeypatch.setattr(mx, "eval", slow)
+
+    def wait() -> None:
+        try:
+            found.append(device.wait(ticket))
+        except DeviceFailed as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (slow.calls, slow.most) == (1, 1)
+    assert len(found) == 3
+    assert len(set(map(str, found))) == 1
+    assert isinstance(found[0], str) is fails, "an error is told to everybody"
+
+
 @pytest.mark.parametrize(
     ("error", "text", "no_memory"),
     [
         (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (0008)"), "no memory left", True),
         (RuntimeError("[malloc] Unable to allocate 5 bytes."), "no memory left", True),
+        (
+            RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed"),
+            "no memory left",
+            True,
+        ),
         (MemoryError(), r"no memory left \(MemoryError\)", True),
         (RuntimeError("[METAL] Command buffer\n  execution failed: x"), r"failed \(.METAL. Command buffer exec", False),
     ],

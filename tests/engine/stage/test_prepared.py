@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+import tiny
 from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -245,6 +246,36 @@ OP = st.tuples(st.integers(0, 9), st.integers(0, 15), st.integers(0, 7))
 def test_preparing_changes_no_bit(pair: tuple[str, Pair], ops: list[tuple[int, int, int]]) -> None:
     name, (plain, ahead) = pair
     Script(plain, ahead, name in STATES).play([(0, 1, 4), (0, 6, 4), (0, 2, 4), *ops])
+
+
+DBRX = {
+    "model_type": "dbrx", "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+}  # fmt: skip
+
+
+def test_a_model_that_looks_at_values_is_not_prepared(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph would be that of token 0, whose experts are others."""
+    monkeypatch.setitem(tiny.CONFIGS, "dbrx", DBRX)
+    checkpoint = open_folder(tiny_folder("dbrx"))
+    found, tokens = survey(checkpoint, 0, 2, "float32"), list[list[int]]()
+    model = load_stage(checkpoint, found, 0, 2, "float32", lambda _done, _total: None)
+    for prepares in (False, True):
+        (runner,) = runners([model], share=False)
+        chunk = Slice(1, 0, tuple(prompt(8)), 1)
+        plan, answer = StepPlan(0, new=(NewSequence(1, PARAMS[0], 0),), slices=(chunk,)), list[int]()
+        for step in range(12):
+            (sampled,) = runner.finish(runner.launch(plan, None)).sampled
+            answer.append(sampled.tokens[0].token_id)
+            while prepares and runner.prepare_next():
+                pass
+            plan = StepPlan(step + 1, slices=(Slice(1, 8 + step, (answer[-1],), 1),))
+        tokens.append(answer)
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 2
 
 
 # -- the parts -------------------------------------------------------------------------------------

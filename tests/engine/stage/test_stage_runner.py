@@ -14,7 +14,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.runner import Finished, Launched, StageRunner
-from splitinfer.errors import ProtocolError
+from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.tensors import to_buffer
@@ -436,3 +436,26 @@ def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRu
     (first,) = done.reduced_to(replace(plan, slices=plan.slices[:1])).sampled
     assert (first.seq_id, [token.token_id for token in first.tokens]) == (1, expected[:1])
     assert done.reduced_to(replace(plan, slices=())).sampled == ()
+
+
+# -- a device that fails -----------------------------------------------------------------------------
+
+
+def test_the_step_before_a_launch_that_fails_counts_as_failed_too(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Its event came before MLX noted the error, and the launch that came next was told."""
+    runner = load_runner(tiny_folder("llama"), 0, 4)
+    first = runner.launch(StepPlan(0, new=(NewSequence(1, GREEDY, 0),), slices=(Slice(1, 0, tuple(PROMPT), 1),)), None)
+
+    def refuse(*_arrays: Any) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(mx, "async_eval", refuse)
+        with pytest.raises(DeviceFailed):
+            runner.launch(StepPlan(1, slices=(Slice(1, 20, (3,), 1),)), None)
+    with pytest.raises(DeviceFailed, match="no memory left"):
+        runner.finish(first)
+    steps = Steps(runner)  # which are opened again
+    assert steps.begin(1, PROMPT) in range(VOCAB)
