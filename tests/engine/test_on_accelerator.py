@@ -14,6 +14,7 @@ from splitinfer import LLM, Flight, SamplingParams, Settings
 from splitinfer.core.layout import LOCAL
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.machine.selection import VARIABLE
+from splitinfer.models import kv_pool
 
 FILE = Path(__file__).parents[1] / "quick_accelerator.yaml"
 
@@ -90,3 +91,15 @@ def test_what_ended_is_freed(tiny_folder: Callable[..., Path]) -> None:
     with cluster(tiny_folder("llama"), [2, 2], Settings()) as running:
         assert len(tokens_of(running.llm, prompt(30), max_tokens=20)) == 20
         until(running.is_empty, "nothing is held", 10)
+
+
+def test_the_loop_waits_for_steps_that_the_waiter_waits_for(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with every chunk of a long prompt, whose KV must not be copied."""
+    monkeypatch.setattr(kv_pool, "MAX_COPIED", 0)
+    folder = tiny_folder("llama")
+    expected = plain_greedy(folder, prompt(90), 12)
+    with pipeline(folder, [2, 2], token_budget=8) as llm:
+        assert is_emulated(llm)
+        assert tokens_of(llm, prompt(90), max_tokens=12) == expected

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 from stages import plain_greedy, plain_sampled
 
+from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
+from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.device.strict import strict_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.errors import ModelError
+from splitinfer.machine.device_queue import DeviceTraits
+from splitinfer.machine.machine import Accelerator
 from splitinfer.models.hub import open_model
 from splitinfer.models.step import StepModel, Way
 
@@ -25,8 +30,14 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8)
 @pytest.fixture(scope="module", params=[False, True], ids=["one by one", "ahead"])
 def model(request: pytest.FixtureRequest) -> DraftModel:
     made = DraftModel.load("draft", open_model("demo-draft"), "float32", 2048, 512)
-    made.use_device(MlxDevice(computes_at_launch=not request.param))  # only otherwise does it launch a round ahead
+    made.use_device(strict_accelerator() if request.param else MlxDevice(computes_at_launch=True))
     return made
+
+
+def strict_accelerator() -> EmulatedDevice:
+    """On which a round is launched ahead."""
+    costs = StageCosts.through({1: 1e-5})
+    return EmulatedDevice(Accelerator(costs, 1, DeviceTraits(), 1e-5), strict=strict_device())
 
 
 def guesses(model: DraftModel, seq: Sequence, count: int) -> list[int]:
