@@ -50,14 +50,18 @@ def test_windows_and_states(name: str, tiny_folder: Callable[..., Path]) -> None
         assert tokens_of(llm, prompt(16), max_tokens=40) == expected
 
 
-@pytest.mark.parametrize(("cuts", "groups"), [([4], 2), ([1, 2, 1], 3)], ids=["one stage", "three"])
-def test_drafts(
-    cuts: list[int], groups: int, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One stage with two groups has blocks of drafts behind each other, as several stages do. Steps take so long, and
-    launches so little, that a block is built before the verdict on the one before it."""
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take so long, and launches so little, that the next step is launched long before a step ends."""
     (tmp_path / "slow.yaml").write_text("{each_layer: {rows_ms: {1: 1}}, each_step_ms: 6, max_buffers: 100}")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "slow.yaml"))
+
+
+@pytest.mark.parametrize(("cuts", "groups"), [([4], 2), ([1, 2, 1], 3)], ids=["one stage", "three"])
+@pytest.mark.usefixtures("slow")
+def test_drafts(cuts: list[int], groups: int, tiny_folder: Callable[..., Path]) -> None:
+    """One stage with two groups has blocks of drafts behind each other, as several stages do. A block is built before
+    the verdict on the one before it."""
     dice, tokens = Dice(0.7), prompt(40)
     expected = plain_greedy(tiny_folder("llama"), tokens, 40)
     dice.answers[tuple(tokens)] = expected
@@ -93,6 +97,7 @@ def test_what_ended_is_freed(tiny_folder: Callable[..., Path]) -> None:
         until(running.is_empty, "nothing is held", 10)
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_loop_waits_for_steps_that_the_waiter_waits_for(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
