@@ -61,9 +61,9 @@ _FLIGHT: Rows = [
     ]),
 ]  # fmt: skip
 _KEPT: Rows = [
-    ("first prompt", [(0, 2, "block 1", "a"), (2, 2, "block 2", "a"), (4, 2, "block 3", "a"), (6, 0.8, "rest", "void")]),
+    ("first prompt", [(0, 2, "block 1", "a"), (2, 2, "block 2", "a"), (4, 2, "block 3", "a"), (6, 1, "rest", "void")]),
     ("kept", [(0, 2, "memory", "c"), (2, 2, "memory and disk", "c"), (4, 2, "disk", "c")]),
-    ("next turn", [(0, 2, "found", "c"), (2, 2, "found", "c"), (4, 2, "read from disk", "c"), (6, 1.2, "computed", "a")]),
+    ("next turn", [(0, 2, "found", "c"), (2, 2, "found", "c"), (4, 2, "from disk", "c"), (6, 1.2, "computed", "a")]),
     ("another prompt", [(0, 2, "found", "c"), (2, 2, "found", "c"), (4, 2.4, "computed", "b")]),
 ]
 _REPLAY: Rows = [
@@ -75,7 +75,7 @@ DIAGRAMS: Mapping[str, Callable[[], str]] = {
     "one-stream": partial(drawn, _ONE, "time → · one stream: each stage waits for the other"),
     "long-prompt": partial(drawn, _PROMPT, "time → · a long prompt: both stages compute from the second chunk on"),
     "groups": partial(drawn, _MANY, "time → · two groups of requests, A and B: no stage waits"),
-    "drafts-in-flight": partial(drawn, _FLIGHT, "time → · block 3 was wrong: block 4, which continues it, is withdrawn"),
+    "drafts-in-flight": partial(drawn, _FLIGHT, "time → · block 3 was wrong: block 4, begun on it, is withdrawn"),
     "kept-blocks": partial(drawn, _KEPT, "tokens of a prompt → · blocks of 256 tokens"),
-    "replay": partial(drawn, _REPLAY, "time → · the worker is back: tokens 1 to 8 are computed again, none is read twice"),
+    "replay": partial(drawn, _REPLAY, "time → · the worker is back: 1 to 8 are computed again, none is read twice"),
 }

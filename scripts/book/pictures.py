@@ -29,7 +29,8 @@ _FETCHED_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 class Step(NamedTuple):
     """A line typed on a machine, what the screen must show then, and the name of the picture to take of it.
 
-    ``clear; `` at its beginning clears the screen. ``typed`` may have what a group of an earlier ``shows`` has matched, by the group's name.
+    ``clear; `` at its beginning clears the screen. ``typed`` may have what a group of an earlier ``shows`` has matched,
+    by the group's name.
     """
 
     machine: str
