@@ -32,6 +32,7 @@ from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.versions import device_name
 from splitinfer.llm.setup import token_budget_of
 from splitinfer.models import cohort, quantised
+from splitinfer.models.attention import backend
 from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
@@ -53,7 +54,7 @@ _KV_HEADS, _HEADS, _DIM, _TOKENS = 2, 6, 64, 40
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:
     """Report every branch."""
-    here = Here(on_gpu(), is_batch_invariant(), _open().computes_at_launch, device_name())
+    here = Here(on_gpu(), is_batch_invariant(), _open().computes_at_launch, device_name(), backend() == "metal")
 
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
         report.guarded(name, lambda: judge_branch(name, find(), here))
@@ -242,12 +243,13 @@ def _trials(step: StepModel) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What computes here. ``exact``: whether arithmetic is batch invariant."""
+    """What computes here. ``exact``: whether arithmetic is batch invariant. ``metal``: whether the GPU is a Mac's."""
 
     gpu: bool
     exact: bool
     computes_at_launch: bool
     device: str
+    metal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,13 @@ def judge_branch(name: str, given: Mapping[str, Any], here: Here) -> Finding:
     )
     if (wrong := _wrong(given, branch, here)) is not None:
         return failed(name, Reason.LARGE_ERROR, wrong, STOP, given)
-    should = {"launching ahead": not here.computes_at_launch, "large steps": here.device != "cpu"}.get(name, here.gpu)
+    others = {
+        "launching ahead": not here.computes_at_launch,
+        "large steps": here.device != "cpu",
+        "quantised attention": here.metal,
+        "quantised cohort": here.metal,
+    }
+    should = others.get(name, here.gpu)
     does, other = (branch.gpu, branch.cpu) if given["taken"] else (branch.cpu, branch.gpu)
     if should is not given["taken"]:
         return failed(name, Reason.NOT_TAKEN, f"on this device it should be that {other}, but {does}", SEND, given)

@@ -16,6 +16,8 @@ from splitinfer import errors
 from splitinfer.probes.child import Result
 from splitinfer.probes.finding import Finding, Outcome, Reason, exit_code
 from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
+from splitinfer.probes.roads import ROADS
+from splitinfer.system.gpu_roads import Road
 
 FORMAT = 2
 KIND = "splitinfer selftest"
@@ -63,7 +65,7 @@ _WORDS = (
     "several", "rows", "rows and modules", "modules", "sequences", "name", "timeout", "ECONNREFUSED",
     "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN", "ETIMEDOUT", "EPERM", "EACCES", "ECONNRESET",
     "other", "arm64", "aarch64", "x86_64", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP",
-    "SIGKILL", "SIGTERM", "SIGSYS", "",
+    "SIGKILL", "SIGTERM", "SIGSYS", "", *Road, ROADS.title,
 )  # fmt: skip
 _FORMS = (
     r"\d{1,2}\.\d{1,3}(?:\.\d{1,4})?(?:(?:a|b|rc|\.dev|\.post)\d{1,8})?(?:\+[0-9a-f]{6,12})?",  # a version

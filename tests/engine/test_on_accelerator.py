@@ -1,8 +1,10 @@
 """A few of the tests of tokens on devices that compute while their hosts go on (``quick_accelerator.yaml``). All tests
 of the engine and of real processes can be run so: ``scripts/test --accelerator FILE``."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine.drafts.test_drafts import Dice
@@ -13,8 +15,12 @@ from stages import pipeline, plain_greedy, prompt, tokens_of
 from splitinfer import LLM, Flight, SamplingParams, Settings
 from splitinfer.core.layout import LOCAL
 from splitinfer.engine.device.emulated import EmulatedDevice
+from splitinfer.engine.links import setup
+from splitinfer.engine.stage import sampler
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.models import kv_pool
+from splitinfer.system.gpu_roads import Road
+from transports import LinkOptions
 
 FILE = Path(__file__).parents[1] / "quick_accelerator.yaml"
 
@@ -108,3 +114,47 @@ def test_the_loop_waits_for_steps_that_the_waiter_waits_for(
     with pipeline(folder, [2, 2], token_budget=8) as llm:
         assert is_emulated(llm)
         assert tokens_of(llm, prompt(90), max_tokens=12) == expected
+
+
+@pytest.mark.parametrize("road", [Road.LAUNCH_AHEAD, Road.WAITER, Road.PREPARED_STEPS])
+def test_each_road_can_be_closed(
+    road: Road, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, slow: None
+) -> None:
+    """Tokens stay, and only that road is not taken."""
+    folder, tokens = tiny_folder("llama"), [prompt(n) for n in (8, 9)]
+    expected = [plain_greedy(folder, one, 12) for one in tokens]
+    monkeypatch.setenv(road, "0")
+    with pipeline(folder, [4], micro_batches=2) as llm:
+        own, most, built = llm._engine.pipeline.own, 0, list[object]()
+        launch, add = own.device.launch, own._prepared.add
+
+        def counted(*args: Any) -> Any:
+            nonlocal most
+            most = max(most, sum(ticket.span is None for _, ticket in own._in_flight))
+            return launch(*args)
+
+        monkeypatch.setattr(own.device, "launch", counted)
+        monkeypatch.setattr(own._prepared, "add", lambda step: (built.append(step), add(step)))
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        assert [one.token_ids for one in llm.generate(tokens, params)] == expected
+        assert (most > 0) == (road is Road.PREPARED_STEPS), "another step was under way"
+        assert bool(built) == (road is Road.LAUNCH_AHEAD), "without a waiter the loop is never idle here"
+        waits = any(thread.name == "waiter" for thread in threading.enumerate())
+        assert waits == (road is not Road.WAITER)
+
+
+def test_rdma_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(setup, "connect", lambda address, **_: tried.append(address))
+    for closed in ("1", "0"):
+        monkeypatch.setenv(Road.RDMA, closed)
+        for fallback in ("", "tcp://mini:5"):
+            setup.reach("rdma://mini:5?backend=ring", fallback, 1.0, LinkOptions())
+    assert tried == ["rdma://mini:5?backend=ring"] * 2 + ["tcp://mini:5"] * 2
+
+
+def test_the_sampler_is_compiled_on_a_gpu_unless_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "on_gpu", lambda: True)
+    assert sampler.Sampler(8)._compiled
+    monkeypatch.setenv(Road.COMPILED_SAMPLER, "0")
+    assert not sampler.Sampler(8)._compiled

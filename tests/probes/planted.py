@@ -18,7 +18,7 @@ LINUX: Mapping[str, Any] = {
     "device": "cpu", "device_architecture": "x86_64", "backend": "cpu", "gpu": False, "exact": True,
     "computes_at_launch": True, "working_set_bytes": None, "buffer_limit": None,
 }  # fmt: skip
-ON_MAC, ON_LINUX = Here(True, False, False, "Apple M4 Max"), Here(False, True, True, "cpu")
+ON_MAC, ON_LINUX = Here(True, False, False, "Apple M4 Max", metal=True), Here(False, True, True, "cpu")
 ROUNDS = {"logits_move": 0.03, "largest_logit": 16.0, "epsilon": 2**-10, "dtype": "float16", "exact": False}
 EXACT = {"logits_move": 0.0, "largest_logit": 16.0, "epsilon": 2**-23, "dtype": "float32", "exact": True}
 

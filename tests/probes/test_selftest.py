@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from effort import long
-from planted import LINUX
+from planted import LINUX, MAC
 from stages import worker
 
 from splitinfer.core.plan import SampledToken
@@ -21,11 +21,12 @@ from splitinfer.errors import ConfigError
 from splitinfer.probes import branches, tokens
 from splitinfer.probes import worker as way
 from splitinfer.probes.child import Report, Result
-from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
+from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, failed, from_data, passed
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.reference import PlainModel
 from splitinfer.probes.registry import Probe, worker_address
 from splitinfer.probes.selftest import run_selftest
+from splitinfer.system.gpu_roads import ABOUT, Road
 
 # -- probes that are planted -------------------------------------------------------------------------------------------
 
@@ -69,6 +70,44 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
     page = capsys.readouterr().out
     assert "✗ greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
     assert "First: rdma over MLX's ring, greedy: send it" in page
+
+
+class WithBadRoad(Planted):
+    """A GPU on which tokens are wrong, unless a variable is set."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__()
+        self.variable, self.without = variable, list[str]()
+
+    def __call__(self, probe: Probe, limit: float, folder: str, **more: Any) -> Result:
+        found = super().__call__(probe, limit, folder, **more)
+        if probe.name == "about":
+            return replace(found, found=tuple(map(probe.own, judge_about(MAC))))
+        self.without += [name for name in probe.environment if name.startswith("SPLITINFER_")]
+        if probe.name == "one process" and self.variable not in probe.environment:
+            wrong = probe.own(failed("greedy", Reason.WRONG_TOKEN, "token 3 is 8", "do not trust it"))
+            return replace(found, found=(wrong,))
+        return found
+
+
+@pytest.mark.parametrize("road", [Road.LAUNCH_AHEAD, Road.COMPILED_SAMPLER])
+def test_the_road_that_goes_wrong_is_named(road: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, file = WithBadRoad(road), tmp_path / "out.json"
+    assert run_selftest(file=file, run=run) == 10, "a cure makes nothing right"
+    assert f"! one process: {ABOUT[road]} goes wrong here: without it this is right\n  → set {road}=0 for" in (
+        capsys.readouterr().out
+    )
+    assert run.without == list(Road)[: list(Road).index(road) + 1]
+    assert json.loads(file.read_text())["measured"]["gpu roads"] == {"one process": {"road": road}}
+
+
+def test_where_no_road_is_to_blame_that_is_said(capsys: pytest.CaptureFixture[str]):
+    run = WithBadRoad("SPLITINFER_NOTHING")
+    assert run_selftest(run=run) == 10
+    assert "· one process: it goes wrong without each of these, too: launching a step" in capsys.readouterr().out
+    assert len(run.without) == len(Road) - 1, "one process has no rdma"
+    assert run_selftest(None, 6.0, run=run) == 10
+    assert "there was no time to try it without launching a step" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
@@ -158,7 +197,7 @@ def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
     found = found_by(branches.measure)
     assert faults(found) == []
     assert {each.name for each in found} == {*branches.BRANCHES, "device name", "trials at loading"}
-    gpu = branches.Here(gpu=True, exact=True, computes_at_launch=False, device="Apple M4 Max")
+    gpu = branches.Here(gpu=True, exact=True, computes_at_launch=False, device="Apple M4 Max", metal=True)
     for each in found:
         if each.name in branches.BRANCHES:
             assert branches.judge_branch(each.name, each.numbers, gpu).reason is Reason.NOT_TAKEN

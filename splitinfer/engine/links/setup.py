@@ -24,9 +24,10 @@ def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> 
     Raises:
         TransportError: as ``transports.connect``; TransportUnavailable only without a fallback.
     """
+    if address.startswith(_RDMA) and not Road.RDMA.is_open:
+        tcp = fallback or f"tcp://{address.removeprefix(_RDMA).partition('?')[0]}"
+        return Reached(connect(tcp, timeout=timeout, options=options), f"tcp in place of rdma: {Road.RDMA} is 0")
     try:
-        if address.startswith(_RDMA) and not Road.RDMA.is_open:
-            raise TransportUnavailable(f"{Road.RDMA} is 0")
         return Reached(connect(address, timeout=timeout, options=options))
     except TransportUnavailable as error:
         if not fallback:
