@@ -58,6 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(effort.ProcessorSeconds(is_shown=config.getoption("--effort")))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--fast`` a file with nothing for it is not imported: its imports take longer than all that is run."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py" or _room_of(collection_path) in PURE:
+        return None
+    return "mark.fast" not in collection_path.read_text(encoding="utf-8") or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     more = set() if config.getoption("--all") else effort.left_to_all(items, TESTS)
     left_out = [item for item in items if item in more or _is_left_out(item, config)]
@@ -80,8 +87,12 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def _room(item: pytest.Item) -> str:
+    return _room_of(item.path)
+
+
+def _room_of(path: Path) -> str:
     """The folder of a test, below this one; "" for those that lie here."""
-    return item.path.relative_to(TESTS).parts[0] if item.path.parent != TESTS else ""
+    return path.relative_to(TESTS).parts[0] if path.parent != TESTS else ""
 
 
 def _place(item: pytest.Item) -> int:
