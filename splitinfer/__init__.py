@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splitinfer.config import Layout
+    from splitinfer.core.grammar import Grammar
     from splitinfer.core.sequence import SamplingParams
     from splitinfer.core.speculation.flight import Flight
     from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
@@ -27,6 +28,7 @@ if sys.platform == "darwin":  # MLX reads these when it opens the device, so thi
 _LAZY = {
     "LLM": "splitinfer.llm",
     "Flight": "splitinfer.core.speculation.flight",
+    "Grammar": "splitinfer.core.grammar",
     "Layout": "splitinfer.config",
     "QueueFull": "splitinfer.errors",
     "Request": "splitinfer.llm",
@@ -57,6 +59,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "LLM",
     "Flight",
+    "Grammar",
     "Layout",
     "QueueFull",
     "Request",

@@ -24,6 +24,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from splitinfer.core.grammar import Grammar, TokenRules
 from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.speculation.flight import Flight
 
@@ -71,6 +72,9 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer.
     ignore_eos: go on after the model's own end, to the token limit.
     logprobs: log probabilities of the chosen token and of the n likeliest; ``None``: off.
+    grammar: the form of the answer: a ``Grammar``, a JSON schema as a mapping, or a pydantic model.
+    min_tokens: the answer does not end before it has so many tokens.
+    thinking_budget: the most tokens of reasoning before the answer begins; ``None`` is off.
 
     Raises:
         ValueError: a value out of its range, named with the range.
@@ -90,6 +94,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         # A caller may pass a single string; iterating over it would stop at every letter.
@@ -97,6 +104,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        if self.grammar is not None:
+            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         for name in _NUMBERS:
             object.__setattr__(self, name, _as_carried(getattr(self, name)))
         for ok, sentence in self._checks():
@@ -105,7 +114,7 @@ class SamplingParams:
 
     def _checks(self) -> list[tuple[bool, str]]:
         top = self.logprobs
-        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+        for name in ("max_tokens", "top_k", "seed", "logprobs", "min_tokens", "thinking_budget"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
@@ -145,12 +154,28 @@ class SamplingParams:
                 )
             ),
             *_bias_checks(self.logit_bias),
+            (
+                0 <= self.min_tokens <= self.max_tokens,
+                f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), not {self.min_tokens}",
+            ),
+            (
+                self.thinking_budget is None or 0 <= self.thinking_budget <= MAX_WHOLE,
+                f"thinking_budget must be 0 or more, not {self.thinking_budget}",
+            ),
         ]
 
     @property
     def for_stages(self) -> "SamplingParams":
-        """The parameters without those that end an answer, which is decided where its text is."""
-        return replace(self, stop=(), stop_token_ids=()) if self.stop or self.stop_token_ids else self
+        """The parameters without those that end an answer, which is decided where its text is, and without its rules,
+        of which stages get masks."""
+        if not (self.stop or self.stop_token_ids or self.has_rules):
+            return self
+        return replace(self, stop=(), stop_token_ids=(), grammar=None, min_tokens=0, thinking_budget=None)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether not every token may come at every place."""
+        return self.grammar is not None or self.min_tokens > 0 or self.thinking_budget is not None
 
     @property
     def depends_on_tokens(self) -> bool:
@@ -254,6 +279,9 @@ class Sequence:
     num_right: int = 0  # of them, those that were right
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
+    rules: TokenRules | None = None  # which tokens its answer may have; None: any
+    forced: set[int] = field(default_factory=set)  # positions of drafts that its rules forced
+    num_forced: int = 0  # tokens that were forced drafts
     begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
     token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
     is_known: bool = False  # whether the stages have its static data
@@ -278,6 +306,22 @@ class Sequence:
     def stream(self) -> list[int]:
         """Its tokens and all drafts, which the next draft follows."""
         return [*self.tokens, *self.ahead, *self.drafted]
+
+    @property
+    def num_streamed(self) -> int:
+        """The length of ``stream``."""
+        return len(self.tokens) + len(self.ahead) + len(self.drafted)
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether a drafter's drafts wait, and not only those that its rules force."""
+        first = len(self.tokens) + len(self.ahead)
+        return any(position not in self.forced for position in range(first, first + len(self.drafted)))
+
+    @property
+    def answer_stream(self) -> list[int]:
+        """The part of ``stream`` behind the prompt."""
+        return self.stream[self.num_prompt_tokens :]
 
     @property
     def num_generated(self) -> int:
@@ -309,6 +353,7 @@ class Sequence:
 
         ``max_len`` is the model's context in tokens.
         """
+        self.forced.discard(len(self.tokens))
         self.tokens.append(token_id)
         self._verify_draft(token_id)
         if token_id in self.end_tokens:
@@ -334,6 +379,7 @@ class Sequence:
     def forget_drafts(self) -> None:
         """Drop all drafts."""
         self.ahead, self.drafted, self.is_dry = [], [], False
+        self.forced.clear()
 
 
 def common_prefix(a: Seq[int], b: Seq[int]) -> int:

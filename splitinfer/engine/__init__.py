@@ -7,6 +7,7 @@ coordinator     the engine's loop: plan, run, update
     pipeline        all stages: opens them, sends steps through them, closes them
     worker_group    the workers of one session: connects, loads and joins them, measures their links
     local_workers   workers that the coordinator starts itself
+    masking         which tokens may come at the places of a step, where requests have grammars
     requests        a request's text: detokenizing, stop strings, events for its reader
     metrics, trace  counters, gaps and latencies; the steps as a trace file
 worker          the loop on the other machines
@@ -17,6 +18,7 @@ stage           one stage, the same on coordinator and workers
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
     step_graph, prepared    what a device is given; graphs built ahead
     history         a sequence's tokens, for penalties and verdicts
+    masking         masks of tokens that may come, as they arrive and on logits
     sampler         logits to tokens, keyed by position
     disk            the stage's blocks of KV on disk
 device          what computes a step, and when it is done

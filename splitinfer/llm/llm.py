@@ -38,8 +38,10 @@ from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, 
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
+from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
+from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, live_figures, rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
@@ -134,6 +136,7 @@ class LLM:
         self.layout.check(count_layers(self._checkpoint))
         self._prompts = PromptEncoder(self._checkpoint)
         self.tokenizer = self._prompts.tokenizer
+        self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self.tokenizer)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
@@ -276,7 +279,8 @@ class LLM:
             SplitinferError: the pipeline has failed, or was closed.
         """
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        return self._submit(tokens, params, Handling(session, priority, timeout, flight))
+        handling = Handling(session, priority, timeout, flight)
+        return self._submit(tokens, params, handling, rules=self._rules(tokens, params, handling))
 
     async def asubmit(
         self,
@@ -297,9 +301,18 @@ class LLM:
         Raises:
             SplitinferError: as ``submit``.
         """
-        handling = Handling(session, priority, timeout, flight)
+        handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
         tokens = await asyncio.to_thread(self.encode, prompt) if isinstance(prompt, str) else prompt
-        return AsyncRequest(lambda notify: self._submit(tokens, params, handling, notify, shows_markers=shows_markers))
+        rules = await asyncio.to_thread(self._rules, tokens, params, handling)
+        return AsyncRequest(
+            lambda notify: self._submit(tokens, params, handling, notify, rules=rules, shows_markers=shows_markers)
+        )
+
+    def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
+        """What holds for an answer; compiling a grammar may take a second."""
+        if params is None or not params.has_rules:
+            return None
+        return self._forms.rules(params, prompt, may_think=handling.may_think)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
@@ -317,6 +330,7 @@ class LLM:
         handling: Handling,
         notify: Callable[[], None] | None = None,
         *,
+        rules: AnswerRules | None = None,
         shows_markers: bool = False,
     ) -> Request:
         params, tokens = params or SamplingParams(), [int(t) for t in prompt]
@@ -332,6 +346,7 @@ class LLM:
             priority=handling.priority,
             deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
             flight=handling.flight or self.settings.flight,
+            rules=rules,
         )
         state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
         self._engine.submit(state)

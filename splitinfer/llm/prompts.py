@@ -164,13 +164,15 @@ class PromptEncoder:
             raise RequestError(f"logit_bias has token id {bad}, but the model's vocabulary is {size:,}")
 
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """The tokens that end an answer. One in the form of a grammar ends where that does, whatever else is asked."""
         stops = frozenset(params.stop_token_ids)
-        if params.ignore_eos:
-            return stops
-        return stops | (self.tokenizer.eos_token_ids if self.tokenizer is not None else self._eos_of_config())
+        return stops if params.ignore_eos and params.grammar is None else stops | self.eos_tokens
 
-    def _eos_of_config(self) -> frozenset[int]:
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        """The model's own tokens that end a text."""
+        if self.tokenizer is not None:
+            return self.tokenizer.eos_token_ids
         eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 

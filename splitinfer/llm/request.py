@@ -93,6 +93,7 @@ class Handling:
     priority: int = 0
     timeout: float | None = None
     flight: Flight | None = None
+    may_think: bool = False  # whether the answer may open reasoning that the prompt has not opened
 
     def __post_init__(self) -> None:
         if self.session is not None and not isinstance(self.session, str):

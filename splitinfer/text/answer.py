@@ -22,7 +22,7 @@ from typing import Any
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 _NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
-_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class AnswerFormat:
             return str(state)
         if not self.has_reasoning:
             return _NORMAL
-        tail = list(prompt[-_OPENING:])
+        tail = list(prompt[-OPENING:])
         is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)
         return _REASONING if is_open else _NORMAL
 

@@ -52,6 +52,14 @@ class Harmony:
         """The ids that end an answer: of the last message, and of a call."""
         return frozenset(self._encoding.stop_tokens_for_assistant_actions())
 
+    @property
+    def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The ids that begin reasoning, those that begin the final message, and all that leads from the one to it."""
+        final = "<|channel|>final<|message|>"
+        texts = ("<|channel|>analysis<|message|>", final, "<|end|><|start|>assistant" + final)
+        start, end, leave = (tuple(self._encoding.encode(text, allowed_special="all")) for text in texts)
+        return start, end, leave
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

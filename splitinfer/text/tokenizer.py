@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from splitinfer.errors import ModelError, RequestError
-from splitinfer.text.answer import AnswerFormat, Tool
+from splitinfer.text.answer import OPENING, AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
@@ -226,6 +226,35 @@ class Tokenizer:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that no text is made of."""
+        return self._special_ids
+
+    def as_json(self) -> str | None:
+        """The tokenizer as Hugging Face's tokenizers write it; ``None`` if it is of another kind."""
+        backend = getattr(self._wrapper, "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
+
+    @cached_property
+    def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """The ids that open the model's reasoning, those that end it, and those that lead out of it to that end;
+        ``None`` if it marks none."""
+        if isinstance(self._harmony, Harmony):
+            return self._harmony.thinking
+        if not self._wrapper.has_thinking:
+            return None
+        end = tuple(self._wrapper.think_end_tokens)
+        return tuple(self._wrapper.think_start_tokens), end, end
+
+    def has_opened(self, prompt: Sequence[int]) -> bool | None:
+        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
+        if isinstance(self._harmony, Harmony):
+            return True
+        tail = list(prompt[-OPENING:])
+        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
+        return None if opened == ended else opened > ended
 
     @cached_property
     def codec(self) -> Codec:

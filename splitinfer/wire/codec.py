@@ -57,6 +57,8 @@ def encode(message: Message) -> bytes:
     """Encode a message as a frame header."""
     kind = kind_of(message)
     fields = _ADAPTERS[kind].dump_python(message, mode="python")
+    if kind == "step" and not fields["masks"]:
+        del fields["masks"]
     if kind in ("step", "result"):
         _leave_out_empty_notes(fields if kind == "step" else fields["result"])
     return bytes(msgpack.packb({"kind": kind, **fields}))

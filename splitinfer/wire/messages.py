@@ -20,10 +20,10 @@ from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
-from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
+from splitinfer.core.plan import RowMask, StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 
 
@@ -267,13 +267,14 @@ class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
     ``tensor`` is ``None`` for a plan without slices, which only frees. ``packing``: which rows are packed, and how;
-    ``None``: none are.
+    ``None``: none are. ``masks``: of the rows that may not get every token, for the last stage.
     """
 
     plan: StepPlan
     tensor: TensorSpec | None
     figures: tuple[StageFigures, ...] = ()
     packing: Packing | None = None
+    masks: tuple[RowMask, ...] = ()
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0

@@ -24,6 +24,7 @@ class SchedulerConfig:
     kv: the stages' KV memory, and the size of its blocks; ``None``: no bound.
     blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
     speculates: whether there is a drafter.
+    forces: whether tokens that a request's rules force go out as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
     min_chunk: prompt tokens; a smaller further chunk costs more than it saves.
@@ -42,6 +43,7 @@ class SchedulerConfig:
     kv: KVBudget | None = None
     blocks: PrefixCacheConfig = field(default_factory=PrefixCacheConfig)
     speculates: bool = False
+    forces: bool = False
     num_stages: int = 0
     rewind: int | None = None
     policy_config: PolicyConfig = field(default_factory=PolicyConfig)

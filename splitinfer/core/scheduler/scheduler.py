@@ -89,7 +89,7 @@ class Scheduler:
             prefix_cache=PrefixCache(config.blocks, kv),
             batches=MicroBatches(config.num_groups),
             speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks, kv.block)
-            if config.speculates
+            if config.speculates or config.forces
             else None,
             groups=GroupController(num_stages, config.num_groups, fixed=config.fixed_groups),
         )
@@ -193,7 +193,7 @@ class Scheduler:
         elif groups.is_due(frozenset(members)):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
             objective = self.config.policy_config.itl_slo
-            groups.choose(asked, objective, self._seconds_by_rows, has_drafter=speculation is not None)
+            groups.choose(asked, objective, self._seconds_by_rows, has_drafter=self.config.speculates)
             self.batches.use(groups.most_groups if groups.choice is None else groups.choice.groups)
         if speculation is not None:
             speculation.are_several = len(members) > 1
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _member(self, seq: Sequence) -> Member:
         """A sequence as the choice of groups sees it."""
-        if self.speculation is None:
+        if self.speculation is None or not self.config.speculates:
             return Member(0.0, 0)
         return self.speculation.member(seq)
 
@@ -295,8 +295,9 @@ class Scheduler:
     def wishes(self) -> list[Wish]:
         """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
         are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
-        if self.speculation is None or len(self.state.plans) >= self.state.limit:
+        if not self.config.speculates or self.speculation is None or len(self.state.plans) >= self.state.limit:
             return []
+        self._force()
         order = self.planner.groups_in_turn()
         for group in order:
             members = self.batches.members(group)
@@ -326,14 +327,22 @@ class Scheduler:
     def take(self, wish: Wish) -> None:
         """Take in the drafts made for a wish: all, fewer or none. Results may have come since the wish."""
         if self.speculation is not None and self.running.get(wish.seq.seq_id) is wish.seq:
-            self.speculation.take(wish)
+            self.speculation.take(wish, self.config.longest(wish.seq))
 
     @property
     def drafts_next(self) -> list[Sequence]:
         """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
-        if self.speculation is None:
+        if self.speculation is None or not self.config.speculates:
             return []
         return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
+
+    def _force(self) -> None:
+        """Have the tokens that must come next go out as drafts."""
+        if self.speculation is None:
+            return
+        for seq in self.running.values():
+            if seq.rules is not None and seq in self.batches:
+                self.speculation.force(seq, self.config.longest(seq))
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """Return a plan that has not left the first stage, without slices that a result has voided since."""
@@ -374,6 +383,7 @@ class Scheduler:
         not.
         """
         self.state.now = max(self.state.now, now)
+        self._force()
         decision = self.planner.decide()
         return None if decision is None else self._apply(decision)
 
@@ -510,9 +520,11 @@ class Scheduler:
         tried = accepted = 0
         for row, token in enumerate(tokens):
             misses, is_tried = seq.num_misses, bool(seq.ahead)
+            is_forced = len(seq.tokens) in seq.forced
             reason = seq.append(token.token_id, self.config.max_len)
             seq.token_at = self.state.now
-            if is_tried and self.speculation is not None:
+            seq.num_forced += is_tried and is_forced
+            if is_tried and not is_forced and self.speculation is not None:
                 is_right = self.speculation.appended(seq, part, row, misses)
                 tried, accepted = tried + 1, accepted + is_right
                 seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right

@@ -53,7 +53,7 @@ class Wish:
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Wish":
         """A wish for a sequence in its present state."""
-        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses)
+        return cls(seq, count, seq.num_streamed, seq.num_misses)
 
     @property
     def stands(self) -> bool:
@@ -128,7 +128,7 @@ class Speculation:
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
-        if seq.drafted or seq.is_dry or seq.num_to_compute > 1:
+        if seq.has_guesses or seq.is_dry or seq.num_to_compute > 1:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
@@ -137,7 +137,7 @@ class Speculation:
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block behind those under way."""
-        if seq.drafted or seq.is_dry or not self.may_follow(seq):
+        if seq.has_guesses or seq.is_dry or not self.may_follow(seq):
             return None
         return self._wish(seq, self._flights[seq.seq_id].further, longest)
 
@@ -149,28 +149,46 @@ class Speculation:
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
     def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
-        known = len(seq.tokens) + len(seq.ahead)
-        count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
+        known = seq.num_streamed
+        rows = (MAX_ROWS - 1 if not seq.ahead else MAX_ROWS) - len(seq.drafted)
+        count = min(count, rows, longest - 1 - known)
         if self.rewind:
-            count = min(count, self.rewind - len(seq.ahead))
+            count = min(count, self.rewind - len(seq.ahead) - len(seq.drafted))
         if self.has_states and self.keeps_blocks and seq.is_stored:
-            start = known if seq.ahead else known - 1
-            reaches_end = bool(seq.ahead) and known % self.block == 0
+            before = known - len(seq.drafted)
+            start = before if seq.ahead else before - 1
+            reaches_end = bool(seq.ahead) and before % self.block == 0
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
         return Wish.of(seq, count) if count > 0 else None
 
-    def take(self, wish: Wish) -> None:
-        """Take in the drafts of a wish, up to an end token. A sequence that got fewer than it could have gets no more
-        until its next token."""
+    def force(self, seq: Sequence, longest: int) -> None:
+        """Have the tokens that must follow a sequence's stream wait for its next plan, if that may be the next block.
+        They cost no drafter anything, and say nothing about one."""
+        may_go = self.may_follow(seq) if seq.num_awaited else seq.num_to_compute <= 1
+        wish = self._wish(seq, MAX_ROWS, longest) if may_go else None
+        if wish is None or seq.rules is None:
+            return
+        forced = seq.rules.forced(seq.answer_stream, wish.count)
+        seq.drafted += forced
+        seq.forced.update(range(wish.position, wish.position + len(forced)))
+
+    def take(self, wish: Wish, longest: int) -> None:
+        """Take in the drafts of a wish, up to an end token, or one that cannot follow. A sequence that got fewer than
+        it could have gets no more until its next token. ``longest``: the most tokens the sequence can have."""
         seq, drafts = wish.seq, wish.left
         self.counts.drafted += len(wish.drafts)
         if not wish.stands:
             return
-        for draft in drafts:
-            if draft.token_id in seq.end_tokens:
-                break
-            seq.drafted.append(draft.token_id)
-        seq.is_dry = len(wish.drafts) < wish.count or len(seq.drafted) < len(drafts)
+        token_ids = [draft.token_id for draft in drafts]
+        end = next((i for i, token in enumerate(token_ids) if token in seq.end_tokens), len(token_ids))
+        taken = end
+        if seq.rules is not None:
+            are_forced = seq.rules.admitted(seq.answer_stream, token_ids[:end])
+            taken, first = len(are_forced), seq.num_streamed
+            seq.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
+        seq.drafted += token_ids[:taken]
+        seq.is_dry = len(wish.drafts) < wish.count or taken < len(drafts)
+        self.force(seq, longest)
 
     def go(self, seq: Sequence, count: int) -> tuple[int, ...]:
         """Move the first ``count`` waiting drafts into a plan and return them."""

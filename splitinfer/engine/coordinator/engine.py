@@ -262,6 +262,7 @@ class Engine:
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
             )
             loop.own_steps.close()
+            loop.masking.close()
             loop.awake.close()
 
     def _turn(self) -> None:

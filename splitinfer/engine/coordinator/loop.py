@@ -25,6 +25,7 @@ from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
+from splitinfer.engine.coordinator.masking import Masking
 from splitinfer.engine.coordinator.open_requests import InForce, OpenRequests
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
@@ -65,6 +66,7 @@ class Loop:
         self._inbox, self._pipeline, self._requests, self._figures = inbox, pipeline, requests, figures
         self._is_closing = is_closing
         self.own_steps = OwnSteps(pipeline, inbox.put, inbox.put)
+        self.masking = Masking()
         self.watch = StallDetector()
         self.awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.drafter: Drafter | None = None
@@ -122,7 +124,7 @@ class Loop:
         """Hand a step to this machine's device. It is sent when the device is done with it."""
         self._figures.launched(plan)
         at = time.monotonic()
-        self.own_steps.launch(plan, self._receive)
+        self.own_steps.launch(plan, self._receive, self.masking.begin(plan, self.scheduler.running))
         self.watch.sent(at, self.scheduler.predicted(plan))
 
     # -- receive -----------------------------------------------------------------------------

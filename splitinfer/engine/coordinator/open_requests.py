@@ -135,6 +135,9 @@ class OpenRequests:
             if reason is not None:
                 self._remove(event.seq_id, reason)
             state.tell(came)
+            rules = state.sequence.rules
+            if reason is None and rules is not None and rules.failure is not None:
+                self._remove(event.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, rules.failure)
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""

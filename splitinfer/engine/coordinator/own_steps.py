@@ -6,13 +6,16 @@ the next step may hold the loop for most of a step. What a result has made void 
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.stage.runner import Launched
+from splitinfer.engine.stage.masking import mask_of
+from splitinfer.engine.stage.runner import Launched, Masks
+from splitinfer.grammar.masks import Masked
 
 
 class OwnResult(NamedTuple):
@@ -36,12 +39,13 @@ class OwnSteps:
     ) -> None:
         self._pipeline, self._returned = pipeline, returned
         self._unsent = Unsent()
+        self._masks: dict[int, Future[list[Masked]]] = {}  # by step: of those that have not been sent
         self._steps = StepsUnderWay(self._wait, self._send, failed)
         self._era = 0  # losses so far
 
-    def launch(self, plan: StepPlan, receive: Callable[[], None]) -> None:
+    def launch(self, plan: StepPlan, receive: Callable[[], None], masks: Future[list[Masked]] | None = None) -> None:
         """Hand a step to the device. It is sent when the device is done with it. ``receive``: takes in results that
-        have come; called where a step with drafts is done at once, before it is sent.
+        have come; called where a step with drafts is done at once, before it is sent. ``masks``: of its rows.
 
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
@@ -49,11 +53,20 @@ class OwnSteps:
         self._unsent.add(plan)
         if self._pipeline.own.needs_verdict(plan):
             self._steps.drain()
-        launched = self._pipeline.own.launch(plan, None)
+        if masks is not None and self._pipeline.num_stages > 1:
+            self._masks[plan.step] = masks
+        launched = self._pipeline.own.launch(plan, None, self._own_masks(masks))
         is_done = self._pipeline.own.device.computes_at_launch
         if is_done and self._unsent.has_drafts:
             receive()
         self._steps.add(launched, is_done=is_done)
+
+    def _own_masks(self, masks: Future[list[Masked]] | None) -> Masks | None:
+        """The masks that this machine itself applies: those of the last stage."""
+        if masks is None or self._pipeline.num_stages > 1:
+            return None
+        size = self._pipeline.vocab_size
+        return lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()}
 
     def _wait(self, launched: Launched) -> None:
         self._pipeline.own.wait(launched)
@@ -61,7 +74,9 @@ class OwnSteps:
     def _send(self, launched: Launched) -> None:
         own = self._pipeline.own
         done = own.finish(launched)
-        result = self._pipeline.send(done.reduced_to(self._unsent.take(done.plan)))
+        masks = self._masks.pop(done.plan.step, None)
+        reduced = done.reduced_to(self._unsent.take(done.plan))
+        result = self._pipeline.send(reduced, () if masks is None else masks.result())
         if result is not None:
             self._returned(OwnResult(result, time.monotonic(), self._era))
         own.store(launched)
@@ -91,6 +106,7 @@ class OwnSteps:
         """Forget all, because a stage was lost; what they still bring is late."""
         self._steps.drop()
         self._unsent.clear()
+        self._masks.clear()
         self._era += 1
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ rest.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
@@ -34,6 +34,7 @@ from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
+from splitinfer.grammar.masks import Masked
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.wire.messages import Load, Peer, Progress, Ready, Result, Void
@@ -280,19 +281,25 @@ class Pipeline:
         assert self._own is not None
         return self._own.runner
 
-    def send(self, done: Finished) -> StepResult | None:
+    @property
+    def vocab_size(self) -> int:
+        """The tokens that may be sampled."""
+        return self._config.vocab_size
+
+    def send(self, done: Finished, masks: Iterable[Masked] = ()) -> StepResult | None:
         """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time.
+        only one at a time. ``masks``: of the step's rows.
 
         Raises:
             WorkerLost: the step cannot be sent.
         """
         if self.num_stages == 1:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
-        handle = self._worker_group.workers[0]
+        worker_group = self._worker_group
+        handle = worker_group.workers[0]
         try:
             with self._sending:
-                send_step(handle.link, handle.session, (), done)
+                send_step(handle.link, handle.session, (), done, masks=worker_group.masks.encode(masks))
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:

@@ -39,6 +39,7 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of ended requests: those that their grammars left no choice of, computed as drafts
     rejoins: int = 0  # times a lost worker came back
     losses: dict[str, int] = field(default_factory=dict)  # by stage: times its worker was lost, or its device failed
     finished: dict[str, int] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Totals:
         """Count a request that has ended."""
         self.prompt_tokens += sequence.num_prompt_tokens
         self.cached_tokens += sequence.num_cached or 0
+        self.forced_tokens += sequence.num_forced
         self.finished[reason.value] = self.finished.get(reason.value, 0) + 1
 
     def lost(self, stage: str | None) -> None:
@@ -95,6 +97,7 @@ class Totals:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
+            "forced_tokens": self.forced_tokens,
             "rejoins": self.rejoins,
             "losses": dict(self.losses),
             "finished": dict(self.finished),

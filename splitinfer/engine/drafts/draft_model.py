@@ -10,6 +10,8 @@ of each. In the first round a sequence catches up, with as many rows as tokens c
 step are computed as a stage computes those of many requests (``models.step``), and sampled row by row with their own
 keys; so a sequence's drafts are those that it would get alone, where arithmetic permits.
 
+Where not every token may come it draws among those that may, as the target does; what is forced it does not compute.
+
 On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
 """
 
@@ -27,6 +29,7 @@ from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequenc
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
+from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.engine.stage.step_graph import corner
@@ -77,11 +80,25 @@ class _Line:
     given: Seq[int] = ()
     has_ended: bool = False
 
-    def row(self, num_unknown: int) -> Row:
+    def force(self, number: int, most: int) -> None:
+        """Have the tokens that must follow the stream, which has ``number`` drafts, be the next of at most ``most``."""
+        if self.seq.rules is None or self.has_ended or number < len(self.given) or number >= most:
+            return
+        if forced := self.seq.rules.forced(self._answer, most - number):
+            self.given = [*self.stream[len(self.stream) - number :], *forced]
+
+    @property
+    def _answer(self) -> list[int]:
+        return self.stream[self.seq.num_prompt_tokens :]
+
+    def row(self, num_unknown: int, vocab_size: int) -> Row:
         """What the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it yet."""
         params, before = self.entry.params, tuple(self.stream[-REPETITION_CONTEXT:])
-        answer = tuple(self.stream[self.seq.num_prompt_tokens :]) if params.has_answer_penalty else ()
-        return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer)
+        answer = tuple(self._answer) if params.has_answer_penalty else ()
+        mask = None
+        if self.seq.rules is not None and (raw := self.seq.rules.masks(self._answer, len(self._answer))[0]) is not None:
+            mask = mask_of(raw, vocab_size)
+        return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +191,8 @@ class DraftModel:
         goes_ahead = self._may_go_ahead(lines)
         number, under_way = 0, None
         while True:
+            for line in lines:
+                line.force(number, counts[line.index])
             found = _next_given(lines, counts, number)
             under_way = under_way or self._begin(lines, counts, number)
             if under_way is None and not any(found):
@@ -221,7 +240,7 @@ class DraftModel:
         sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
         if self._device.computes_at_launch or not Road.LAUNCH_AHEAD.is_open:
             return False
-        if any(one.entry.params.depends_on_tokens for one in lines):
+        if any(one.entry.params.depends_on_tokens or one.seq.rules is not None for one in lines):
             return False
         return nbytes([line.entry.caches for line in lines]) <= MAX_COPIED
 
@@ -250,7 +269,7 @@ class DraftModel:
         for line, new in zip(lines, tokens, strict=True):
             entry = line.entry
             parts.append(Part(entry.caches, len(entry.tokens), len(new), 1))
-            rows.append(line.row(num_unknown))
+            rows.append(line.row(num_unknown, self._vocab_size))
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
@@ -261,7 +280,7 @@ class DraftModel:
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
         """A token for each row of [lines, vocabulary] logits."""
-        if all(row.params.temperature == 0 and not row.params.changes_logits for row in rows):
+        if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
             return mx.argmax(logits, axis=-1)  # what the sampler gives, without the log probabilities
         choices = self._sampler.choose(logits, rows)
         tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens

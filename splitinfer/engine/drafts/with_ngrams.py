@@ -46,11 +46,11 @@ class ModelWithNGrams:
         """See ``Drafter``: the guesses first, then the model's drafts behind them."""
         given = [self._guesses(seq, count) for seq, count in zip(seqs, counts, strict=True)]
         ahead = [[*seq.ahead, *seq.drafted] for seq in seqs]
-        for number, found in enumerate(self._model.draft_together(seqs, counts, given)):
-            for seq, before, known, draft in zip(seqs, ahead, given, found, strict=True):
+        for found in self._model.draft_together(seqs, counts, given):
+            for seq, before, draft in zip(seqs, ahead, found, strict=True):
                 if draft is None:
                     continue
-                by_model = number >= len(known)
+                by_model = draft.seconds != 0.0  # else it was known
                 self._of(seq).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
                 self._has_drafted |= by_model
                 before.append(draft.token_id)

@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from splitinfer.core.plan import StageFigures
+from splitinfer.core.plan import RowMask, StageFigures
 from splitinfer.engine.stage.runner import Finished
 from splitinfer.models.hidden_states import to_parts
 from splitinfer.wire import codec
@@ -13,9 +13,15 @@ from transports import Frame, Link
 
 
 def send_step(
-    link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
+    link: Link,
+    session: Session,
+    earlier: tuple[StageFigures, ...],
+    done: Finished,
+    received: float = 0.0,
+    masks: tuple[RowMask, ...] = (),
 ) -> None:
-    """Send a completed step to the next stage: its plan, its hidden states, the figures of all stages so far.
+    """Send a completed step to the next stage: its plan, its hidden states, the figures of all stages so far, and the
+    masks for the last one.
 
     Raises:
         LinkClosed, TransportError: it cannot be sent.
@@ -25,6 +31,6 @@ def send_step(
     figures = replace(
         done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic(), unfit=out.num_unfit
     )
-    message = Step(done.plan, out.spec, (*earlier, figures), out.packing)
+    message = Step(done.plan, out.spec, (*earlier, figures), out.packing, masks)
     session.sending(message)
     link.send(Frame(codec.encode(message), out.parts))

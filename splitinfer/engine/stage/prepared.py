@@ -112,6 +112,10 @@ class PreparedSteps:
         wanted.snapshot = None  # or computing would copy what it could write in place
         return wanted
 
+    def undo(self, plan: StepPlan) -> None:
+        """Undo the steps that are prepared for a plan's sequences."""
+        self._undo(set(_sequences(plan.slices)) | {save.seq_id for save in plan.saves} | set(plan.freed))
+
     def _undo(self, seq_ids: set[int]) -> None:
         """Undo every prepared step with one of these sequences, and note none of them any more."""
         for key in [key for key in self._prepared if key & seq_ids]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from splitinfer.core.sequence import SamplingParams
 
 
@@ -9,7 +11,8 @@ from splitinfer.core.sequence import SamplingParams
 class Row:
     """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it.
 
-    ``answer``: the tokens of the answer so far; empty where no penalty depends on them.
+    ``answer``: the tokens of the answer so far; empty where no penalty depends on them. ``mask``: bool [vocabulary],
+    the tokens that may be chosen; ``None``: any.
     """
 
     params: SamplingParams
@@ -17,3 +20,4 @@ class Row:
     position: int
     recent: tuple[int, ...]
     answer: tuple[int, ...] = ()
+    mask: mx.array | None = None

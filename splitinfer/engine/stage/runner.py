@@ -12,20 +12,21 @@ coordinator (``drop_void``): what it has not launched by then it leaves out, als
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.kv.block_tree import Key, chained
-from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.plan import Fetch, RowMask, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.history import History
+from splitinfer.engine.stage.masking import RowMasks, StageMasks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
@@ -42,6 +43,8 @@ from splitinfer.models.tensors import HostRows, Rows
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
+
+Masks = Callable[[], RowMasks]
 
 _TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
 
@@ -130,6 +133,7 @@ class StageRunner:
         self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
+        self._masks = StageMasks(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
@@ -161,6 +165,7 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
+        self._masks.clear()
         self._void.clear()
         self._in_flight.clear()
         self._failure = None
@@ -194,9 +199,22 @@ class StageRunner:
         if not self._model.is_last:  # which knows by itself, and says so in its results
             self._void |= set(slices)
 
+    def read_masks(self, masks: tuple[RowMask, ...]) -> Masks | None:
+        """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last. Call
+        for each step in order: masks are differences to those before.
+
+        Raises:
+            ProtocolError: one cannot be read.
+        """
+        if not masks or not self._model.is_last:
+            return None
+        found = self._masks.read(masks)
+        return lambda: found
+
     @memory_errors()
-    def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> Launched:
+    def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None, masks: Masks | None = None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
+        ``masks``: on the last stage, those of its rows, if there are any; waited for when all but sampling is built.
 
         Raises:
             ProtocolError: the plan does not fit this stage.
@@ -205,11 +223,13 @@ class StageRunner:
         began = time.monotonic()
         self._check(plan, hidden)
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
+        if masks is not None:
+            self._prepared.undo(plan)  # it needs more than a prepared step's inputs
         prepared = self._prepared.take(plan, received)
         applied = self._apply(plan)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
-            slices, graph = self._graph_of(plan, rows, applied)
+            slices, graph = self._graph_of(plan, rows, applied, masks)
             outputs = graph.outputs(applied.pending)
         else:
             slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
@@ -225,7 +245,8 @@ class StageRunner:
             raise
         self._busy_at = time.monotonic()
         self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
-        self._prepared.note(plan)
+        if masks is None:
+            self._prepared.note(plan)
         self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket)
@@ -241,7 +262,7 @@ class StageRunner:
                 self.device.wait(self._in_flight.popleft()[1])
 
     def _graph_of(
-        self, plan: StepPlan, hidden: mx.array | None, applied: _Applied
+        self, plan: StepPlan, hidden: mx.array | None, applied: _Applied, masks: Masks | None
     ) -> tuple[tuple[Slice, ...], StepGraph]:
         """The slices of a plan that are computed here, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
@@ -252,7 +273,8 @@ class StageRunner:
                 applied.pending += self._pool.remember(part.seq_id)
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
         rows = tuple(row for part in slices for row in self._rows_of(part))
-        return slices, self._build(slices, parts, [t for part in slices for t in part.token_ids], hidden, rows)
+        token_ids = [t for part in slices for t in part.token_ids]
+        return slices, self._build(slices, parts, token_ids, hidden, rows, masks)
 
     def _rows_of(self, part: Slice) -> Iterator[Row]:
         """Append a slice's tokens to its sequence, on the last stage; the rows that want logits."""
@@ -265,6 +287,7 @@ class StageRunner:
         token_ids: list[int] | mx.array,
         hidden: mx.array | None,
         rows: tuple[Row, ...],
+        masks: Masks | None = None,
     ) -> StepGraph:
         """Build the graph of a step."""
         outputs = self._step.run(parts, token_ids, hidden) if parts else []
@@ -273,6 +296,8 @@ class StageRunner:
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         if not self._model.is_last:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
+        if masks is not None:
+            rows = _with_masks(slices, rows, masks())
         choices = () if joined is None else tuple(self._sampler.choose(joined, rows))
         return StepGraph(None, None, rows, choices, pending)
 
@@ -466,6 +491,12 @@ class StageRunner:
             written=() if self._disk is None else self._disk.written(),
             notes=span.notes,
         )
+
+
+def _with_masks(slices: tuple[Slice, ...], rows: tuple[Row, ...], masks: RowMasks) -> tuple[Row, ...]:
+    """The rows with logits of some slices, with their masks."""
+    places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
+    return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
 
 def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
-from splitinfer.core.sequence import MAX_LOGPROBS, SamplingParams
+from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.engine.stage.masking import masked
 from splitinfer.engine.stage.penalties import adjusted
 from splitinfer.engine.stage.row import Row
 from splitinfer.models.memory import on_gpu
@@ -67,19 +68,21 @@ class _Structure:
     has_min_p: bool
     top_k: int
     is_adjusted: bool
+    is_masked: bool
     reports: bool
     num_top: int
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "_Structure":
-        """The structure of rows with these settings."""
-        p, samples = params, params.temperature > 0
+    def of(cls, row: Row) -> "_Structure":
+        """The structure of a row."""
+        p, samples = row.params, row.params.temperature > 0
         return cls(
             samples=samples,
             has_top_p=samples and p.top_p < 1.0,
             has_min_p=samples and p.min_p > 0.0,
             top_k=p.top_k if samples else 0,
             is_adjusted=p.changes_logits,
+            is_masked=row.mask is not None,
             reports=p.logprobs is not None,
             num_top=MAX_LOGPROBS if p.logprobs else 0,
         )
@@ -131,7 +134,7 @@ class Sampler:
         """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it."""
         alike: dict[_Structure, list[int]] = defaultdict(list)
         for i, row in enumerate(rows):
-            alike[_Structure.of(row.params)].append(i)
+            alike[_Structure.of(row)].append(i)
         return [self._choose_alike(logits, rows, *one) for one in alike.items()]
 
     def _choose_alike(self, logits: mx.array, rows: Sequence[Row], structure: _Structure, indices: list[int]) -> Choice:
@@ -139,6 +142,8 @@ class Sampler:
         own_rows = [rows[i] for i in indices]
         if structure.is_adjusted:
             picked = adjusted(picked, own_rows)
+        if structure.is_masked:
+            picked = masked(picked, own_rows)
         data = _Data.of(own_rows).arrays() if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
@@ -194,7 +199,7 @@ def _with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | 
         return SampledToken(token)
     k = len(line) // 2
     pairs = zip(line[1 + k :].astype(int).tolist(), line[1 : 1 + k].tolist(), strict=True)
-    ranked = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    ranked = sorted((pair for pair in pairs if pair[1] > -math.inf), key=lambda pair: (-pair[1], pair[0]))
     return SampledToken(token, float(line[0]), tuple(ranked[:num_top]))
 
 

@@ -413,7 +413,7 @@ class Worker:
             self._steps.drain()
         parts = tuple(memoryview(part) for part in frame.parts)
         hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
-        launched = stage.runner.launch(step.plan, hidden)
+        launched = stage.runner.launch(step.plan, hidden, stage.runner.read_masks(step.masks))
         self._weights.stepped()
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
@@ -445,7 +445,7 @@ class Worker:
             raise ProtocolError("a step came before the next stage was connected")
         else:
             try:
-                send_step(following.link, following.session, step.figures, done, under_way.received)
+                send_step(following.link, following.session, step.figures, done, under_way.received, step.masks)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()

@@ -1,0 +1,139 @@
+"""The form that an answer must have, and what the scheduler asks of whatever enforces it.
+
+A ``Grammar`` is text: a JSON schema, a regular expression, a Lark grammar, or a list of answers. What it admits is a
+function of the answer's own tokens, so it is matched once, on the coordinator, and on no other machine
+(``splitinfer.grammar``): no cut, batch, draft or lost worker changes it. The scheduler sees it as ``TokenRules``.
+
+    tokens so far ──TokenRules──> forced   the tokens that must come next: drafts that are always right
+                                  mask     the tokens that may come next; the last stage chooses among these alone
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+MAX_GRAMMAR = 1 << 18  # characters of a grammar's text
+MAX_CHOICES = 4096
+_MAX_NESTED = 128  # objects and lists of a schema in each other
+
+
+class GrammarKind(StrEnum):
+    """What a grammar's text is."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of an answer, made by one of the functions below.
+
+    ``text``: the schema as JSON, the regular expression, or the Lark grammar.
+
+    Raises:
+        ValueError: the text is too long, or is not text.
+    """
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text:
+            raise ValueError(f"a grammar must be text, not {self.text!r:.40}")
+        if len(self.text) > MAX_GRAMMAR:
+            raise ValueError(f"a grammar may have {MAX_GRAMMAR:,} characters, not {len(self.text):,}")
+
+    @classmethod
+    def json(cls, schema: Any = None) -> "Grammar":
+        """JSON that a schema admits: a mapping, its text, or a pydantic model; ``None``: any JSON object."""
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        if schema is None:
+            schema = {"type": "object"}
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"the JSON schema is not JSON: {error}") from None
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError(f"a JSON schema must be an object, not {schema!r:.40}")
+        if _is_deep(schema):
+            raise ValueError(f"a JSON schema may have {_MAX_NESTED} objects and lists in each other")
+        try:
+            return cls(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the JSON schema cannot be written as JSON: {error}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that a regular expression matches as a whole."""
+        return cls(GrammarKind.REGEX, pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> "Grammar":
+        """Text of a Lark grammar, as llguidance reads it; its first rule is ``start``."""
+        return cls(GrammarKind.LARK, text)
+
+    @classmethod
+    def choice(cls, answers: Iterable[str]) -> "Grammar":
+        """One of some answers."""
+        texts = list(answers)
+        if isinstance(answers, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError("choices must be a list of one or more texts, none of them empty")
+        if len(texts) > MAX_CHOICES:
+            raise ValueError(f"there may be {MAX_CHOICES:,} choices, not {len(texts):,}")
+        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+
+    @classmethod
+    def of(cls, given: Any) -> "Grammar":
+        """A grammar from what a caller gives: one, a JSON schema as a mapping, or a pydantic model.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if isinstance(given, Grammar):
+            return given
+        if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):
+            return cls.json(given)
+        raise ValueError(f"grammar must be a Grammar, a JSON schema or a pydantic model, not {given!r:.40}")
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a schema is nested too deeply for programs that go through it by recursion."""
+    level, depth = [value], 0
+    while level and depth <= _MAX_NESTED:
+        below = [list(one.values()) if isinstance(one, Mapping) else one for one in level if _holds(one)]
+        level, depth = [each for inside in below for each in inside], depth + 1
+    return depth > _MAX_NESTED
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+class TokenRules(Protocol):
+    """What the tokens of one answer may be. Each method is a function of the tokens given, and of nothing else; tokens
+    that share a beginning with those of the call before cost what is new. May be called from several threads.
+
+    ``failure``: why the rules cannot be applied any further, if so; the request ends with it.
+    """
+
+    @property
+    def failure(self) -> str | None: ...
+
+    def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
+        """The tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
+        ...
+
+    def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
+        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether it is forced."""
+        ...
+
+    def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
+        """For each beginning of ``answer`` of at least ``first`` tokens, the shortest first, the tokens that may follow
+        it: a bit for each id, the lowest first; ``None``: any."""
+        ...

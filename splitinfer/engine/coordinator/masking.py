@@ -1,0 +1,55 @@
+"""The masks of steps, computed while the first stage computes: what may follow depends on a step's own tokens alone.
+
+A step's masks are begun when it is planned, on a thread of their own, which lets the GIL go while llguidance works. The
+first stage launches the step meanwhile. Who sends it waits for them; a pipeline of one stage waits before it samples.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from splitinfer.core.grammar import TokenRules
+from splitinfer.core.plan import StepPlan
+from splitinfer.core.sequence import Sequence
+from splitinfer.grammar.masks import Masked
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The rows with logits of one slice. ``answer``: the answer's tokens up to its end; ``first``: how many of them lie
+    before the first of the rows."""
+
+    seq_id: int
+    rules: TokenRules
+    answer: list[int]
+    first: int
+
+
+class Masking:
+    """Computes the masks of steps. Everything but the result is for the loop's thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "masks")
+
+    def begin(self, plan: StepPlan, running: Mapping[int, Sequence]) -> "Future[list[Masked]] | None":
+        """Begin with the masks of a plan; ``None`` where it has none. Call before the next plan is made."""
+        asked = [
+            _Asked(seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits)
+            for part in plan.slices
+            if (seq := running.get(part.seq_id)) is not None and seq.rules is not None and part.num_logits
+            for answer in [[*seq.tokens, *seq.ahead][seq.num_prompt_tokens : part.end]]
+        ]
+        return self._thread.submit(_masks_of, asked) if asked else None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+def _masks_of(asked: list[_Asked]) -> list[Masked]:
+    return [
+        Masked(one.seq_id, row, mask)
+        for one in asked
+        for row, mask in enumerate(one.rules.masks(one.answer, one.first))
+        if mask is not None
+    ]

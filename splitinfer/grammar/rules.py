@@ -1,0 +1,261 @@
+"""The rules of one answer: its reasoning, its form, and where it may end. A function of the answer's tokens alone.
+
+    answer    | reasoning ................. | closing words, </think> | text in the form of the grammar ...... | end
+    mask      | all but end tokens          | only the next of them   | what the grammar admits                |
+    forced    | -                           | all of them             | what the grammar leaves no choice of   |
+
+What must come next is *forced*: its mask has one token. A grammar forces bytes, and which tokens they become is decided
+where they begin, for as far as they reach; else an answer could depend on whether drafts went out. So the run is kept
+with every place that it passes.
+
+The rules walk along the tokens that they are asked about, and go back where those differ from the ones before: drafts
+are followed, and rolled back. A draft that cannot follow leads to a *dead* place, whose mask nobody needs, because no
+token is sampled behind it.
+"""
+
+import threading
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What holds for an answer. ``matcher``: of its grammar, llguidance's ``LLMatcher`` at its beginning.
+
+    thinks: whether the answer begins inside reasoning. may_think: whether it may begin by opening it.
+    budget: tokens of reasoning, at most; ``None``: any number.
+    min_tokens: the answer does not end before it has so many. ends: the tokens that end it.
+    """
+
+    vocabulary: Vocabulary
+    matcher: Any = None
+    thinks: bool = False
+    may_think: bool = False
+    budget: int | None = None
+    min_tokens: int = 0
+    ends: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What holds behind a number of tokens.
+
+    reasoned: tokens of reasoning so far; ``None``: it has ended, or there was none.
+    seen: how many tokens of the marker that ends the reasoning have come.
+    matched: tokens that the grammar has taken.
+    run: the tokens that must follow.
+    is_dead: whether a token was among those before that could not follow.
+    """
+
+    reasoned: int | None = None
+    matched: int = 0
+    run: tuple[int, ...] = ()
+    is_dead: bool = False
+
+
+@dataclass(slots=True)
+class AnswerRules:
+    """``core.grammar.TokenRules`` by a plan."""
+
+    plan: Plan
+    failure: str | None = None
+    _path: list[int] = field(default_factory=list)
+    _places: list[_Place] = field(default_factory=list)
+    _masks: dict[str, bytes] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        thinking = self.plan.vocabulary.thinking
+        begin = _Place(reasoned=0 if self.plan.thinks and thinking is not None else None)
+        self._places.append(replace(begin, run=self._run_at(begin)))
+
+    # -- what the scheduler asks ---------------------------------------------------------------
+
+    def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
+        """See ``TokenRules``."""
+        with self._lock:
+            self._go_to(answer)
+            found = list[int]()
+            while run := self._places[-1].run[: most - len(found)]:
+                found += run
+                for token in run:
+                    self._step(token)
+            return tuple(found)
+
+    def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
+        """See ``TokenRules``."""
+        with self._lock:
+            self._go_to(answer)
+            found = list[bool]()
+            for token in drafts:
+                if not self._may_follow(token):
+                    break
+                found.append(bool(self._places[-1].run))
+                self._step(token)
+            return found
+
+    def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
+        """See ``TokenRules``."""
+        with self._lock:
+            found = []
+            self._go_to(answer[:first])
+            found.append(self._mask())
+            for token in answer[first:]:
+                self._step(token)
+                found.append(self._mask())
+            return found
+
+    # -- walking -------------------------------------------------------------------------------
+
+    def _go_to(self, answer: Seq[int]) -> None:
+        """Stand behind ``answer``."""
+        shared = min(len(self._path), len(answer))
+        if self._path[:shared] != list(answer[:shared]):  # seldom: comparing whole lists is fast
+            shared = next(i for i, (a, b) in enumerate(zip(self._path, answer, strict=False)) if a != b)
+        self._back_to(shared)
+        for token in answer[shared:]:
+            self._step(token)
+
+    def _back_to(self, length: int) -> None:
+        matched = self._places[-1].matched
+        del self._path[length:], self._places[length + 1 :]
+        back = matched - self._places[-1].matched
+        if back and not self.plan.matcher.rollback(back):
+            self._fail()
+
+    def _step(self, token: int) -> None:
+        """Take one more token."""
+        before = self._places[-1]
+        place = self._behind(before, token)
+        self._path.append(token)
+        if not place.is_dead and not place.run:
+            place = replace(place, run=self._run_at(place))
+        self._places.append(place)
+
+    def _behind(self, before: _Place, token: int) -> _Place:
+        """The place behind a token, with what is left of the run that it belongs to."""
+        if before.is_dead or (before.run and before.run[0] != token):
+            return replace(before, run=(), is_dead=True)
+        run = before.run[1:]
+        if before.reasoned is not None:
+            has_ended = self._ends_with(self._thinking.end, token)
+            return _Place(None if has_ended and not run else before.reasoned + 1, before.matched, run)
+        if self._may_open(before) and token == self._thinking.start[0]:
+            return _Place(0, before.matched, ())
+        if self.plan.matcher is None:
+            return _Place(None, before.matched, run)
+        if token in self.plan.ends and self.plan.matcher.is_accepting():
+            return replace(before, run=(), is_dead=True)  # the end: nothing follows
+        if self.plan.matcher.try_consume_tokens([token]) != 1:
+            return replace(before, run=(), is_dead=True)
+        return _Place(None, before.matched + 1, run)
+
+    @property
+    def _thinking(self) -> Thinking:
+        thinking = self.plan.vocabulary.thinking
+        assert thinking is not None
+        return thinking
+
+    def _ends_with(self, marker: tuple[int, ...], token: int) -> bool:
+        """Whether the path and one more token end with a marker."""
+        tail = (*self._path[len(self._path) + 1 - len(marker) :], token) if len(marker) > 1 else (token,)
+        return tail == marker
+
+    def _may_open(self, place: _Place) -> bool:
+        """Whether reasoning may be opened here: by the answer's first token."""
+        thinking = self.plan.vocabulary.thinking
+        return self.plan.may_think and not self._path and thinking is not None and len(thinking.start) == 1
+
+    def _may_follow(self, token: int) -> bool:
+        """Whether a token may come next: nobody knows a mask without computing it, so drafts are tried."""
+        place = self._places[-1]
+        if place.run:
+            return token == place.run[0]
+        if place.is_dead:
+            return False
+        if self._must_go_on(place):
+            return token not in self.plan.ends
+        if place.reasoned is not None or self.plan.matcher is None or self._may_open(place):
+            return True
+        return bool(self.plan.matcher.validate_tokens([token]) == 1)
+
+    def _must_go_on(self, place: _Place) -> bool:
+        """Whether the answer must not end here, whatever its form."""
+        return len(self._path) < self.plan.min_tokens or (place.reasoned is not None and self.plan.matcher is not None)
+
+    # -- what must follow, and what may --------------------------------------------------------
+
+    def _run_at(self, place: _Place) -> tuple[int, ...]:
+        """The tokens that must follow, as far as they are known here."""
+        if place.reasoned is not None:
+            return self._closing(place.reasoned)
+        matcher = self.plan.matcher
+        if matcher is None or self._may_open(place):
+            return ()
+        if matcher.is_stopped():
+            self._check()
+            return ()
+        vocabulary = self.plan.vocabulary
+        run = matcher.compute_ff_tokens()
+        if not run and not vocabulary.tokenizer.is_canonical:
+            run = vocabulary.split(matcher.compute_ff_bytes())
+        self._check()
+        ends = self.plan.ends
+        return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
+
+    def _closing(self, reasoned: int) -> tuple[int, ...]:
+        """The words that close reasoning, where its budget asks for them: they are a part of it, as far as it has room
+        for them, and its end marker comes behind."""
+        budget, thinking = self.plan.budget, self._thinking
+        if budget is None:
+            return ()
+        words = thinking.closing if len(thinking.closing) <= budget else ()
+        return (*words, *thinking.leave) if reasoned == budget - len(words) else ()
+
+    def _mask(self) -> bytes | None:
+        """The tokens that may follow where the rules stand."""
+        place, vocabulary = self._places[-1], self.plan.vocabulary
+        if place.is_dead:
+            return None
+        if place.run:
+            return vocabulary.only(place.run[:1])
+        mask = self._of_form(place)
+        if not self._must_go_on(place):
+            return mask
+        if mask is None:
+            return self._all_but_ends()
+        rest = without(mask, self._only_ends())
+        return rest if any(rest) else mask  # a form that ends sooner comes first
+
+    def _of_form(self, place: _Place) -> bytes | None:
+        matcher, vocabulary = self.plan.matcher, self.plan.vocabulary
+        if place.reasoned is not None or matcher is None:
+            return None
+        mask = bytes(matcher.compute_bitmask()[: vocabulary.mask_bytes])
+        self._check()
+        if self._may_open(place):
+            return union(mask, vocabulary.only(self._thinking.start))
+        return mask
+
+    def _all_but_ends(self) -> bytes:
+        return self._kept("all but ends", lambda: self.plan.vocabulary.all_but(self.plan.ends))
+
+    def _only_ends(self) -> bytes:
+        return self._kept("ends", lambda: self.plan.vocabulary.only(self.plan.ends))
+
+    def _kept(self, name: str, make: Any) -> bytes:
+        if name not in self._masks:
+            self._masks[name] = make()
+        return self._masks[name]
+
+    def _check(self) -> None:
+        if self.plan.matcher.is_error():
+            self._fail()
+
+    def _fail(self) -> None:
+        """The matcher cannot go on, by one of its limits."""
+        reason = str(self.plan.matcher.get_error()).strip().split("\n", 1)[0]
+        self.failure = self.failure or f"the grammar became too complex to be enforced ({reason:.200})"

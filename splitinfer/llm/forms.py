@@ -1,0 +1,75 @@
+"""The rules of requests' answers: what a request asks for, made of the model's tokens (``splitinfer.grammar``).
+
+Compiling happens in the caller's thread, before the engine hears of a request: one that cannot be enforced is refused
+there, and nobody waits for it.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ModelError, RequestError
+from splitinfer.grammar.compiling import Compiler
+from splitinfer.grammar.rules import AnswerRules, Plan
+from splitinfer.grammar.vocabulary import Thinking, Vocabulary
+from splitinfer.llm.prompts import PromptEncoder
+
+_CLOSING = "\nThere is no time left to think, so I answer now.\n"
+
+
+class AnswerForms:
+    """Makes the rules of requests for one model. From any thread."""
+
+    def __init__(self, prompts: PromptEncoder) -> None:
+        self._prompts = prompts
+
+    def rules(self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool) -> AnswerRules | None:
+        """The rules of an answer; ``None`` where every token may come anywhere. ``may_think``: the answer may begin
+        with reasoning that the prompt has not opened.
+
+        Raises:
+            RequestError: the grammar is invalid, or cannot be enforced; or the model does not mark its reasoning.
+            ModelError: the model's folder has no tokenizer.
+            ConfigError: llguidance is not installed.
+        """
+        if not params.has_rules:
+            return None
+        vocabulary, tokenizer = self._vocabulary, self._prompts.tokenizer
+        if params.grammar is not None and tokenizer is None:
+            raise ModelError("the model's folder has no tokenizer, so that no grammar can be enforced")
+        if params.thinking_budget is not None and vocabulary.thinking is None:
+            raise RequestError("thinking_budget is given, but the model does not mark its reasoning")
+        opened = tokenizer.has_opened(prompt) if tokenizer is not None and vocabulary.thinking is not None else False
+        return AnswerRules(
+            Plan(
+                vocabulary,
+                None if params.grammar is None else self._compiler.matcher(params.grammar),
+                thinks=opened is True,
+                may_think=opened is None and may_think,
+                budget=params.thinking_budget,
+                min_tokens=params.min_tokens,
+                ends=self._prompts.end_tokens(params),
+            )
+        )
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        prompts, tokenizer = self._prompts, self._prompts.tokenizer
+        if tokenizer is None:
+            return Vocabulary(
+                prompts.vocab_size, lambda: None, lambda _: b"", lambda _: [], frozenset(), prompts.eos_tokens
+            )
+        marks = tokenizer.thinking
+        return Vocabulary(
+            tokenizer.vocab_size,
+            tokenizer.as_json,
+            tokenizer.token_bytes,
+            lambda text: prompts.encode(text, adds_special=False),
+            tokenizer.special_ids,
+            tokenizer.eos_token_ids,
+            None if marks is None else Thinking(*marks, tuple(prompts.encode(_CLOSING, adds_special=False))),
+        )
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        return Compiler(self._vocabulary)

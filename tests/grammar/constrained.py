@@ -1,0 +1,111 @@
+"""A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
+
+import shutil
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import tiny
+from hypothesis import strategies as st
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from splitinfer import SamplingParams
+from splitinfer.core.rng import position_key
+from splitinfer.demo import TARGET
+from splitinfer.grammar.rules import AnswerRules
+from splitinfer.llm.forms import AnswerForms
+from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.models.hub import open_model
+
+VOCABULARY = 2048
+PROMPT = [5, 90, 7, 300, 41, 8, 1000, 77, 3, 250, 60, 12]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["warrior", "magician", "shepherd"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def save(folder: Path, **changes: Any) -> Path:
+    """A random Llama with the built-in model's tokenizer: nothing but a mask makes it write JSON."""
+    tiny.save(folder, "llama", vocab_size=VOCABULARY, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TARGET / name, folder / name)
+    return folder
+
+
+def forms(folder: Path = TARGET) -> AnswerForms:
+    """What makes rules for a model."""
+    return AnswerForms(PromptEncoder(open_model(str(folder))))
+
+
+def rules(made: AnswerForms, params: SamplingParams) -> AnswerRules:
+    """The rules of an answer to a prompt without reasoning."""
+    found = made.rules(params, PROMPT, may_think=False)
+    assert found is not None
+    return found
+
+
+def allowed(mask: bytes | None) -> set[int]:
+    """The tokens of a mask."""
+    if mask is None:
+        return set(range(VOCABULARY))
+    return {int(i) for i in np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0]}
+
+
+def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0) -> list[int]:
+    """What mlx-lm samples a token at a time, under each place's mask, with the random keys of the positions."""
+    model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
+    cache, walking = make_prompt_cache(model), forms(folder).rules(params, tokens, may_think=False)
+    answer, following = list[int](), mx.array([list(tokens)])
+    while len(answer) < params.max_tokens and end not in answer:
+        logits = model(following, cache=cache)[0, -1]
+        if walking is not None:
+            able = allowed(walking.masks(answer, len(answer))[0])
+            logits = mx.where(mx.array([token in able for token in range(VOCABULARY)]), logits, -mx.inf)
+        logprobs = logits - mx.logsumexp(logits, keepdims=True)
+        if params.temperature:
+            key = mx.array(position_key(params.seed or 0, len(tokens) + len(answer)), dtype=mx.uint32)
+            logprobs = logprobs * (1.0 / params.temperature) + mx.random.gumbel((VOCABULARY,), key=key)
+        answer.append(int(mx.argmax(logprobs).item()))
+        following = mx.array([[answer[-1]]])
+    return answer
+
+
+_names = st.sampled_from(["a", "name", "the king", "ä", "x_1"])
+_leaves = st.one_of(
+    st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 9)),
+    st.builds(
+        lambda a, b: {"type": "integer", "minimum": a, "maximum": a + b}, st.integers(-99, 99), st.integers(0, 99)
+    ),
+    st.builds(lambda values: {"enum": values}, st.lists(st.one_of(_names, st.integers(0, 9), st.none()), min_size=1)),
+    st.just({"type": "boolean"}),
+    st.just({"type": "string", "pattern": "^(ab|ba){1,4}$"}),
+)
+schemas = st.recursive(
+    _leaves,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda fields: {
+                "type": "object",
+                "properties": fields,
+                "required": sorted(fields)[::2],
+                "additionalProperties": False,
+            },
+            st.dictionaries(_names, inner, max_size=4),
+        ),
+        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
+    ),
+    max_leaves=5,
+)
+"""Random schemas of bounded size."""

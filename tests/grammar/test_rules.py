@@ -1,0 +1,160 @@
+"""Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
+
+from dataclasses import replace
+
+import pytest
+from constrained import PROMPT, SCHEMA, allowed, forms, rules, schemas
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer import Grammar, SamplingParams
+from splitinfer.errors import RequestError
+from splitinfer.grammar.rules import AnswerRules, Plan
+from splitinfer.grammar.vocabulary import Thinking
+from splitinfer.llm.forms import AnswerForms
+
+END = 0
+EVERY = frozenset(range(2048))
+
+
+@pytest.fixture(scope="module")
+def made() -> AnswerForms:
+    return forms()
+
+
+def text(made: AnswerForms, tokens: list[int]) -> str:
+    return made._prompts.decode(tokens)
+
+
+def written(walking: AnswerRules, draw: "st.DrawFn | None" = None, most: int = 200) -> list[int]:
+    """An answer by the rules alone: of what may follow the last, or what ``draw`` takes."""
+    answer = list[int]()
+    while END not in answer and len(answer) < most:
+        able = sorted(allowed(walking.masks(answer, len(answer))[0]))
+        answer.append(able[0] if draw is None else draw(st.sampled_from(able)))
+    return answer
+
+
+@settings(max_examples=40)
+@given(st.data(), schemas)
+def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
+    made: AnswerForms, data: st.DataObject, schema: dict[str, object]
+) -> None:
+    params = SamplingParams(grammar=schema, max_tokens=300)
+    answer = written(rules(made, params), data.draw, 120)
+    fresh, wandering = rules(made, params), rules(made, params)
+    masks = fresh.masks(answer, 0)
+    for length in data.draw(st.lists(st.integers(0, len(answer)), max_size=8)):
+        wrong = data.draw(st.lists(st.integers(0, 2047), max_size=3))
+        admitted = wandering.admitted(answer[:length], wrong)
+        before = [mask is None or token in allowed(mask) for token, mask in zip(wrong, masks[length:], strict=False)]
+        assert not admitted or before[0]
+        forced = wandering.forced(answer[:length], 5)
+        assert list(forced) == answer[length : length + len(forced)]
+        assert all(allowed(masks[length + i]) == {token} for i, token in enumerate(forced))
+        assert wandering.masks(answer[:length], length) == masks[length : length + 1]
+    assert len(wandering.admitted([], answer[:-1])) == len(answer) - 1
+
+
+def test_an_answer_ends_where_its_form_does(made: AnswerForms) -> None:
+    answer = written(rules(made, SamplingParams(grammar=Grammar.choice(["the king", "a queen"]))))
+    assert text(made, answer) in ("the king", "a queen")
+    assert answer[-1] == END
+
+
+def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> None:
+    forced = rules(made, SamplingParams(grammar=SCHEMA)).forced([], 20)
+    assert text(made, list(forced)) == '{"name":"'
+    flexible = {**SCHEMA, "x-guidance": {"whitespace_flexible": True}}
+    after = made._prompts.encode("{", adds_special=False)
+    assert rules(made, SamplingParams(grammar=flexible)).admitted(after, made._prompts.encode("\n", adds_special=False))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}, "x-guidance": {"lenient": True}}, "not"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}], "x-guidance": {"coerce_one_of": True}}, "oneOf"),
+        ({"$ref": "https://example.org/schema"}, "example.org"),
+        ({"enum": []}, "nsatisfiable"),
+        (Grammar.json("false"), "nsatisfiable"),
+        (Grammar.regex("(?=a)b"), "look"),
+        (Grammar.lark("start: nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        rules(made, SamplingParams(grammar=grammar))
+
+
+@pytest.mark.parametrize("grammar", ["{", "[1]", 3, {"a": {1, 2}}])
+def test_what_is_no_grammar_is_refused(grammar: object) -> None:
+    with pytest.raises(ValueError, match=r"grammar|schema"):
+        SamplingParams(grammar=Grammar.json(grammar) if isinstance(grammar, str) else grammar)
+
+
+def test_deep_schemas_are_refused() -> None:
+    schema: dict[str, object] = {}
+    for _ in range(500):
+        schema = {"items": schema}
+    with pytest.raises(ValueError, match="in each other"):
+        SamplingParams(grammar=schema)
+
+
+# -- reasoning -------------------------------------------------------------------------------------
+
+THINK, CLOSE, WORDS = 1, (40, 41), (50, 51, 52)
+
+
+def thoughtful(made: AnswerForms, **plan: object) -> AnswerRules:
+    vocabulary = made._vocabulary
+    thinking = Thinking((THINK,), CLOSE, CLOSE, WORDS)
+    with_marks = type(vocabulary).__new__(type(vocabulary))
+    with_marks.__dict__.update(vocabulary.__dict__, thinking=thinking)
+    matcher = made._compiler.matcher(Grammar.choice(["king"]))
+    return AnswerRules(replace(Plan(with_marks, matcher, ends=frozenset([END])), **plan))
+
+
+def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
+    walking = thoughtful(made, thinks=True)
+    assert allowed(walking.masks([7, 7, 40, 7], 4)[0]) == EVERY - {END}
+    king = made._prompts.encode("king", adds_special=False)
+    assert walking.forced([7, 40, 41], 9) == tuple(king)
+    assert walking.admitted([], [7, 40, 41, *king, 7]) == [False] * 3 + [True] * len(king)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3, 4, 9])
+def test_a_budget_is_exact(made: AnswerForms, budget: int) -> None:
+    walking, answer = thoughtful(made, thinks=True, budget=budget), list[int]()
+    while not walking.forced(answer, 1):
+        answer.append(7)
+    words = WORDS if budget >= len(WORDS) else ()
+    assert len(answer) + len(words) == budget
+    assert walking.forced(answer, 5 + len(words))[: len(words) + 2] == (*words, *CLOSE)
+    assert allowed(walking.masks(answer, len(answer))[0]) == {(*words, *CLOSE)[0]}
+
+
+def test_a_budget_that_is_not_used_up_forces_nothing(made: AnswerForms) -> None:
+    assert thoughtful(made, thinks=True, budget=9, matcher=None).forced([7, *CLOSE, *[7] * 20], 9) == ()
+
+
+def test_reasoning_may_be_opened_by_the_first_token_only(made: AnswerForms) -> None:
+    walking = thoughtful(made, may_think=True, budget=5)
+    assert THINK in allowed(walking.masks([], 0)[0])
+    assert allowed(walking.masks([THINK], 1)[0]) == EVERY - {END}
+    assert THINK not in allowed(thoughtful(made).masks([], 0)[0])
+
+
+def test_no_end_before_min_tokens(made: AnswerForms) -> None:
+    walking = rules(made, SamplingParams(min_tokens=2))
+    masks = [allowed(mask) for mask in walking.masks([7, 7, 7], 0)]
+    assert masks == [EVERY - {END}, EVERY - {END}, EVERY, EVERY]
+    form_first = rules(made, SamplingParams(min_tokens=50, grammar=Grammar.choice(["king"])))
+    assert written(form_first)[-1] == END
+    assert rules(made, SamplingParams(min_tokens=1, stop_token_ids=(9,))).admitted([], [9, 3]) == []
+
+
+def test_a_budget_needs_marked_reasoning(made: AnswerForms) -> None:
+    with pytest.raises(RequestError, match="does not mark"):
+        made.rules(SamplingParams(thinking_budget=5), PROMPT, may_think=True)
