@@ -16,6 +16,7 @@ from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
 from splitinfer.cli.discover import discover
 from splitinfer.cli.doctor import doctor
+from splitinfer.cli.init import init
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
 from splitinfer.cli.on_host import on_host
@@ -34,7 +35,7 @@ _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Pyt
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (coord, chat, serve, worker, pair, discover, doctor, selftest, bench, simulate, plan):
     app.command()(command)
-for command in (up, down, status):
+for command in (init, up, down, status):
     app.command(rich_help_panel="Other machines")(command)
 app.command(hidden=True)(on_host)
 app.add_typer(cache_app, name="cache")

@@ -12,7 +12,7 @@ from splitinfer.keyring import Keyring, Known
 from splitinfer.wire.messages import Versions
 
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
-SHORTLY = 1.0  # where an address is known already
+SHORTLY = 1.5  # where an address is known already; of two questions, the second goes out after a second
 
 Notice = Callable[[str, str], None]
 """Gets the name of a stage or worker, and where it was found."""
@@ -26,14 +26,15 @@ def discover(network: Network, seconds: float, known: Iterable[Known], own: Vers
 
 
 def paired(
-    known: Sequence[Known], own: Versions, seconds: float = SHORTLY, network: Network | None = None
+    known: Sequence[Known], own: Versions, seconds: float = SECONDS, network: Network | None = None
 ) -> list[dict[str, str]]:
     """Name, address and key of the workers that announce themselves now, answer, and have a key of the keyring. Without
-    such a key nobody is looked for."""
-    keys = {fingerprint_of(each.key): each.key for each in known}
+    such a key nobody is looked for; ``seconds`` are spent only until all have been heard."""
+    keys, network = {fingerprint_of(each.key): each.key for each in known}, network or Network()
     if not keys:
         return []
-    _, found = discover(network or Network(), seconds, known, own)
+    look = network.look(seconds, lambda seen: keys.keys() <= {each.fingerprint for each in seen})
+    found = [_found(worker, network, known, own) for worker in look.workers]
     return [
         {"name": each.worker.name, "address": address_of(each.ways[0], each.worker), "key": keys[fingerprint]}
         for each in found

@@ -1,0 +1,120 @@
+"""`splitinfer init`: two machines become a pipeline, without ssh and without typing keys."""
+
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitinfer.cli.options import PipelineOptions, disk_of, plain_settings, store_of
+from splitinfer.cli.running import finish, set_up
+from splitinfer.errors import ConfigError
+from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.launch.hosts import DEFAULT_PORT
+from splitinfer.shutdown import shutdown
+
+if TYPE_CHECKING:
+    from splitinfer.launch.pairing import Hello
+
+_WIDTH = 118  # characters of a comment's line
+_READY = 60.0  # seconds for the other machine's worker to come up
+
+
+def init(
+    near: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HOST[:PORT]]",
+            help="The other machine, where multicast DNS does not find it; PORT is the one that it shows.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Where you will chat, and only there: a hub id, a folder or 'demo'."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The layout to write; named after the model if not given.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = DEFAULT_PORT,
+) -> None:
+    """Make a pipeline of two machines: run this on both, and type each one's code at the other."""
+    set_up(verbose=False, info=model is None)
+    finish(lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model)), False)
+
+
+def _file_of(model: str) -> Path:
+    """The layout of a model, beside the commands that use it.
+
+    >>> str(_file_of("mlx-community/Qwen3-8B-4bit"))
+    'qwen3-8b-4bit-pair.yaml'
+    """
+    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.")
+    return Path(f"{name or 'model'}-pair.yaml")
+
+
+def _help(near: str | None, port: int) -> int:
+    """Pair, then run the worker."""
+    _meet(near, port)
+    from splitinfer.cli.serve_worker import serve
+
+    typer.echo(f"From now on, start this worker with: splitinfer worker --host 0.0.0.0 --port {port}", err=True)
+    disk = disk_of(None, DEFAULT_CAP / 1e9)
+    return serve("0.0.0.0", port, shutdown, name=None, model=None, child=False, disk=disk, store=store_of(None, None))
+
+
+def _coordinate(near: str | None, model: str, out: Path) -> int:
+    """Pair, then measure both machines and write the layout."""
+    from splitinfer.models.hub import open_model
+
+    if out.exists():
+        raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
+    open_model(model)  # a wrong name is to be told before anybody types
+    other, host = _meet(near, None)
+    from splitinfer.cli.automatic import planned
+    from splitinfer.discovery.discover import best_addresses
+    from splitinfer.launch.place import write
+    from splitinfer.placement.document import text_of
+
+    address = best_addresses([(other.name, other.key, f"tcp://{host}:{other.port}")])[other.name]
+    options = PipelineOptions(model=model, declared={"connect_timeout": _READY})
+    worker = {"name": other.name, "address": address, "key": other.key}
+    chosen = planned(model, [worker], plain_settings(options), options)
+    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _WIDTH)))
+    typer.echo(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}", err=True)
+    return 0
+
+
+def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
+    """The other machine and its address, once it has this machine's key, and this one its."""
+    from splitinfer.engine.versions import machine_name, own_versions
+    from splitinfer.keyring import Keyring
+    from splitinfer.launch.pairing import PORT, Hello, Meeting, WrongCode, ask_code, new_code
+
+    keyring = Keyring()
+    own = Hello(machine_name().partition(".")[0], keyring.own().public, port, own_versions().protocol)
+    host, _, at = (near or "").rpartition(":") if ":" in (near or "") else (near or "", "", str(PORT))
+    if not at.isdigit():
+        raise ConfigError(f"{near!r} is not HOST or HOST:PORT")
+    meeting, code, typed = Meeting(own, near=[(host, int(at))] if host else ()), new_code(), None
+    shown = "" if meeting.port == PORT else f" (port {meeting.port})"
+    typer.echo(f"Run `splitinfer init` on both machines.\n\n    this machine's code: {code}{shown}\n", err=True)
+    with meeting.open():
+        while True:
+            try:
+                typed = ask_code(_read, lambda text: typer.echo(text, err=True), typed)
+                typer.echo("waiting for the other machine; type this one's code there", err=True)
+                other, found_at = meeting.with_code(code, typed)
+            except WrongCode:
+                typer.echo("The codes do not match. Type the other machine's code again; Enter keeps it.", err=True)
+                continue
+            keyring.admit(other.key, other.name)
+            typer.echo(f"paired with {other.name} at {found_at}", err=True)
+            return other, found_at
+
+
+def _read(question: str) -> str:
+    try:
+        return input(question)
+    except EOFError:
+        raise ConfigError("no code was typed") from None

@@ -1,0 +1,238 @@
+"""Two machines exchange their keys without ssh, by short codes that a person carries from each screen to the other.
+
+    one machine                         the other
+    shows its code, is told the other's                  each code has 30 random bits
+    hello: name, key, nonce, port   ◀──▶   hello
+    proof                           ◀──▶   proof
+
+Both codes together are a secret that no network has seen. A proof is an HMAC, by that secret, of both hellos, the
+sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards:
+there are 2^60 pairs, and trying one takes scrypt's 16 MB and tens of milliseconds (RFC 7914). From a wrong proof one
+learns only that it is wrong, and then a person has to type again.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from splitinfer.discovery.announcer import addresses_of
+from splitinfer.errors import ConfigError
+from splitinfer.system.interfaces import local_interfaces
+from transports import check_key
+
+PORT = 5576  # one below a worker's
+SERVICE = "_splitinfer-init._tcp.local."
+_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # 32, none of which looks like another
+_HALF = 3  # letters
+_LONGEST = 4096  # bytes of a line
+_PATIENCE = 20.0  # seconds for a machine that has connected
+_AGAIN = 1.0  # seconds between two rounds of connecting
+
+Address = tuple[str, int]
+
+
+class WrongCode(Exception):
+    """The other machine's proof does not follow from these codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a machine says of itself. ``port``: where its worker will listen; ``None``: it will coordinate.
+    ``protocol``: its version of the links' protocol."""
+
+    name: str
+    key: str
+    port: int | None
+    protocol: int
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+def new_code() -> str:
+    """A code to be shown, such as ``K7M-2QX``."""
+    first, second = ("".join(secrets.choice(_LETTERS) for _ in range(_HALF)) for _ in range(2))
+    return f"{first}-{second}"
+
+
+def read_code(typed: str) -> str | None:
+    """A code as it was typed; ``None`` if it is not one.
+
+    >>> read_code(" k7m2qx "), read_code("K7M")
+    ('K7M-2QX', None)
+    """
+    letters = typed.strip().upper().replace("-", "").replace(" ", "")
+    if len(letters) != 2 * _HALF or not set(letters) <= set(_LETTERS):
+        return None
+    return f"{letters[:_HALF]}-{letters[_HALF:]}"
+
+
+def exchange(link: socket.socket, own: Hello, codes: Iterable[str]) -> Hello:
+    """The hello of the machine at the other end, which knows both codes and has proved it.
+
+    Raises:
+        WrongCode: it knows others.
+        ConfigError: it has another version, or both are to coordinate, or neither.
+        OSError, ValueError: it is something else, or has gone.
+    """
+    link.settimeout(_PATIENCE)
+    said, heard = json.dumps(asdict(own)).encode(), b""
+    with link.makefile("rb") as lines:
+        link.sendall(said + b"\n")
+        heard = _line(lines.readline(_LONGEST))
+        other = _hello(heard)
+        if other.key == own.key:
+            raise ValueError("this machine itself")
+        secret = hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
+        link.sendall(_proof(secret, said, heard).encode() + b"\n")
+        if not hmac.compare_digest(_line(lines.readline(_LONGEST)), _proof(secret, heard, said).encode()):
+            raise WrongCode
+    if other.protocol != own.protocol:
+        raise ConfigError(f"{other.name} runs another version of splitinfer; install the same on both")
+    if (other.port is None) == (own.port is None):
+        both = "both machines have" if own.port is None else "neither machine has"
+        raise ConfigError(f"{both} a model; run `splitinfer init --model MODEL` where you will chat, and only there")
+    return other
+
+
+def _line(read: bytes) -> bytes:
+    if not read.endswith(b"\n"):
+        raise OSError("the other machine has gone")
+    return read[:-1]
+
+
+def _hello(line: bytes) -> Hello:
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("not a hello")
+    port = fields.get("port")
+    check_key(str(fields.get("key")))
+    if port is not None and not (type(port) is int and 0 < port < 1 << 16):
+        raise ValueError("not a port")
+    name = "".join(letter for letter in str(fields.get("name")) if letter.isalnum() or letter in "-_.")[:40]
+    return Hello(name or "worker", fields["key"], port, int(fields.get("protocol", 0)), str(fields.get("nonce")))
+
+
+def _proof(secret: bytes, first: bytes, second: bytes) -> str:
+    return hmac.new(secret, first + b"\n" + second, "sha256").hexdigest()
+
+
+# ----- finding each other --------------------------------------------------------------------------
+
+
+class Meeting:
+    """Two machines of one network that look for each other. ``near``: addresses at which the other may be; without
+    any, those that multicast DNS tells."""
+
+    def __init__(self, own: Hello, port: int = PORT, near: Iterable[Address] = ()) -> None:
+        self._own, self._near, self._codes = own, tuple(near), ("", "")
+        self._met: queue.SimpleQueue[tuple[Hello, str] | Exception] = queue.SimpleQueue()
+        self._seen: set[Address] = set(self._near)
+        self._is_over = threading.Event()
+        try:
+            self._listening = socket.create_server(("", port))
+        except OSError:
+            self._listening = socket.create_server(("", 0))
+        self.port = int(self._listening.getsockname()[1])
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Be found, and find."""
+        with self._listening, contextlib.ExitStack() as stack:
+            stack.callback(self._is_over.set)
+            if not self._near:
+                with contextlib.suppress(OSError):  # no multicast here: the other may find this one, or be told
+                    self._announce(stack)
+            yield
+
+    def with_code(self, own: str, other: str) -> tuple[Hello, str]:
+        """The other machine and the address that it has from here, once both know both codes.
+
+        Raises:
+            WrongCode: a machine has answered that knows other codes.
+            ConfigError: as ``exchange``.
+        """
+        self._codes = (own, other)
+        rounds = threading.Event()
+        workers = [threading.Thread(target=run, args=(rounds,), daemon=True) for run in (self._accept, self._dial)]
+        for each in workers:
+            each.start()
+        try:
+            found = self._met.get()
+        finally:
+            rounds.set()
+        for each in workers:
+            each.join(_PATIENCE)
+        while isinstance(found, Exception) and not self._met.empty():  # what the same round said on two links
+            found = self._met.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _announce(self, stack: contextlib.ExitStack) -> None:
+        import zeroconf
+
+        addresses = addresses_of("0.0.0.0", local_interfaces())
+        responder = stack.enter_context(zeroconf.Zeroconf(interfaces=list(addresses) or zeroconf.InterfaceChoice.All))
+        label = f"{self._own.nonce}.{SERVICE}"
+        packed = [socket.inet_aton(each) for each in addresses]
+        responder.register_service(
+            zeroconf.ServiceInfo(
+                SERVICE, label, port=self.port, server=f"splitinfer-{self._own.nonce}.local.", addresses=packed
+            ),
+            cooperating_responders=True,
+        )
+
+        def changed(name: str, state_change: zeroconf.ServiceStateChange, **_: object) -> None:
+            if name == label or state_change is zeroconf.ServiceStateChange.Removed:
+                return
+            with contextlib.suppress(OSError, zeroconf.Error):
+                info = responder.get_service_info(SERVICE, name, timeout=1000)
+                if info is not None and info.port:
+                    self._seen |= {(one, info.port) for one in info.parsed_addresses(zeroconf.IPVersion.V4Only)}
+
+        browser = zeroconf.ServiceBrowser(responder, SERVICE, handlers=[changed])
+        stack.callback(browser.cancel)
+
+    def _accept(self, ended: threading.Event) -> None:
+        self._listening.settimeout(0.2)
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                link, (host, *_) = self._listening.accept()
+                threading.Thread(target=self._try, args=(link, host, ended), daemon=True).start()
+
+    def _dial(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            for address in sorted(self._seen):
+                with contextlib.suppress(OSError):
+                    if self._try(socket.create_connection(address, timeout=2.0), address[0], ended):
+                        return
+            ended.wait(_AGAIN)
+
+    def _try(self, link: socket.socket, host: str, ended: threading.Event) -> bool:
+        """Whether the machine at the other end has answered, right or wrong."""
+        with link:
+            try:
+                result: tuple[Hello, str] | Exception = (exchange(link, self._own, self._codes), host)
+            except (WrongCode, ConfigError) as error:
+                result = error
+            except (OSError, ValueError):  # somebody else, or the same machine, which has met this one on another link
+                return False
+        if not (ended.is_set() and isinstance(result, Exception)):  # the other may have gone on with success
+            self._met.put(result)
+        return True
+
+
+def ask_code(read: Callable[[str], str], say: Callable[[str], None], before: str | None) -> str:
+    """The other machine's code, as a person types it. ``before``: what was typed last, which Enter keeps."""
+    while True:
+        typed = read("the other machine's code: ")
+        code = before if before and not typed.strip() else read_code(typed)
+        if code is not None:
+            return code
+        say("a code has six letters and digits, such as K7M-2QX")

@@ -1,0 +1,136 @@
+"""Two machines that know each other's codes get each other's keys, and nobody else gets anything."""
+
+import json
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from splitinfer.errors import ConfigError
+from splitinfer.launch import pairing
+from splitinfer.launch.pairing import Hello, Meeting, WrongCode, ask_code, exchange, new_code, read_code
+
+STUDIO, MINI = Hello("studio", "ab" * 32, None, 1), Hello("mini", "cd" * 32, 5577, 1)
+CODES = ("K7M-2QX", "PPA-B34")
+
+
+def both(one: Hello, codes: tuple[str, str], other: Hello, others: tuple[str, str]) -> list[Hello | Exception]:
+    """What each end of a link gets."""
+    results: dict[str, Hello | Exception] = {}
+
+    def run(link: socket.socket, own: Hello, known: tuple[str, str]) -> None:
+        with link:
+            try:
+                results[own.nonce] = exchange(link, own, known)
+            except (WrongCode, ConfigError, OSError, ValueError) as error:
+                results[own.nonce] = error
+
+    here, there = socket.socketpair()
+    thread = threading.Thread(target=run, args=(there, other, others))
+    thread.start()
+    run(here, one, codes)
+    thread.join(30)
+    return [results[one.nonce], results[other.nonce]]
+
+
+def test_each_gets_the_others_key():
+    assert both(STUDIO, CODES, MINI, CODES[::-1]) == [MINI, STUDIO]
+
+
+@pytest.mark.parametrize("wrong", [("K7M-2QX", "PPA-B35"), ("K7M-2QW", "PPA-B34"), ("", "")])
+def test_who_does_not_know_both_codes_gets_nothing(wrong: tuple[str, str]):
+    found = both(STUDIO, CODES, MINI, wrong)
+    assert [type(each) for each in found] == [WrongCode, WrongCode]
+
+
+def test_who_stands_between_cannot_put_in_another_key():
+    """Both hellos are under both proofs: one that passes everything on but the key is found out."""
+
+    def changed(line: bytes) -> bytes:
+        said = json.loads(line)
+        return json.dumps({**said, "key": "ef" * 32}).encode() + b"\n" if "key" in said else line
+
+    def passed_on(source: socket.socket, sink: socket.socket) -> None:
+        with source.makefile("rb") as lines:
+            hello = lines.readline()
+            sink.sendall(changed(hello))
+            sink.sendall(lines.readline())
+
+    (here, left), (right, there) = socket.socketpair(), socket.socketpair()
+    ends = [threading.Thread(target=passed_on, args=each) for each in ((left, right), (right, left))]
+    got: list[Exception] = []
+
+    def run(link: socket.socket, own: Hello) -> None:
+        with pytest.raises(WrongCode) as raised:
+            exchange(link, own, CODES)
+        got.append(raised.value)
+
+    ends += [threading.Thread(target=run, args=each) for each in ((here, STUDIO), (there, MINI))]
+    for each in ends:
+        each.start()
+    for each in ends:
+        each.join(30)
+    for link in (here, left, right, there):
+        link.close()
+    assert len(got) == 2
+
+
+def test_a_proof_cannot_be_sent_back():
+    assert isinstance(both(STUDIO, CODES, replace(MINI, key=STUDIO.key), CODES)[0], ValueError)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (replace(MINI, protocol=2), "mini runs another version of splitinfer"),
+        (replace(MINI, port=None), "both machines have a model"),
+    ],
+)
+def test_what_cannot_become_a_pipeline_is_said(other: Hello, said: str):
+    found = both(STUDIO, CODES, other, CODES)[0]
+    assert isinstance(found, ConfigError)
+    assert said in str(found)
+
+
+NO_PORT = json.dumps({"key": MINI.key, "port": 0}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("line", [b"", b"x\n", b"[]\n", b'{"key": "x"}\n', NO_PORT])
+def test_what_is_no_hello_is_refused(line: bytes):
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(line)
+        there.shutdown(socket.SHUT_WR)
+        with pytest.raises((OSError, ValueError)):
+            exchange(here, STUDIO, CODES)
+
+
+def test_machines_meet_whichever_types_first_and_again_after_a_wrong_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pairing, "_AGAIN", 0.05)
+    one = Meeting(STUDIO, port=0, near=[("127.0.0.1", 1)])
+    other = Meeting(MINI, port=0, near=[("127.0.0.1", one.port)])
+    found: list[tuple[Hello, str]] = []
+
+    def run() -> None:
+        with pytest.raises(WrongCode):
+            other.with_code(CODES[1], "ZZZ-ZZZ")
+        found.append(other.with_code(CODES[1], CODES[0]))
+
+    with one.open(), other.open():
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        with pytest.raises(WrongCode):
+            one.with_code(*CODES)
+        assert one.with_code(*CODES) == (MINI, "127.0.0.1")
+        thread.join(30)
+    assert found == [(STUDIO, "127.0.0.1")]
+
+
+def test_codes_as_people_type_them():
+    assert read_code(new_code()) is not None
+    said: list[str] = []
+    typed = iter(["", "K7M", "k7m 2qx"])
+    assert ask_code(lambda _: next(typed), said.append, None) == "K7M-2QX"
+    assert len(said) == 2
+    assert ask_code(lambda _: "", said.append, "K7M-2QX") == "K7M-2QX"
