@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from splitinfer.bench.compare.judge import tolerance
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
@@ -42,7 +43,6 @@ _LAYERS = (5, 7)  # here, and on the worker
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _MOST_PARTINGS = 4  # of one answer; with more than that something is wrong, whatever the margins
-_TIMES_MOVED, _UNITS = 4.0, 8.0  # of a margin: both logits move, and other kernels move them otherwise
 _STOP_SECONDS = 2.0
 
 
@@ -232,20 +232,6 @@ def _computes_at_launch() -> bool:
 
 
 # -- what is right -----------------------------------------------------------------------------------------------------
-
-
-def tolerance(rounding: Mapping[str, Any]) -> float:
-    """The margin, in logits, up to which another token is rounding.
-
-    >>> tolerance({"exact": True, "logits_move": 0.0})
-    0.0
-    >>> tolerance({"exact": False, "logits_move": 0.0625, "epsilon": 2**-10, "largest_logit": 16.0})
-    0.25
-    """
-    if rounding["exact"]:
-        return 0.0
-    units: float = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
-    return max(_TIMES_MOVED * float(rounding["logits_move"]), units)
 
 
 def rounding_in_words(rounding: Mapping[str, Any]) -> str:
