@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 _PLAN = "splitinfer plan --model demo --workers mini=127.0.0.1 --use-all --out mine.yaml"
-ANSWERED = r"answer \d+\b"
+ANSWERED = "token limit reached"
 STEPS = (
     Step("studio", "scripts/demo", ANSWERED, "demo"),
     Step("studio", "cd", r"\$$"),
