@@ -1,18 +1,22 @@
 """The documentation points to things that exist: pages, anchors, modules, commands and options.
 
 A page or module that is renamed, a heading that is reworded or an option that is removed breaks what points to it
-without any error. These tests read the pages as text and ask the file system and the command line's parser; they run
-nothing.
+without any error. These tests read the pages as text and ask the file system and the command line's parser. They say
+which test runs a command that a page shows, and run the page of the library, which is one program.
 """
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from splitinfer import config
 from splitinfer.cli import app
 from splitinfer.probes.on_gpu import app as on_gpu
 
@@ -202,3 +206,91 @@ def test_the_front_page_shows_commands():
 )
 def test_a_wrong_command_is_refused(command: str):
     assert refusal(command) is not None
+
+
+# ----- who runs what the pages show --------------------------------------------------------------------
+
+SHOWN = re.compile(r"(?:\$ )?(?:time )?((?:\.venv/bin/)?(?:splitinfer|python|mkdocs)|scripts/\w+)( .*|$)")
+
+# The first pattern that fits a command says which tests run it, or what it needs that tests do not have.
+RUN = {
+    r"splitinfer keys ": "tests/server/test_api_keys.py",
+    r"splitinfer pair": "tests/test_keyring.py",
+    r"splitinfer cache ": "tests/kvstore/test_maintenance.py",
+    r"splitinfer models (ls|rm)": "tests/store",
+    r"splitinfer service ": "tests/service",
+    r"splitinfer (up|down|status)": "tests/launch",
+    r"splitinfer discover": "tests/discovery",
+    r"splitinfer plan --profiles": "tests/placement",
+    r"splitinfer simulate": "tests/sim",
+    r"splitinfer plan --live": "tests/llm",
+    r"splitinfer (coord|chat|serve) .*demo": "tests/cluster",
+    r"splitinfer worker": "tests/cluster",
+    r"splitinfer bench ": "tests/bench",
+    r"splitinfer selftest": "tests/probes",
+    r"scripts/check$": "scripts/test",
+}
+NEED = {
+    r".*(mini\.local|air\.local|OWNER/MODEL|…|40-26|mine\.yaml|my\.yaml)": "other machines, or a model of your own",
+    r"splitinfer --(install|show)-completion": "the user's shell",
+    r"scripts/(demo|test|bench|on_gpu|check_packages)": "minutes: an environment, a release, a GPU",
+    r"(\.venv/bin/)?(python|pytest|mkdocs)": "minutes, a network",
+}
+LONG = {"scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"'}
+
+
+def shown(page: Path) -> list[str]:
+    """The commands in the blocks of a page, without their comments."""
+    blocks = (line.strip() for block in FENCE.finditer(page.read_text()) for line in block[0].splitlines())
+    found = (SHOWN.match(line) for line in blocks)
+    words = (f"{match[1]}{match[2].partition(' #')[0]}".strip() for match in found if match)
+    return [each.replace(".venv/bin/splitinfer", "splitinfer") for each in words]
+
+
+def fate(command: str) -> str | None:
+    """What runs a command, or what it needs; ``None`` if nobody has said."""
+    return next((said for pattern, said in [*NEED.items(), *RUN.items()] if re.match(pattern, command)), None)
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_every_command_is_run_or_says_what_it_needs(page: Path):
+    assert [command for command in shown(page) if fate(command) is None] == []
+
+
+def test_what_runs_commands_exists():
+    assert [place for place in RUN.values() if not (ROOT / place).exists()] == []
+    assert fate("splitinfer no-such-command") is None
+    assert {command for command in LONG if command in shown(FRONT)} == LONG
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", sorted(LONG))
+def test_the_front_page_s_commands_run(command: str):
+    line = command.replace("splitinfer coord", f"{sys.executable} -m splitinfer coord")
+    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+
+
+# ----- pages that are programs, and tables of names ----------------------------------------------------
+
+
+def test_the_library_s_page_runs_and_every_key_of_its_statistics_is_explained():
+    text = (ROOT / "docs" / "use" / "library.md").read_text()
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    before_the_end = program.replace("\nllm.close()", "\nstats = llm.stats()\nllm.close()")
+    names: dict[str, Any] = {}
+    exec(compile(before_the_end, "docs/use/library.md", "exec"), names)
+    assert names["answer"].num_cached_tokens > 0
+    explained = set(re.findall(r"`\.?(?:stages\[i\]\.)?(\w+)`", (ROOT / "docs" / "last" / "metrics.md").read_text()))
+    stats = names["stats"]
+    keys = {*stats, *stats["stages"][0], *stats["window"], *stats["window"]["stages"][0]}
+    assert keys - explained - {"window", "stages", "speculation"} == set()
+
+
+def test_the_keys_of_layouts_are_those_of_the_code():
+    table = (ROOT / "layouts" / "README.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {
+        *config._LayoutShape.model_fields,
+        *config._StageShape.model_fields,
+    }
+    assert [name for name in config._ServingShape.model_fields if f"`{name}`" not in table] == []
