@@ -114,22 +114,25 @@ def test_a_broken_link_is_found(tmp_path: Path):
 # ----- modules -----------------------------------------------------------------------------------------
 
 
+HERE = r"(?:docs|layouts|scripts|splitinfer|tests|transports)/[\w./-]*\w"
+
+
 def missing_files(page: Path) -> set[str]:
-    """Python files that ``page`` names and that exist neither from the root, ``splitinfer/`` nor the page's folder."""
-    named = {name for code in code_in_lines(page) for name in re.findall(r"[\w./-]+\.py\b", code)}
+    """Files and folders that ``page`` names and that exist neither from the root, ``splitinfer/`` nor its folder."""
+    named = {name for code in code_in_lines(page) for name in re.findall(rf"[\w./-]+\.py\b|^{HERE}", code)}
     folders = (ROOT, ROOT / "splitinfer", page.parent)
     return {name for name in named if not any((folder / name).exists() for folder in folders)}
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=name_of)
-def test_python_files_exist(page: Path):
+def test_files_exist(page: Path):
     assert missing_files(page) == set()
 
 
 def test_a_missing_file_is_found(tmp_path: Path):
     page = tmp_path / "page.md"
-    page.write_text("`tests/test_docs.py` and `config.py`, run by `python tests/no_such.py --frames 3`")
-    assert missing_files(page) == {"tests/no_such.py"}
+    page.write_text("`tests/test_docs.py`, `config.py`, `scripts/no_such`, run by `python tests/no_such.py --frames 3`")
+    assert missing_files(page) == {"tests/no_such.py", "scripts/no_such"}
 
 
 # ----- commands and options ----------------------------------------------------------------------------
