@@ -222,7 +222,7 @@ RUN = {
     r"splitinfer cache ": "tests/kvstore/test_maintenance.py",
     r"splitinfer models (ls|rm)": "tests/store",
     r"splitinfer service ": "tests/service",
-    r"splitinfer (up|down|status)": "tests/launch",
+    r"splitinfer (up|down|status|init)": "tests/launch",
     r"splitinfer discover": "tests/discovery",
     r"splitinfer plan --profiles": "tests/placement",
     r"splitinfer simulate": "tests/sim",
