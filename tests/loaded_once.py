@@ -6,8 +6,8 @@ tiny stages is opened. So the first of the same stages is loaded as ever, and th
 
 - the survey that was made then (``loader.survey``);
 - a copy of the model that was read then (``loader.load_stage``): its modules are new and its weights are shared;
-- what the trials of that model found: whether its KV can be kept in blocks (``loader.try_blocks``) and how the rows of
-  many sequences are run (``step_trial.StepTrial``).
+- what the trials of that model found: whether its KV can be kept in blocks (``loader.try_blocks``), how the rows of
+  many sequences are run (``step_trial.StepTrial``) and how states are rolled back (``runner.try_rollback``).
 
 Models with other linear layers than MLX's own (``noisy_layers.py``), or too large to be kept, are loaded each time.
 Loading itself is tested in ``tests/models`` and ``tests/matrix``, which call all of this directly, and in every process
@@ -28,12 +28,15 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.stage import loader as stage_loader
+from splitinfer.engine.stage import runner as stage_runner
 from splitinfer.models import kv_blocks, step
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import Trial
 from splitinfer.models.layers import StandIn, find_layers
 from splitinfer.models.loader import Survey
+from splitinfer.models.rollback import Rollback
+from splitinfer.models.step import StepModel
 from splitinfer.models.step_trial import StepTrial, Together
 
 Report = Callable[[int, int], None]
@@ -51,6 +54,7 @@ def look_up(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "load_stage", load_stage)
     patch.setattr(stage_loader, "try_blocks", _Blocks(stage_loader.try_blocks))
     patch.setattr(step, "StepTrial", _Ways)
+    patch.setattr(stage_runner, "try_rollback", _Rollbacks(stage_runner.try_rollback))
 
 
 class _Surveys:
@@ -116,6 +120,19 @@ class _Blocks:
         if trial.why_not is None:  # what went wrong once need not be wrong for others
             self._found[key] = trial
         return trial
+
+
+class _Rollbacks:
+    def __init__(self, try_rollback: Callable[[StageModel, StepModel], Rollback | None]) -> None:
+        self._try_rollback, self._found = try_rollback, dict[Hashable, Rollback]()
+
+    def __call__(self, stage: StageModel, steps: StepModel) -> Rollback | None:
+        key = _key_of(stage)
+        found = None if key is None else self._found.get(key)
+        found = found or self._try_rollback(stage, steps)
+        if key is not None and found is not None:
+            self._found[key] = found
+        return found
 
 
 class _Ways(StepTrial):

@@ -107,7 +107,7 @@ class PipelineSetup:
                 worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
-            forces=self._can_roll_back(pipeline),
+            forces=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,
@@ -131,18 +131,12 @@ class PipelineSetup:
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self.make_drafter is None:
             return False
-        if not self._can_roll_back(pipeline):
+        if pipeline.rewind == NEVER:
             raise ModelError(
                 f"draft {self.layout.draft} cannot be used with {self.layout.model}: its layers keep a state that "
                 "cannot be rolled back after a wrong draft; run without drafts (--draft none)"
             )
         return True
-
-    def _can_roll_back(self, pipeline: Pipeline) -> bool:
-        """Whether every stage can take back drafts."""
-        # A stage whose blocks can be resumed from can also restore states: that was tried when it was loaded.
-        keeps_states = all(ready.keeps_blocks for ready in pipeline.ready)
-        return pipeline.rewind != NEVER and (pipeline.rewind != PUT_BACK or keeps_states)
 
     @property
     def _grows(self) -> bool:

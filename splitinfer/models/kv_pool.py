@@ -8,28 +8,26 @@ costs the time and the memory of its KV, and gains the time that the host takes 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from splitinfer.errors import ProtocolError
-from splitinfer.models.caches import copied_state, nbytes_written, saved_state, states_of, trim
+from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
+from splitinfer.models.rollback import Block, Rollback, state_caches
 from splitinfer.models.step import nbytes
 
-_MAX_STATES = 8  # of a sequence; more than the blocks of drafts that are ever in flight
 MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A sequence's caches; ``states``: by position, copies of the states that its caches had there."""
+    """A sequence's caches; ``drafted``: the blocks of drafts without a verdict, the oldest first, if it has states."""
 
     caches: SequenceCaches
-    states: dict[int, list[Any]] = field(default_factory=dict)
+    drafted: list[Block] = field(default_factory=list)
 
     @property
     def position(self) -> int:
@@ -37,10 +35,11 @@ class _Entry:
 
 
 class KVPool:
-    """Caches by sequence id, blocks by block id. Does what plans command; decides nothing."""
+    """Caches by sequence id, blocks by block id. Does what plans command; decides nothing. ``rollback``: how states go
+    back."""
 
-    def __init__(self, model: StageModel) -> None:
-        self._model = model
+    def __init__(self, model: StageModel, rollback: Rollback = Rollback.MODULES) -> None:
+        self._model, self.rollback = model, rollback
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[int, KVBlock] = {}
 
@@ -114,31 +113,31 @@ class KVPool:
             self._rewind(entry, seq_id, back)
         return entry.caches
 
-    def remember(self, seq_id: int) -> list[mx.array]:
-        """Save a sequence's states for a later rollback; the arrays saved, none if all its caches can be cut."""
+    def begin(self, seq_id: int, num_drafts: int, *, follows: bool) -> Block | None:
+        """Begin a slice at a sequence's position; what is to be kept of it if it has drafts and the sequence states.
+        ``follows``: whether it begins with a draft; else everything before it has its verdict."""
         entry = self._entries[seq_id]
-        states = [one for cache in entry.caches.own for one in states_of(cache)]
-        if not states:
-            return []
-        saved = [saved_state(cache) for cache in states]
-        entry.states.pop(entry.position, None)
-        entry.states[entry.position] = saved
-        while len(entry.states) > _MAX_STATES:
-            del entry.states[next(iter(entry.states))]
-        return [leaf for _, leaf in tree_flatten(saved) if isinstance(leaf, mx.array)]
+        if not follows:
+            entry.drafted.clear()
+        block = Block.of(entry.caches, self.rollback) if num_drafts else None
+        if block is not None:
+            entry.drafted.append(block)
+        return block
 
     def _rewind(self, entry: _Entry, seq_id: int, back: int) -> None:
-        entry.caches.release()
-        start = entry.position - back
-        states = [one for cache in entry.caches.own for one in states_of(cache)]
-        saved = entry.states.get(start)
-        can_restore = not states or (saved is not None and len(saved) == len(states))
-        if not can_restore or not all(trim(cache, back) for cache in entry.caches.own):
+        caches, start = entry.caches, entry.position - back
+        caches.release()
+        entry.drafted = [block for block in entry.drafted if block.start <= start]
+        block = entry.drafted[-1] if entry.drafted else None
+        if block is None and state_caches(caches):
             raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
-        for cache, state in zip(states, saved or (), strict=False):
-            cache.state = copied_state(state)
-        entry.states = {position: state for position, state in entry.states.items() if position <= start}
-        entry.caches.place.position = start
+        resumed = start if block is None else block.resumes_at(start)
+        if not all(trim(cache, entry.position - resumed) for cache in caches.own):
+            raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
+        caches.place.position = resumed
+        if block is not None:
+            block.restore(self._model, caches, start - block.start)
+        caches.place.position = start
 
     def free(self, seq_id: int) -> None:
         """Free a sequence; an unknown one is no error."""

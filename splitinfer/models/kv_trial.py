@@ -27,9 +27,9 @@ from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.layer_trace import LayerCall, RowErrors, following, recording, rows_of
 from splitinfer.models.rounding import Errors, reason_to_refuse
 
-_ENDS = (5, 9)  # of two blocks
-_WITHIN = 7  # tokens of both, to start within the second
-_TAIL = 3  # tokens after them
+ENDS = (5, 9)  # of two blocks
+WITHIN = 7  # tokens of both, to start within the second
+TAIL = 3  # tokens after them
 _SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own after them, those of what starts there
 
 
@@ -45,7 +45,7 @@ def try_blocks(stage: StageModel) -> Trial:
     """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
     sample = None
     try:
-        for length in (_ENDS[1], *((_WITHIN,) if _can_cut_anywhere(stage) else ())):
+        for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
             reason, sample = _try_from(stage, length)
             if reason is not None:
                 return Trial(f"continuing from {length} stored tokens: {reason}")
@@ -56,11 +56,11 @@ def try_blocks(stage: StageModel) -> Trial:
 
 def _try_from(stage: StageModel, length: int) -> tuple[str | None, KVBlock]:
     """Why a sequence cannot start from ``length`` stored tokens; and a block."""
-    rounds: list[_Continued] = []
+    rounds: list[Continued] = []
 
-    def at(number: int) -> _Continued:
+    def at(number: int) -> Continued:
         if number == len(rounds):
-            rounds.append(_Continued(stage, length, _SALTS * number))
+            rounds.append(Continued(stage, length, _SALTS * number))
         return rounds[number]
 
     reason = reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
@@ -74,7 +74,7 @@ def off_by(stage: StageModel, kv_format: KVFormat) -> float:
     for one in (None, kv_format):
         stage.use_format(one)
         caches = stage.make_caches()
-        steps = ((0, _ENDS[1]), (_ENDS[1], _ENDS[1] + 1))  # many rows, then one: a GPU has a kernel for each
+        steps = ((0, ENDS[1]), (ENDS[1], ENDS[1] + 1))  # many rows, then one: a GPU has a kernel for each
         rows = [_run(stage, caches, start, end, salt=0).astype(mx.float32) for start, end in steps]
         outputs.append(rows)
     return max(_difference(exact, rounded) for exact, rounded in zip(*outputs, strict=True))
@@ -89,7 +89,7 @@ def _can_cut_anywhere(stage: StageModel) -> bool:
     return limit is UNLIMITED or limit > PUT_BACK
 
 
-class _Continued:
+class Continued:
     """A sequence of ``length`` tokens that continues, once from blocks and once without. ``salt``: of its tokens."""
 
     def __init__(self, stage: StageModel, length: int, salt: int) -> None:
@@ -99,11 +99,11 @@ class _Continued:
 
     def errors(self) -> Errors:
         """Of continuing from blocks, against continuing without."""
-        return self._errors(self._from_blocks(), [_TAIL])
+        return self._errors(self._from_blocks(), [TAIL])
 
     def noise(self) -> Errors:
         """Of continuing without blocks one token at a time, against all at once."""
-        return self._errors(self._without_blocks(), [1] * _TAIL)
+        return self._errors(self._without_blocks(), [1] * TAIL)
 
     def _errors(self, caches: SequenceCaches, counts: Sequence[int]) -> Errors:
         calls, wanted = self._reference
@@ -119,19 +119,19 @@ class _Continued:
     @cached_property
     def _reference(self) -> tuple[list[LayerCall], mx.array]:
         """What the layers returned without blocks, and the output rows."""
-        caches, end = self._without_blocks(), self._length + _TAIL
-        with recording(self._stage, _TAIL) as calls:
-            output = _build(self._stage, caches, self._length, end, self._salt + 2, _TAIL)[0]
+        caches, end = self._without_blocks(), self._length + TAIL
+        with recording(self._stage, TAIL) as calls:
+            output = _build(self._stage, caches, self._length, end, self._salt + 2, TAIL)[0]
         mx.eval(output, [call.returned for call in calls])
         return calls, output
 
     def _from_blocks(self) -> SequenceCaches:
         source, places = self._stage.make_caches(), self._stage.own_places
-        for start, end in zip((0, *_ENDS), _ENDS, strict=False):
+        for start, end in zip((0, *ENDS), ENDS, strict=False):
             self._fill(source, start, end)
             self.blocks.append(cut(source, places, start, end))
         # The source goes on; it would show if a block shared memory with it.
-        _run(self._stage, source, _ENDS[1], _ENDS[1] + _TAIL, self._salt + 1)
+        _run(self._stage, source, ENDS[1], ENDS[1] + TAIL, self._salt + 1)
         joined = self._stage.make_caches()
         join(joined, places, self.blocks, self._length)
         return joined
@@ -143,7 +143,7 @@ class _Continued:
 
     def _fill(self, caches: SequenceCaches, start: int, end: int) -> None:
         """Run positions [start, end) in chunks."""
-        ends = [each for each in (_ENDS[0], _WITHIN, _ENDS[1]) if start < each <= end]
+        ends = [each for each in (ENDS[0], WITHIN, ENDS[1]) if start < each <= end]
         for first, last in zip((start, *ends), ends, strict=False):
             with self._as_before(first, last - first):
                 _run(self._stage, caches, first, last, self._salt)
@@ -170,7 +170,12 @@ def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: 
 
 def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int, num_logits: int) -> mx.array:
     """The same, not evaluated."""
-    ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
-    noise = stage.made_up_hidden(_ENDS[1] + _TAIL, salt)
-    hidden = None if noise is None else noise[None, start:end]
+    ids, hidden = inputs(stage, start, end, salt)
     return stage(ids, caches, hidden, num_logits)
+
+
+def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array, mx.array | None]:
+    """[1, n] token ids and [1, n, d] hidden states of positions [start, end) of a made-up sequence."""
+    ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
+    noise = stage.made_up_hidden(ENDS[1] + TAIL, salt)
+    return ids, None if noise is None else noise[None, start:end]

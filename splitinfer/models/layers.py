@@ -76,6 +76,19 @@ def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[No
             slots[i].holder[slots[i].index] = layer
 
 
+@contextmanager
+def children_replaced(stand_ins: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Put stand-ins in the places of some layers' children, for the length of a ``with`` block."""
+    before = [(holder, key, holder[key]) for holder, key, _ in stand_ins]
+    try:
+        for holder, key, stand_in in stand_ins:
+            holder[key] = stand_in
+        yield
+    finally:
+        for holder, key, child in before:
+            holder[key] = child
+
+
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
     """The parts of a container, or of an object that a model made to hold arrays."""
     if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):

@@ -27,7 +27,6 @@ around it still runs all rows together. A model where even that fails is run seq
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -37,8 +36,9 @@ import mlx.nn as nn
 
 from splitinfer.models.caches import Cache, is_list
 from splitinfer.models.cohort import Cohort, SequenceCaches
-from splitinfer.models.layers import SOURCES, StandIn
+from splitinfer.models.layers import SOURCES, StandIn, children_replaced
 from splitinfer.models.quantised import Packed, attention
+from splitinfer.models.rollback import Block
 
 _SDPA = "scaled_dot_product_attention"
 
@@ -49,12 +49,14 @@ class NotByRows(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits."""
+    """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits. ``block``:
+    where they are a block of drafts and the sequence has states, what is kept to roll these back."""
 
     caches: SequenceCaches
     start: int
     count: int
     num_logits: int = 0
+    block: Block | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,9 @@ class EachSequence(StandIn):
         count, first, results = sum(part.count for part in step.parts), 0, []
         for number, part in enumerate(step.parts):
             own = partial(_argument_of, number, part, slice(first, first := first + part.count), count)
-            results.append(self._real(*map(own, args), **{key: own(value) for key, value in kwargs.items()}))
+            given, named = tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
+            block = part.block
+            results.append(self._real(*given, **named) if block is None else block.call(self._real, given, named))
         return _concatenated(results)
 
 
@@ -329,16 +333,3 @@ def find_cache_consumers(
     with children_replaced([(layer, key, recorder(layer, key)) for layer, key in children]):
         call()
     return list(found.values())
-
-
-@contextmanager
-def children_replaced(stand_ins: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
-    """Put stand-ins in the places of some layers' children, for the length of a ``with`` block."""
-    before = [(holder, key, holder[key]) for holder, key, _ in stand_ins]
-    try:
-        for holder, key, stand_in in stand_ins:
-            holder[key] = stand_in
-        yield
-    finally:
-        for holder, key, child in before:
-            holder[key] = child

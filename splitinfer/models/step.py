@@ -18,8 +18,9 @@ from splitinfer.models.caches import WindowKVCache, arrays_of, is_plain
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.growing import GrowingKVCache
-from splitinfer.models.layers import type_name
+from splitinfer.models.layers import children_replaced, type_name
 from splitinfer.models.quantised import QuantisedKVCache
+from splitinfer.models.rollback import Block, OfBlock
 from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import (
     CacheConsumer,
@@ -29,7 +30,6 @@ from splitinfer.models.rows import (
     RowCache,
     RowStep,
     attend_by_rows,
-    children_replaced,
     find_cache_consumers,
 )
 from splitinfer.models.step_trial import StepTrial, Together
@@ -95,7 +95,7 @@ class StepModel:
 
     def _take(self, way: Way, places: list[int]) -> None:
         """Run in a way from now on. ``places``: of plain caches, which may share attention calls."""
-        consumers = [] if way is Way.ROWS else self._cache_consumers
+        consumers = [] if way is Way.ROWS else self.cache_consumers
         if way is Way.MIXED:
             consumers = [one for one in consumers if not self._has_kv(one.place)]
         self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
@@ -139,7 +139,8 @@ class StepModel:
         return Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
 
     @cached_property
-    def _cache_consumers(self) -> list[CacheConsumer]:
+    def cache_consumers(self) -> list[CacheConsumer]:
+        """The modules of this stage's layers that take caches. The first access builds the graph of a call."""
         caches = self.stage.make_caches()
         return find_cache_consumers(
             [self.stage.layer(i) for i in range(self.stage.start, self.stage.end)],
@@ -174,15 +175,29 @@ class StepModel:
             rows = slice(at, at := at + part.count)
             part.caches.release()
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
-            y = self.stage(ids, part.caches, given, part.num_logits)
+            with children_replaced(self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])):
+                y = self.stage(ids, part.caches, given, part.num_logits)
             if part.num_logits or not self.stage.is_last:
                 outputs.append(y[0])
         return outputs
 
+    def _noting(
+        self, block: Block | None, tokens: mx.array, hidden: mx.array | None
+    ) -> list[tuple[Any, str, OfBlock]]:
+        """Stand-ins for the modules that take caches, by which a block keeps their calls."""
+        if block is None:
+            return []
+        block.given(tokens, hidden)
+        return [(one.holder, one.key, OfBlock(one.holder[one.key], block)) for one in self.cache_consumers]
+
     def _by_rows(
         self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
     ) -> list[mx.array]:
-        ordered, ids = self._arrange(parts), _ids(tokens)
+        ordered, ids, at = self._arrange(parts), _ids(tokens), 0
+        for part in parts:
+            rows = slice(at, at := at + part.count)
+            if part.block is not None:
+                part.block.given(ids[rows], None if hidden is None else hidden[rows])
         if ordered.to_step is not None:
             ids, hidden = ids[ordered.to_step], None if hidden is None else hidden[ordered.to_step]
         wants = any(part.num_logits for part in parts)
@@ -245,10 +260,11 @@ def _ids(tokens: Sequence[int] | mx.array) -> mx.array:
 
 
 def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
-    """The arrays that a step wrote: those of its sequences' caches and cohorts."""
+    """The arrays that a step wrote: those of its sequences' caches and cohorts, and of what is kept of blocks."""
     cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
     found = [array for cohort in cohorts.values() for array in cohort.arrays()]
-    return found + [array for part in parts for cache in part.caches.own for array in arrays_of(cache)]
+    found += [array for part in parts for cache in part.caches.own for array in arrays_of(cache)]
+    return found + [array for part in parts if part.block is not None for array in part.block.arrays()]
 
 
 def nbytes(sequences: Sequence[SequenceCaches]) -> int:

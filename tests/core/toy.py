@@ -88,7 +88,7 @@ class Cache:
     tokens: list[int] = field(default_factory=list)
     sure: int = 0  # of the tokens, those that are no drafts or were right
     next: int | None = None  # what was sampled last
-    kept: set[int] | None = None  # where states were kept, where caches are states
+    drafted: list[range] | None = None  # where caches are states: blocks of drafts without a verdict
     num_prompt: int = 0
 
     def run(self, part: Slice) -> tuple[int, ...]:
@@ -96,12 +96,12 @@ class Cache:
         if part.is_void(self.sure, self.next):
             assert part.start >= self.sure, "a void slice that goes back"
             return ()
-        if self.kept is None:
-            assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
-        else:
-            assert part.start == len(self.tokens) or part.start in self.kept, "a state cannot go back there"
-            assert part.start <= self.sure
-            self.kept = {at for at in self.kept if at <= part.start} | ({part.start} if part.num_drafts else set())
+        assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
+        if self.drafted is not None:
+            can = part.start == len(self.tokens) or any(part.start in block for block in self.drafted)
+            assert can, "a state cannot go back there"
+            self.drafted = [] if not part.begins_with_draft else self.drafted
+            self.drafted += [range(part.start, part.end + 1)] if part.num_drafts else []
         self.tokens[part.start :] = part.token_ids
         ends = range(part.end - part.num_logits + 1, part.end + 1)
         sampled = tuple(next_token(self.tokens[:end], self.seed) for end in ends)
@@ -174,8 +174,8 @@ class ToyStage:
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
-            kept = set[int]() if self.whole_blocks else None
-            cache = Cache(new.seed, self._begin(new), len(new.prefix), kept=kept, num_prompt=new.num_prompt)
+            drafted = list[range]() if self.whole_blocks else None
+            cache = Cache(new.seed, self._begin(new), len(new.prefix), drafted=drafted, num_prompt=new.num_prompt)
             self.caches[new.seq_id] = cache
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
@@ -375,9 +375,8 @@ class House:
         """The step is of one group, whole, and its decodes come first, one token each."""
         decodes = [part for part in plan.slices if part.seq_id in before]
         assert list(plan.slices[: len(decodes)]) == decodes
-        has_states = self.scheduler.config.rewind == 0  # which are gone back over in one step
         assert all(part.num_logits == 1 or part.num_drafts for part in decodes)
-        assert all(len(part.token_ids) == 1 or part.num_drafts or has_states for part in decodes)
+        assert all(len(part.token_ids) == 1 or part.num_drafts for part in decodes)
         keeps_waiting = self.scheduler.config.policy_config.policy in (PolicyName.PREFILL_FIRST, PolicyName.WATERMARK)
         if plan.slices and before and not decodes and not keeps_waiting and self.scheduler.config.kv is None:
             # A chunk alone is the step of an empty group, or of one whose results are still to come.

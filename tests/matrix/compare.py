@@ -23,16 +23,20 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
-from splitinfer.core.kv.rewind import least_rewind
+from splitinfer.core.kv.rewind import NEVER, PUT_BACK, least_rewind
 from splitinfer.errors import CannotCut
 from splitinfer.models import mlx_vlm, step_trial
-from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
+from splitinfer.models.caches import WindowKVCache, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
+from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.rollback import Rollback
+from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rounding import Errors
-from splitinfer.models.step import StepModel, Way
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
 from splitinfer.models.structure import ModelStructure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -44,6 +48,7 @@ CHUNK = 16
 OTHER_CHUNKS = (NUM_PROMPT, 13)  # the last of 13 has a single row, which some models treat differently
 TOLERANCE = 1e-4
 ROLLBACK = 5
+_RIGHT = 3  # rows of a block before it is rolled back
 
 Stages = Sequence[StageModel]
 Make = Callable[[Config], nn.Module]
@@ -272,7 +277,13 @@ def _leaves(stage: StageModel) -> list[Any]:
 
 def _rollback(whole: Stages) -> str:
     limit = least_rewind(rewind_limit(cache) for cache in whole[0].make_caches().own)
-    return "any" if limit is None else "none" if limit <= 0 else f"{limit} tokens"
+    if limit == PUT_BACK:
+        way = try_rollback(whole[0], StepModel(whole[0]))
+        return "none" if way is None else _OF_STATES[way]
+    return "any" if limit is None else "none" if limit == NEVER else f"{limit} tokens"
+
+
+_OF_STATES = {Rollback.MODULES: "drafts", Rollback.STAGE: "drafts, layers again"}
 
 
 def _together(stage: StageModel) -> str:
@@ -295,7 +306,8 @@ def _kept(stage: StageModel) -> str:
     """Where a sequence can go on that begins with what another computed."""
     if try_blocks(stage).why_not is not None:
         return "no"
-    return "block ends" if _rollback([stage]) == "none" else "anywhere"
+    limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
+    return "block ends" if limit in (PUT_BACK, NEVER) else "anywhere"
 
 
 def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
@@ -308,17 +320,33 @@ def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
 
 
 def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> None:
-    """After a rollback the same rows have the same logits, up to rounding, as without one."""
-    caches = [stage.make_caches() for stage in stages]
-    _forward(stages, caches, tokens[:, :CHUNK], 0)
-    mistaken = (tokens[:, CHUNK : CHUNK + ROLLBACK] + 1) % VOCAB
-    _forward(stages, caches, mistaken, 0)
-    for held in caches:
-        assert all(trim(cache, ROLLBACK) for cache in held.own), "a cache refused to be rolled back"
-        held.place.position -= ROLLBACK
-    again = _forward(stages, caches, tokens[:, CHUNK : 2 * CHUNK], CHUNK)
-    difference = _difference(again, straight[:, CHUNK : 2 * CHUNK])
+    """After a rollback the same rows have the same logits, up to rounding, as without one: a block of right rows and
+    of mistaken ones goes back to the first mistake."""
+    pools, steps = [KVPool(stage) for stage in stages], [StepModel(stage) for stage in stages]
+    for pool, step in zip(pools, steps, strict=True):
+        pool.rollback = try_rollback(pool._model, step) or pool.rollback
+        pool.open(1)
+    at = CHUNK + _RIGHT
+    mistaken = (tokens[:, at : at + ROLLBACK] + 1) % VOCAB
+    for start, rows in ((0, tokens[:, :CHUNK]), (CHUNK, mx.concatenate([tokens[:, CHUNK:at], mistaken], axis=1))):
+        _planned(pools, steps, start, rows, num_drafts=start and _RIGHT + ROLLBACK)
+    again = _planned(pools, steps, at, tokens[:, at : 2 * CHUNK], num_drafts=0)
+    difference = _difference(again, straight[:, at : 2 * CHUNK])
     assert difference < TOLERANCE, f"after a rollback the logits differ by {difference}"
+
+
+def _planned(
+    pools: Sequence[KVPool], steps: Sequence[StepModel], start: int, tokens: mx.array, num_drafts: int
+) -> mx.array:
+    """What stages return for a slice of sequence 1."""
+    hidden, count = None, tokens.shape[1]
+    for pool, step in zip(pools, steps, strict=True):
+        caches = pool.at(1, start)
+        part = Part(caches, start, count, count, pool.begin(1, num_drafts, follows=False))
+        (hidden,) = step.run([part], tokens[0], hidden)
+        mx.eval(hidden, arrays_to_evaluate([part]))
+    assert hidden is not None
+    return hidden[None]
 
 
 def _check_reads(stages: Stages, structure: ModelStructure) -> None:

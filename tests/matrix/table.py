@@ -24,7 +24,9 @@ random weights, and run whole by plain mlx-lm and cut into two at every layer, a
   right is refused when the model is surveyed, with the reason given here; none is silently wrong.
 - **any chunking**: whether the logits are the same to the last bit however the prompt is cut into chunks
   (seen on these small models, on Linux with MLX's CPU backend; otherwise they differ by rounding).
-- **rollback**: how many tokens can be taken back after a rejected draft, or for a shared prefix.
+- **rollback**: how many tokens can be taken back after a rejected draft, or for a shared prefix. *drafts*: states go
+  back to any row of the blocks of drafts that have no verdict yet, from kept projections; *drafts, layers again*: so
+  do these, but the stage runs its layers for the right rows once more; neither costs a step.
 - **many sequences**: how a step of many is run, to the last bit as each alone. *rows*: together, only the attention
   itself sees sequences; *modules*: a sub-module that takes a cache is called for each, everything around it is
   together; *rows and modules*: the one where there are keys and values, the other for recurrent states;

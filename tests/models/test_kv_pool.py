@@ -111,41 +111,54 @@ def test_a_gap_is_refused():
     assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it is at 10"
 
 
-def test_a_recurrent_state_goes_back_only_to_where_it_was_kept():
+def test_a_recurrent_state_goes_back_only_within_a_block():
     pool = pool_of(lambda: ArraysCache(1), KVCache)
     pool.open(1)
     run(pool, 1, 0, 10)
     run(pool, 1, 10, 5)
     assert refused(lambda: pool.at(1, 14)) == "the caches of sequence 1 cannot go back 1 tokens"
     before = pool.at(1, 15).own[0][0].tolist()
-    assert [a.tolist() for a in pool.remember(1)] == [before]
+    block = pool.begin(1, 3, follows=False)
+    assert block is not None
+    assert [a.tolist() for a in block.arrays()] == [before]
     after = run(pool, 1, 15, 4).own[0][0].tolist()
     assert after != before
-    assert refused(lambda: pool.at(1, 16)) == "the caches of sequence 1 cannot go back 3 tokens"
+    assert refused(lambda: pool.at(1, 14)) == "the caches of sequence 1 cannot go back 5 tokens"
+
+
+def test_a_state_is_put_back():
+    pool = pool_of(lambda: ArraysCache(1), KVCache)
+    pool.open(1)
+    run(pool, 1, 0, 15)
+    before = pool.at(1, 15).own[0][0].tolist()
+    pool.begin(1, 3, follows=False)
+    after = run(pool, 1, 15, 4).own[0][0].tolist()
     caches = pool.at(1, 15)
     assert (caches.own[0][0].tolist(), caches.own[1].offset, caches.place.position) == (before, 15, 15)
     assert run(pool, 1, 15, 4).own[0][0].tolist() == after, "and goes on from there as before"
     assert pool.at(1, 15).own[0][0].tolist() == before, "as often as it takes"
 
 
-def test_states_are_kept_for_a_few_blocks():
+def test_states_are_kept_until_the_verdict():
     pool = pool_of(lambda: ArraysCache(1))
     pool.open(1)
     run(pool, 1, 0, 3)
-    for start in range(3, 33, 3):
-        pool.remember(1)
+    for start in range(3, 15, 3):
+        pool.begin(1, 2, follows=start > 3)
         run(pool, 1, start, 3)
-    assert len(pool._entries[1].states) == 8
-    pool.at(1, 18)
-    assert max(pool._entries[1].states) == 18, "what lies ahead was of another way"
+    starts = lambda: [block.start for block in pool._entries[1].drafted]  # noqa: E731
+    assert starts() == [3, 6, 9, 12]
+    pool.at(1, 9)
+    assert starts() == [3, 6, 9], "what lies ahead was of another way"
+    assert pool.begin(1, 0, follows=False) is None
+    assert starts() == [], "all before has its verdict"
 
 
-def test_nothing_is_remembered_where_all_can_be_cut():
+def test_nothing_is_kept_where_all_can_be_cut():
     pool = pool_of(KVCache, lambda: WindowKVCache(8))
     pool.open(1)
     run(pool, 1, 0, 5)
-    assert pool.remember(1) == []
-    assert pool._entries[1].states == {}
+    assert pool.begin(1, 3, follows=False) is None
 
 
 def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():

@@ -1,15 +1,15 @@
 """How far caches can be rolled back.
 
 A plain KV cache can be rolled back to anywhere, a sliding window by its slack (what it dropped is lost). A recurrent
-state stands for all tokens so far, so it cannot be truncated, but the state at some position can be stored and
-restored; a cache of an unknown kind cannot even do that. Each stage reports the least of its own layers; the least of
+state stands for all tokens so far, so it cannot be truncated, but it can be rolled back to any row of a block of drafts,
+from what was kept of that block; a cache of an unknown kind cannot even do that. Each stage reports the least of its own layers; the least of
 all stages decides.
 """
 
 from collections.abc import Iterable
 
 UNLIMITED = None
-PUT_BACK = 0  # only to a stored state
+PUT_BACK = 0  # only to rows of blocks of drafts without a verdict
 NEVER = -1
 
 

@@ -60,9 +60,7 @@ def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:
         assert seq.num_awaited <= 1 or scheduler.speculation is not None, "a sequence decodes twice at a time"
-        has_states = scheduler.speculation is not None and scheduler.speculation.has_states
-        is_due = seq.num_to_compute >= 1 if has_states else seq.num_to_compute == 1
-        assert seq.num_to_compute == 0 if seq.num_awaited else is_due, "a token was computed twice or got lost"
+        assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
         assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
         assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < scheduler.config.longest(seq) or not seq.ahead
     else:

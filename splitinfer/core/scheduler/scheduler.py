@@ -530,8 +530,6 @@ class Scheduler:
                 seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right
                 if seq.num_misses > misses:
                     self._missed.add(seq.seq_id)
-                if seq.num_misses > misses and self.speculation.has_states and seq.num_scheduled < part.end:
-                    seq.num_scheduled = part.start
             yield TokenEvent(seq.seq_id, token, reason)
             if reason is not None:
                 self._end(seq, reason)

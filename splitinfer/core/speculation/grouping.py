@@ -66,23 +66,18 @@ class Costs:
 @dataclass(frozen=True, slots=True)
 class Member:
     """A sequence that decodes. ``acceptance``: how often its drafts are right; ``most``: drafts in a block, at most;
-    ``fixed``: whether it gets just so many; ``puts_back``: whether a wrong draft costs it a step without drafts;
-    ``at_most``: how often its drafts may well be right: nobody goes without drafts because one was unlucky."""
+    ``fixed``: whether it gets just so many; ``at_most``: how often its drafts may well be right: nobody goes without
+    drafts because one was unlucky."""
 
     acceptance: float
     most: int = MAX_ROWS - 1
     fixed: bool = False
-    puts_back: bool = False
     at_most: float = 0.0
 
     def tokens(self, drafts: int, in_flight: int, acceptance: float | None = None) -> float:
         """Expected tokens in a period, with ``drafts`` in each of its steps."""
         a = self.acceptance if acceptance is None else acceptance
-        tokens = emitted(a, drafts, in_flight)
-        if not self.puts_back or not drafts:
-            return tokens
-        wrong = 1 - min(a, _CERTAIN) ** drafts
-        return (tokens + wrong) / (1 + wrong)
+        return emitted(a, drafts, in_flight)
 
     def tokens_at_most(self, drafts: int, in_flight: int) -> float:
         """The same for what its acceptance may well be."""

@@ -7,11 +7,10 @@ before both. While a prompt is being computed blocks do not follow each other: i
 A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
 and it never causes a preemption or an eviction.
 
-Caches that are states cannot be truncated. Stages keep the states at the beginnings of draft blocks, so after a wrong
-draft the whole block is rolled back, and its right tokens are computed again, with the token that was sampled instead
-and no drafts: the next block has to begin where a state is kept. For such a sequence's blocks of KV to be cached, the
-state must once be exactly that at their ends: so no block of drafts goes beyond the end of a block of KV, and none
-follows one that reaches it before that has come to a verdict.
+Caches that are states cannot be truncated, but stages can roll them back to any row of the blocks of drafts that have
+no verdict yet. For such a sequence's blocks of KV to be cached, the state must once be exactly that at their ends: so
+no block of drafts goes beyond the end of a block of KV, and none follows one that reaches it before that has come to a
+verdict.
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +71,7 @@ class Wish:
 @dataclass(slots=True)
 class Speculation:
     """Speculation on ``num_stages`` stages. ``rewind``: tokens by which their caches can be rolled back; ``None``: any
-    number; 0: they hold states, which are rolled back to the beginnings of blocks."""
+    number; 0: they hold states, which are rolled back within blocks of drafts."""
 
     num_stages: int
     rewind: int | None = UNLIMITED
@@ -91,7 +90,7 @@ class Speculation:
 
     @property
     def has_states(self) -> bool:
-        """Whether the stages roll back by whole blocks."""
+        """Whether the stages hold states."""
         return self.rewind == PUT_BACK
 
     # -- before a plan -------------------------------------------------------------------------
@@ -101,8 +100,8 @@ class Speculation:
         most = MAX_ROWS - 1 if not self.rewind else min(MAX_ROWS - 1, self.rewind)
         share = self.controller.share(seq.seq_id)
         if seq.flight is not None:
-            return Member(share, min(most, seq.flight.first), fixed=True, puts_back=self.has_states)
-        return Member(share, most, puts_back=self.has_states, at_most=self.controller.share_at_most(seq.seq_id))
+            return Member(share, min(most, seq.flight.first), fixed=True)
+        return Member(share, most, at_most=self.controller.share_at_most(seq.seq_id))
 
     def is_likely(self, seq: Sequence) -> bool:
         """Whether a sequence is likely to get drafts."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
+from splitinfer.core.kv.rewind import NEVER, PUT_BACK
 from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
@@ -180,6 +181,8 @@ def _read(
         if disk is not None and trial.sample is not None
         else None
     )
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk)
+    runner.prepare()
     free = free_bytes()
     ready = Ready(
         stage=command.stage,
@@ -188,14 +191,12 @@ def _read(
         kv_bytes_fixed=need.kv_fixed,
         kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
         free_bytes=free,
-        rewind=found.rewind,
+        rewind=NEVER if found.rewind == PUT_BACK and not runner.rolls_back else found.rewind,
         keeps_blocks=trial.sample is not None,
         kept=None,
         hidden=_row(model),
         device=device_name(),
     )
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk)
-    runner.prepare()
     # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
     # them, and next to nothing once they are frozen.
     gc.collect()

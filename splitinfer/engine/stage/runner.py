@@ -36,6 +36,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
@@ -132,6 +133,7 @@ class StageRunner:
         self._model, self._stage, self.device, self._disk = model, stage, device, disk
         self._step = StepModel(model)
         self._pool = KVPool(model)
+        self.rolls_back = True  # its states, if it has any, within blocks of drafts
         self._sampler = Sampler(vocab_size)
         self._masks = StageMasks(vocab_size)
         self._num_ids = model.num_embeddings
@@ -154,12 +156,16 @@ class StageRunner:
         return self._pool
 
     def prepare(self, *, tries: bool = True) -> None:
-        """Choose how steps of many sequences are computed here, so that the first such step is not delayed by it.
+        """Choose how steps of many sequences are computed here and how states are rolled back, so that the first such
+        step is not delayed by it.
         ``tries``: by trial; else by what can be built, for stages that are only timed."""
         if not tries:
             self._step.choose_by_form()
             return
         log.debug("many sequences run by %s", self._step.way.value)
+        way = try_rollback(self._model, self._step)
+        self.rolls_back = way is not None
+        self._pool.rollback = way or self._pool.rollback
 
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
@@ -229,7 +235,7 @@ class StageRunner:
         applied = self._apply(plan)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
-            slices, graph = self._graph_of(plan, rows, applied, masks)
+            slices, graph = self._graph_of(plan, rows, masks)
             outputs = graph.outputs(applied.pending)
         else:
             slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
@@ -262,16 +268,15 @@ class StageRunner:
                 self.device.wait(self._in_flight.popleft()[1])
 
     def _graph_of(
-        self, plan: StepPlan, hidden: mx.array | None, applied: _Applied, masks: Masks | None
+        self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
     ) -> tuple[tuple[Slice, ...], StepGraph]:
         """The slices of a plan that are computed here, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
         parts = []
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)
-            if part.num_drafts:
-                applied.pending += self._pool.remember(part.seq_id)
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
+            block = self._pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits, block))
         rows = tuple(row for part in slices for row in self._rows_of(part))
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, self._build(slices, parts, token_ids, hidden, rows, masks)

@@ -119,11 +119,6 @@ def test_fixed_drafts_stay_fixed() -> None:
     assert found.drafts[0] == 5
 
 
-def test_states_make_wrong_drafts_dearer() -> None:
-    assert Member(0.6, puts_back=True).tokens(4, 1) < Member(0.6).tokens(4, 1)
-    assert Member(1.0, puts_back=True).tokens(4, 1) == pytest.approx(Member(1.0).tokens(4, 1), rel=0.02)
-
-
 def test_shapes_have_a_step_for_every_stage() -> None:
     assert list(shapes(4, 2, 2, flies=False)) == [(1, 1), (2, 1)]
     assert list(shapes(4, 3, 3, flies=True)) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]

@@ -198,7 +198,7 @@ class Script:
         one.at = part.end
         one.tokens += sampled
         if part.num_drafts and len(sampled) < part.num_logits:
-            one.at = part.start if self.has_states else len(one.tokens) - 1
+            one.at = len(one.tokens) - 1
 
     def _carry_out(self, plan: StepPlan, prepares: int) -> Finished:
         before, hidden = prepares & 1, None
