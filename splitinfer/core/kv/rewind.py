@@ -1,9 +1,9 @@
 """How far caches can be rolled back.
 
 A plain KV cache can be rolled back to anywhere, a sliding window by its slack (what it dropped is lost). A recurrent
-state stands for all tokens so far, so it cannot be truncated, but it can be rolled back to any row of a block of drafts,
-from what was kept of that block; a cache of an unknown kind cannot even do that. Each stage reports the least of its own layers; the least of
-all stages decides.
+state stands for all tokens so far, so it cannot be truncated, but it can be rolled back to any row of a block of
+drafts, from what was kept of that block; a cache of an unknown kind cannot even do that. Each stage reports the least
+of its own layers; the least of all stages decides.
 """
 
 from collections.abc import Iterable
