@@ -181,9 +181,7 @@ class StepModel:
                 outputs.append(y[0])
         return outputs
 
-    def _noting(
-        self, block: Block | None, tokens: mx.array, hidden: mx.array | None
-    ) -> list[tuple[Any, str, OfBlock]]:
+    def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, OfBlock]]:
         """Stand-ins for the modules that take caches, by which a block keeps their calls."""
         if block is None:
             return []
