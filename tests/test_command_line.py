@@ -12,7 +12,7 @@ import pytest
 import splitinfer
 from splitinfer.cli import pipeline
 from splitinfer.cli.options import PipelineOptions, plain_settings
-from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.kvstore.paths import default_folder
 
@@ -58,7 +58,7 @@ def test_the_model_decides_where_nothing_is_said(command: list[str], asked: list
 def test_a_raw_prompt_is_greedy_unless_something_is_said(asked: list[SamplingParams]):
     run("coord", "--prompt", "hi", "--raw")
     run("coord", "--prompt", "hi", "--raw", "--top-p", "0.5")
-    assert asked == [SamplingParams(), SamplingParams(top_p=0.5)]
+    assert asked == [SamplingParams(ANSWER_TOKENS), SamplingParams(ANSWER_TOKENS, top_p=0.5)]
 
 
 def test_commands_keep_their_defaults_where_the_model_says_nothing(

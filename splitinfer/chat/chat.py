@@ -9,20 +9,21 @@ from typing import Protocol
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
 from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
-from splitinfer.core.sampling_defaults import RECOMMENDABLE, ResolvedSampling
+from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 
+_WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
 class Screen(Protocol):
     """Where inputs come from and answers go: a terminal or a pipe."""
 
-    def read(self) -> str | None:
-        """The next input; ``None`` when there is no more."""
+    def read(self, draft: str) -> str | None:
+        """The next input; ``None`` when there is no more. ``draft``: text to begin with, where it can be edited."""
         ...
 
     def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
@@ -50,10 +51,14 @@ class Chat:
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
         self.has_refused = False
         self._llm, self._screen = llm, screen
+        self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
         self._last_layout: formatting.Stats | None = None  # the counters at the last /layout
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.say(help_text()),
+            "retry": lambda _: self._retry(),
+            "edit": lambda _: self._retry(edits=True),
+            "model": lambda _: screen.say(f"{llm.layout.model}; chat with another one: splitinfer chat --model MODEL"),
             "reset": self._reset,
             "temp": self._temp,
             "set": self._set,
@@ -74,7 +79,8 @@ class Chat:
         """Take inputs until they end, /quit, or the loss of the pipeline; return the exit code."""
         self._screen.greet(formatting.greeting(self._llm.layout, self._llm.context_length))
         try:
-            while (text := self._screen.read()) is not None:
+            while (text := self._screen.read(self._draft)) is not None:
+                self._draft = ""
                 if not self._take(text):
                     break
         except SplitinferError as error:
@@ -112,6 +118,7 @@ class Chat:
         Raises:
             SplitinferError: the pipeline was lost.
         """
+        self._asked = asked
         before = self._llm.stats()
         try:
             request = self._ask(asked)
@@ -154,6 +161,20 @@ class Chat:
                 return
         self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids)
 
+    def _retry(self, *, edits: bool = False) -> None:
+        """Ask the last question again, or offer it for a change; its answer is dropped."""
+        turns = self.conversation.turns
+        asked = self._asked or (turns[-1].user if turns else "")
+        if not asked:
+            self._refuse("there is no question to ask again")
+            return
+        if turns and turns[-1].user == asked:
+            self.conversation = replace(self.conversation, turns=turns[:-1])
+        if edits:
+            self._draft = asked
+        else:
+            self._turn(asked)
+
     # -- commands ----------------------------------------------------------------------------
 
     def _reset(self, _: str) -> None:
@@ -164,14 +185,15 @@ class Chat:
         if value and not self._change("temperature", value):
             return
         origin = self.sampling.origins["temperature"]
-        self._screen.say(f"the temperature is {self.params.temperature:g} ({origin})")
+        noise = "; over 2, answers are close to random" if self.params.temperature > _WILD else ""
+        self._screen.say(f"the temperature is {self.params.temperature:g} ({origin}){noise}")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not text:
             self._screen.say(formatting.sampling_table(self.sampling))
-        elif name not in RECOMMENDABLE:
-            self._refuse(f"unknown setting {name!r}; known: {', '.join(RECOMMENDABLE)}")
+        elif name not in SETTABLE:
+            self._refuse(f"unknown setting {name!r}; known: {', '.join(SETTABLE)}")
         elif not value:
             self._refuse(f"/set {name} needs a value after it")
         elif self._change(name, value.strip()):
@@ -232,10 +254,11 @@ class Chat:
             self._refuse(f"{name} cannot be loaded: {_reason(error)}")
         else:
             self._go_on_with(conversation)
-            self._screen.say(f"{_turns(conversation)} loaded from {name}")
+            last = [f"\n> {turn.user}\n{turn.assistant}" for turn in conversation.turns[-1:]]
+            self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
 
     def _go_on_with(self, conversation: Conversation) -> None:
-        self.conversation = conversation
+        self.conversation, self._asked = conversation, ""
         self._held = 0
         self._llm.forget(SESSION)
 

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import textwrap
 from dataclasses import dataclass
 
 
@@ -15,11 +16,14 @@ class Usage:
 
 COMMANDS = {
     "help": Usage("", "list the commands"),
+    "retry": Usage("", "ask the last question again"),
+    "edit": Usage("", "change the last question and ask it again"),
     "reset": Usage("", "clear the conversation and free its KV; keep the system message"),
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
-    "set": Usage("[NAME VALUE]", "show the sampling settings and where each comes from, or set one"),
+    "set": Usage("[NAME VALUE]", "show the sampling settings and where each comes from, or set one, as max_tokens"),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
+    "model": Usage("", "which model answers"),
     "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
     "plan": Usage(
         "[apply]", "compare the current cut with the best one by measured costs; `/plan apply` loads the best"
@@ -29,8 +33,10 @@ COMMANDS = {
     "quit": Usage("", "quit; Ctrl-D does the same"),
 }
 
-_ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset"}  # the names of other programs
+# The names of other programs.
+_ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "regenerate": "retry"}
 
+_WIDTH = 80  # characters of a line of /help
 KEYS = """\
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
 Text that begins with / is a command; put a space before it to send it as a message."""
@@ -82,8 +88,12 @@ def parse(text: str) -> Say | Command | InvalidInput | None:
 def help_text() -> str:
     """The text that /help shows."""
     heads = {name: f"/{name} {usage.argument}".strip() for name, usage in COMMANDS.items()}
-    width = max(map(len, heads.values()))
-    return "\n".join([*(f"{heads[name]:{width}}  {usage.help}" for name, usage in COMMANDS.items()), "", KEYS])
+    indent = max(map(len, heads.values())) + 2
+    lines = [
+        textwrap.fill(f"{heads[name]:{indent}}{usage.help}", _WIDTH, subsequent_indent=" " * indent)
+        for name, usage in COMMANDS.items()
+    ]
+    return "\n".join([*lines, "", KEYS])
 
 
 def _unknown(name: str) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.sampling_defaults import ResolvedSampling
+from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
 from splitinfer.engine.coordinator.requests import RequestOutput
@@ -183,7 +183,7 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
 def sampling_table(sampling: ResolvedSampling) -> str:
     """The text that /set shows: the values in force, and where each comes from."""
     rows = [("", "value", "from")]
-    rows += [(name, f"{getattr(sampling.params, name):g}", origin) for name, origin in sampling.origins.items()]
+    rows += [(name, f"{getattr(sampling.params, name):g}", sampling.origin_of(name)) for name in SETTABLE]
     return table(rows)
 
 

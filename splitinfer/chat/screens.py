@@ -32,7 +32,7 @@ from rich.text import Text
 
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS
-from splitinfer.chat.word_wrap import WordWrap
+from splitinfer.chat.markdown import MarkdownStream, drawn
 
 Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
 """Passes the process's signals to a function while the returned context is open; where the function returns false,
@@ -56,7 +56,7 @@ class LineScreen:
         self._lines: Iterable[str] = lines
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def read(self) -> str | None:
+    def read(self, draft: str = "") -> str | None:
         line = next(iter(self._lines), None)
         return None if line is None else line.rstrip("\r\n")
 
@@ -109,31 +109,35 @@ class TerminalScreen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._offered.__exit__(kind, error, _)
 
-    def read(self) -> str | None:
+    def read(self, draft: str = "") -> str | None:
         self._hint = ""
         self._signals.forget()
         _write("\n")
         try:
-            return self._prompt.prompt(pre_run=self._signals.leave_if_due)
+            return self._prompt.prompt(default=draft, pre_run=self._signals.leave_if_due)
         except EOFError:
             return None
 
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        flow = WordWrap(self._prompt.output.get_size().columns - 1)
-        last = WAITING
+        flow = MarkdownStream(self._size, None if self._console.is_dumb_terminal else drawn)
+        has_begun = False
 
         def write(text: str) -> None:
-            nonlocal last
+            nonlocal has_begun
             text = text.translate(_CONTROLS)
             if text:
-                _write((_ERASE if last is WAITING else "") + flow.feed(text))
-                last = text[-1]
+                _write(("" if has_begun else _ERASE) + flow.feed(text))
+                has_begun = True
 
         with self._signals.go_to(abort), _typed_later(self._prompt.app.input):
             _write(WAITING)
             yield write
-        _write(_ERASE if last is WAITING else "" if last == "\n" else "\n")
+        _write(flow.end() if has_begun else _ERASE)
+
+    def _size(self) -> tuple[int, int]:
+        size = self._prompt.output.get_size()
+        return size.columns, size.rows
 
     def say(self, text: str) -> None:
         self._console.print(_text(text))

@@ -114,7 +114,7 @@ ModelOption = Annotated[
         "--model", help="The model: a hub id, a folder or 'demo'; default: the layout's, or that of the last `up`."
     ),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")]
 Temp = Annotated[
     float | None,
     typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.", rich_help_panel=_SAMPLING),

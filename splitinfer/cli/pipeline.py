@@ -25,7 +25,7 @@ from splitinfer.cli.options import (
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
@@ -52,7 +52,7 @@ def coord(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Show speed and load of the stages, live.")] = False,
-    max_tokens: MaxTokens = 256,
+    max_tokens: MaxTokens = ANSWER_TOKENS,
     temp: Temp = None,
     stop: Stop = None,
     logprobs: Annotated[
@@ -91,7 +91,7 @@ def coord(
 
 
 @with_pipeline_options
-def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = None) -> None:
+def chat(options: PipelineOptions, max_tokens: MaxTokens = ANSWER_TOKENS, temp: Temp = None) -> None:
     """Open the REPL: what `coord` does on a terminal. Without a model, with the built-in demo."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         typer.echo(_THE_DEMO, err=True)

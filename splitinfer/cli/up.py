@@ -15,7 +15,7 @@ import typer
 
 from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, plain_settings, sampling, with_pipeline_options
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.sampling_defaults import SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.shutdown import shutdown
@@ -55,7 +55,7 @@ def _up(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="End when the workers are up and the layout is written.")
     ] = False,
-    max_tokens: MaxTokens = 512,
+    max_tokens: MaxTokens = ANSWER_TOKENS,
     temp: Temp = None,
 ) -> None:
     """Start workers on other machines over ssh, cut the model, and chat."""

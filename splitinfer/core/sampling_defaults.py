@@ -14,7 +14,13 @@ from splitinfer.core.sequence import SamplingParams
 RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``SamplingParams`` that a generation config may set."""
 
-_WHOLE = ("top_k",)
+ANSWER_TOKENS = 2048
+"""The token limit of an answer where nobody says one: on the command line, in the REPL and on the page."""
+
+SETTABLE = (*RECOMMENDABLE, "max_tokens")
+"""The fields that a user can set in the chat."""
+
+_WHOLE = ("top_k", "max_tokens")
 _GREATEST_WHOLE = 2**31 - 1
 _SAMPLED_TEMPERATURE = 1.0  # what the file format means by do_sample without a temperature
 
@@ -121,6 +127,11 @@ class ResolvedSampling:
             raise ValueError(f"{name} must be a {kind}, not {text!r}") from None
         params = replace(self.params, **{name: _checked(name, number)})
         return ResolvedSampling(params, {**self.origins, name: Origin.CHAT})
+
+    def origin_of(self, name: str) -> Origin:
+        """Where the value of one of ``SETTABLE`` comes from."""
+        usual = Origin.DEFAULT if self.params.max_tokens == ANSWER_TOKENS else Origin.OPTION
+        return self.origins.get(name, usual)
 
 
 @dataclass(frozen=True, slots=True)

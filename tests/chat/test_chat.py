@@ -29,10 +29,12 @@ class Script:
         self.inputs = list(inputs)
         self.answers: list[str] = []
         self.said: list[str] = []
+        self.drafts: list[str] = []
         self.status: list[str] = []
         self._stop_after = stop_after
 
-    def read(self) -> str | None:
+    def read(self, draft: str) -> str | None:
+        self.drafts.append(draft)
         return self.inputs.pop(0) if self.inputs else None
 
     @contextmanager
@@ -140,9 +142,34 @@ def test_every_command_is_carried_out(tmp_path: Path):
     llm = MadeUpLLM()
     for name in COMMANDS:
         argument = f" {file}" if COMMANDS[name].argument == "FILE" else ""
-        chat, screen, code = run(f"/{name}{argument}", llm=llm)
+        chat, screen, code = run("one", f"/{name}{argument}", llm=llm)
         assert (code, chat.has_refused) == (0, False)
-        assert screen.said or name == "quit"
+        assert screen.said or name in ("quit", "retry", "edit")
+
+
+def test_the_last_question_is_asked_again_or_offered_for_a_change():
+    llm = MadeUpLLM()
+    chat, screen, _ = run("one", "two", "/retry", "/edit", "three", llm=llm)
+    assert llm.prompts[1] == llm.prompts[2] == "one|yes it is|two"
+    assert llm.prompts[3] == "one|yes it is|three"
+    assert [each for each in screen.drafts if each] == ["two"]
+    assert [turn.user for turn in chat.conversation.turns] == ["one", "three"]
+    assert run("/retry")[0].has_refused
+    assert run("one", "/reset", "/retry")[1].said[-1] == "there is no question to ask again"
+
+
+def test_a_question_stopped_before_its_answer_can_be_asked_again():
+    llm = MadeUpLLM()
+    run("one", "/retry", llm=llm, stop_after=1)
+    assert llm.prompts == ["one", "one"]
+
+
+def test_the_token_limit_is_set_and_shown():
+    chat, screen, _ = run("/set max_tokens 7", "/set", "/set max_tokens 0", "/temp 7")
+    assert chat.params.max_tokens == 7
+    assert re.search(r"max_tokens +7 +set in this chat", screen.said[1])
+    assert screen.said[2] == "max_tokens must be at least 1, not 0"
+    assert screen.said[3] == "the temperature is 7 (set in this chat); over 2, answers are close to random"
 
 
 def test_each_question_says_what_it_waits_for():
@@ -267,6 +294,7 @@ def test_set_shows_values_and_their_origins_and_sets_one():
         ["top_k", "5", "command line"],
         ["min_p", "0", "default"],
         ["repetition_penalty", "1", "default"],
+        ["max_tokens", "10", "command line"],
     ]
     assert said == "top_p is 0.9 (set in this chat)"
     assert re.search(r"top_p +0\.9 +set in this chat", after)
@@ -276,7 +304,7 @@ def test_set_shows_values_and_their_origins_and_sets_one():
 def test_what_set_refuses():
     chat, screen, _ = run("/set warmth 3", "/set top_k", "/set top_k 1.5", "/set top_p 0", "/set top_k 9999999999")
     assert screen.said == [
-        "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty",
+        "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, max_tokens",
         "/set top_k needs a value after it",
         "top_k must be a whole number, not '1.5'",
         "top_p must be over 0 and at most 1, not 0.0",

@@ -32,9 +32,9 @@ test("settings are numbers within their bounds, or left to the model", () => {
 
 test("a request has what was set and nothing else", () => {
   assert.deepEqual(requestOf("m", [], { temperature: "0", top_p: "" }),
-    { model: "m", messages: [], stream: true, stream_options: { include_usage: true }, temperature: 0 });
+    { model: "m", messages: [], stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: 2048 });
   const more = requestOf("m", [], { thinking: "off", probabilities: true });
   assert.deepEqual([more.chat_template_kwargs, more.top_logprobs], [{ enable_thinking: false }, 5]);
   assert.deepEqual(continuationOf("m", [1, 2], { thinking: "on", temperature: "1" }),
-    { model: "m", prompt: [1, 2], stream: true, stream_options: { include_usage: true }, temperature: 1, max_tokens: 1024 });
+    { model: "m", prompt: [1, 2], stream: true, stream_options: { include_usage: true }, temperature: 1, max_tokens: 2048 });
 });

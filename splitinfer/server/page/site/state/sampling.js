@@ -1,5 +1,8 @@
 /* The settings of answers: what is asked of the server of them. Pure. */
 
+/* The token limit of an answer where none is set, as in the REPL. */
+const ANSWER_TOKENS = 2048;
+
 /* name, label, least, most, step, and what it does. An empty value leaves it to the model. */
 export const FIELDS = [
   ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; more is more varied."],
@@ -8,7 +11,7 @@ export const FIELDS = [
   ["min_p", "Min p", 0, 1, 0.01, "Keep tokens with at least this share of the top token's probability."],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Discourage tokens that have already appeared."],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Discourage tokens by how often they have appeared."],
-  ["max_tokens", "Most tokens", 1, 1000000, 1, "Stop after this many tokens."],
+  ["max_tokens", "Token limit", 1, 1000000, 1, `Stop after this many tokens; ${ANSWER_TOKENS} if empty.`],
   ["seed", "Seed", 0, 9007199254740991, 1, "The same seed gives the same answer."],
 ];
 
@@ -26,7 +29,7 @@ export function valueOf(name, text) {
 export function requestOf(model, messages, sampling) {
   const body = { model, messages, stream: true, stream_options: { include_usage: true } };
   for (const [name] of FIELDS) {
-    const value = valueOf(name, sampling[name]);
+    const value = valueOf(name, sampling[name]) ?? (name === "max_tokens" ? ANSWER_TOKENS : undefined);
     if (value !== undefined) body[name] = value;
   }
   if (sampling.thinking === "on") body.chat_template_kwargs = { enable_thinking: true };
@@ -39,5 +42,5 @@ export function requestOf(model, messages, sampling) {
 export function continuationOf(model, tokens, sampling) {
   const { messages: _messages, chat_template_kwargs: _template, logprobs: _logprobs, top_logprobs: _top, ...body } =
     requestOf(model, [], sampling);
-  return { ...body, prompt: tokens, max_tokens: body.max_tokens ?? 1024 };
+  return { ...body, prompt: tokens, max_tokens: body.max_tokens };
 }

@@ -1,0 +1,98 @@
+"""Markdown while it streams: a block is shown as it was written until it is whole, then drawn again by rich.
+
+    |## Two *wol|        the tail of the answer, as it comes
+    |Two wolves |        the block has ended: back to its first row, erase, draw
+
+A block ends at an empty line, unless the next line is indented or goes on with the same list, and a fenced one at its
+fence. What has no markup stays as it was written; so does a block that is higher than the terminal, because its first
+row is out of reach, and one during which the terminal changed its size.
+"""
+
+import io
+import re
+from collections.abc import Callable
+
+from splitinfer.chat.word_wrap import WordWrap
+
+_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_LIST = re.compile(r"\s*([-*+]|\d+[.)])\s")
+_MARKUP = re.compile(r"[*_`~|\[]|^ {0,3}(#|>|[-+] |\d+[.)] )", re.MULTILINE)
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+Size = tuple[int, int]  # columns and rows
+
+
+class MarkdownStream:
+    """Turns parts of an answer into what a terminal is to be sent. ``size``: the terminal's, now. ``draw``: a block for
+    so many columns, each line with its end; ``None``: nothing is drawn again."""
+
+    def __init__(self, size: Callable[[], Size], draw: Callable[[str, int], str] | None) -> None:
+        self._size, self._draw = size, draw
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at = self._size()
+        self._flow = WordWrap(self._at[0] - 1)
+        self._block, self._rows, self._fence = "", 0, ""
+
+    def feed(self, text: str) -> str:
+        """What to send for ``text``."""
+        return "".join(map(self._feed_char, text))
+
+    def end(self) -> str:
+        """What to send at the answer's end, behind which a new line begins."""
+        return self._settled() or ("" if self._block.endswith("\n") else "\n")
+
+    def _feed_char(self, char: str) -> str:
+        settled = ""
+        if self._is_between() and char != "\n" and not self._goes_on(char):
+            settled = self._settled()
+            self._begin()
+        written = self._flow.feed(char)
+        self._rows += written.count("\n")
+        self._block += char
+        if char == "\n":
+            self._mark_fence()
+        return settled + written
+
+    def _is_between(self) -> bool:
+        """Whether the block has ended, unless the next line goes on with it."""
+        return not self._fence and self._block.endswith("\n\n") and bool(self._block.strip())
+
+    def _goes_on(self, char: str) -> bool:
+        return char in " \t" or (_LIST.match(self._block) is not None and char in "-*+0123456789")
+
+    def _mark_fence(self) -> None:
+        """Learn from the line that has just ended whether code goes on."""
+        line = self._block[self._block.rfind("\n", 0, -1) + 1 : -1]
+        found = _FENCE.match(line)
+        if found is None:
+            return
+        if not self._fence:
+            self._fence = found[1]
+        elif found[1].startswith(self._fence) and not line.strip().strip(found[1][0]):
+            self._fence = ""
+
+    def _settled(self) -> str:
+        """The block drawn over what is there of it; nothing where that cannot be, or would change nothing."""
+        columns, rows = self._at
+        if self._draw is None or self._size() != self._at or self._rows >= rows - 1 or not _MARKUP.search(self._block):
+            return ""
+        up = f"\x1b[{self._rows}A" if self._rows else ""
+        gap = "\n" if self._block.endswith("\n\n") else ""
+        return f"\r{up}\x1b[J{self._draw(self._block, columns)}{gap}"
+
+
+def drawn(block: str, columns: int) -> str:
+    """A block as rich draws it, in this terminal's colours, without the empty lines around it."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    buffer = io.StringIO()
+    Console(file=buffer, width=columns - 1, force_terminal=True).print(
+        Markdown(block, code_theme="ansi_dark", hyperlinks=False)
+    )
+    lines = buffer.getvalue().splitlines()
+    full = [i for i, line in enumerate(lines) if _COLOUR.sub("", line).strip()]
+    return "".join(f"{line}\n" for line in lines[full[0] : full[-1] + 1]) if full else ""
