@@ -40,14 +40,17 @@ class Step(NamedTuple):
 
 
 _PLAN = "splitinfer plan --model demo --workers mini=127.0.0.1 --use-all --out mine.yaml"
+_CODE = "[A-Z0-9]{3}-[A-Z0-9]{3}"
 ANSWERED = "token limit reached"
 STEPS = (
     Step("studio", "scripts/demo", ANSWERED, "demo"),
     Step("studio", "cd", r"\$$"),
-    Step("studio", "clear; splitinfer pair", r"(?s)to admit it.* pair (?P<studio>[0-9a-f]{64})", "pair"),
-    Step("mini", "clear; splitinfer pair {studio} --name studio", r"admitted"),
-    Step("mini", "splitinfer worker --host 0.0.0.0 --port 5577", r"(?s)key: (?P<mini>[0-9a-f]{64})", "worker"),
-    Step("studio", "clear; splitinfer pair {mini} --name mini", r"admitted"),
+    Step("mini", "clear; splitinfer init", rf"code: (?P<mini>{_CODE})"),
+    Step("studio", "clear; splitinfer init --model demo", rf"code: (?P<studio>{_CODE})"),
+    Step("mini", "{studio}", r"waiting|paired"),
+    Step("studio", "{mini}", r"Chat with", "init"),
+    Step("mini", "", r"(?s)key: (?P<key>[0-9a-f]{64}).*measured this machine", "worker"),
+    Step("studio", "clear; splitinfer pair {key} --name mini", r"admitted"),
     Step("studio", f"clear; {_PLAN}", r"mine.yaml\b", "plan"),
     Step("studio", "clear; splitinfer coord --layout mine.yaml", r"/help lists"),
     Step("studio", "The wolf came to the door and", ANSWERED),
