@@ -11,6 +11,7 @@ A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's 
 so its sums depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.errors import CannotCut
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
@@ -47,11 +49,21 @@ def _as_mlx_lms(cache: Cache) -> Cache:
             return mlx_caches.KVCache()
         if type(cache).__name__ == "RotatingKVCache":
             return mlx_caches.RotatingKVCache(cache.max_size, cache.keep)
+    if not is_list(cache) and not hasattr(cache, "empty"):
+        raise CannotCut(f"what the model keeps of a sequence is a {type(cache).__name__}, whose form is not known")
     return cache
 
 
 def is_plain(cache: Cache) -> bool:
-    """Whether a cache has keys and values [B, heads, tokens, d] of every token."""
+    """Whether a cache has keys and values [B, heads, tokens, d] of every token, and nothing else."""
+    derived = itertools.takewhile(lambda cls: cls.__name__ not in _PLAIN, cache.__class__.__mro__)
+    return can_be_cut(cache) and all(
+        cls.__module__.startswith("splitinfer.") or "state" not in vars(cls) for cls in derived
+    )
+
+
+def can_be_cut(cache: Cache) -> bool:
+    """Whether a cache grows with every token, and gives up the last ones by itself."""
     return _is_one_of(cache, _PLAIN)
 
 
@@ -66,14 +78,12 @@ def is_list(cache: Cache) -> bool:
 
 def grows_evenly(cache: Cache) -> bool:
     """Whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
-    if is_list(cache):
-        return all(grows_evenly(one) for one in cache.caches)
-    return type(cache).__name__ in _EVEN
+    return all(type(part).__name__ in _EVEN for part in _parts(cache))
 
 
 def grow_in_step(cache: Cache) -> None:
     """Let an empty cache grow at phase 0, as every other one then does (``core.kv.growth``)."""
-    for one in cache.caches if is_list(cache) else (cache,):
+    for one in _parts(cache):
         if isinstance(one, GrowingKVCache | QuantisedKVCache):
             one.phase = 0.0
 
@@ -217,7 +227,7 @@ def rewind_limit(cache: Cache) -> int | None:
     """How many tokens this cache can always be rolled back (``core.kv.rewind``)."""
     if is_list(cache):
         return least_rewind(rewind_limit(c) for c in cache.caches)
-    if is_plain(cache):
+    if can_be_cut(cache):
         return UNLIMITED
     if isinstance(cache, WindowKVCache):
         return WindowKVCache.SLACK
@@ -235,18 +245,13 @@ def trim(cache: Cache, n: int) -> bool:
 
 def nbytes_written(cache: Cache) -> int:
     """Bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
-    if is_list(cache):
-        return sum(map(nbytes_written, cache.caches))
-    return 0 if _is_state(cache) or cache.empty() else sum(array.nbytes for array in arrays_of(cache))
+    parts = (part for part in _parts(cache) if not _is_state(part))
+    return sum(array.nbytes for part in parts for array in arrays_of(part))
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
     """The caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
-    if is_list(cache):
-        for one in cache.caches:
-            yield from states_of(one)
-    elif _is_state(cache) and not cache.empty():
-        yield cache
+    return (part for part in _parts(cache) if _is_state(part) and not part.empty())
 
 
 def _is_state(cache: Cache) -> bool:
@@ -285,10 +290,19 @@ def make_list(
     """
     full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
-    for i in sorted(own):
-        own_by_kind.setdefault(_kind(full[i]), full[i])
+    for part in (part for i in sorted(own) for part in _parts(full[i])):
+        own_by_kind.setdefault(_kind(part), part)
     full = [cache if i in own else _ghost(cache, own_by_kind, place) for i, cache in enumerate(full)]
     return full, [full[i] for i in sorted(own)]
+
+
+def _parts(cache: Cache) -> Iterator[Cache]:
+    """The caches in a list of caches; any other is its only part."""
+    if is_list(cache):
+        for one in cache.caches:
+            yield from _parts(one)
+    else:
+        yield cache
 
 
 def arrays_of(cache: Cache) -> list[mx.array]:
@@ -307,12 +321,10 @@ def _kind(cache: Cache) -> tuple[Any, ...]:
 
 
 def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
-    own = own_by_kind.get(_kind(cache))
     if is_list(cache):
-        inner = own.caches if own is not None else [None] * len(cache.caches)
-        pairs = zip(cache.caches, inner, strict=True)
-        cache.caches = tuple(_ghost(c, {_kind(c): o} if o is not None else {}, place) for c, o in pairs)
+        cache.caches = tuple(_ghost(one, own_by_kind, place) for one in cache.caches)
         return cache
+    own = own_by_kind.get(_kind(cache))
     if own is not None:
         return _Ghost(own)
     cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)

@@ -143,6 +143,7 @@ class StageModel:
     ``checks``: whether to look that nothing is read of the layers before; a stage that is only timed need not.
 
     Attributes:
+        reads_tokens: whether the model may look at its tokens while its graph is built.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
@@ -162,6 +163,7 @@ class StageModel:
         if structure is None:
             structure = self._read_structure()
         long = None if structure is None else structure.long_rows
+        self.reads_tokens = structure is None or structure.reads_tokens
         self._probes = [(*_PROBED, 1)] if long is None else [(long, 1), (*_PROBED, 1)]
         self._incoming = None if self.is_first or structure is None else structure.border(start)
         self._outgoing = None if self.is_last or structure is None else structure.border(end)

@@ -62,6 +62,12 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
+    def __contains__(self, name: str) -> bool:  # MLX's modules are dicts
+        return name in self._real
+
+    def __getitem__(self, name: str) -> Any:
+        return self._real[name]
+
 
 @contextmanager
 def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
@@ -158,9 +164,17 @@ def call_model(
     ``positions``: theirs, [B, n]. A model that would note them on itself is given them, because its next call may be
     for another sequence.
     """
-    extra = {"position_ids": positions()} if hasattr(model, "_position_ids") else {}
+    extra = {"position_ids": _as_noted(model, positions())} if hasattr(model, "_position_ids") else {}
     result = model(tokens, cache=caches, **extra)
     return cast(mx.array, getattr(result, "logits", result))  # mlx-vlm's towers return a record
+
+
+def _as_noted(model: Any, positions: mx.array) -> mx.array:
+    """Positions [B, n] of text in the form in which a model itself makes them: some have three for each token."""
+    made, _ = model.get_rope_index(mx.zeros((1, 1), mx.int32))
+    return (
+        positions if made.ndim == positions.ndim else mx.broadcast_to(positions, (*made.shape[:-2], *positions.shape))
+    )
 
 
 def type_name(model: nn.Module) -> str:

@@ -293,8 +293,8 @@ def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
     except _NoClass as error:
         if not mlx_vlm.is_installed():
             raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
-    with _found_in(mlx_vlm.module("utils"), arrays) as utils:
-        return cast(nn.Module, utils.load_model(folder, lazy=True).language_model)
+    with _found_in(mlx_vlm.module("utils"), arrays):
+        return mlx_vlm.tower(folder)
 
 
 class _NoClass(Exception):
@@ -312,12 +312,12 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[Any]:
+def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
     """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
     with _patching:
         original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
         try:
-            yield utils
+            yield
         finally:
             utils.mx = original
 

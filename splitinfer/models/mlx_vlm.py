@@ -18,10 +18,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 _PACKAGE = "mlx_vlm"
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
@@ -136,6 +138,23 @@ def module(name: str) -> ModuleType:
         if _PACKAGE not in sys.modules:
             _register()
     return importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+def tower(folder: Path) -> nn.Module:
+    """The language model of a checkpoint, its weights not read yet.
+
+    Some decode single rows by another road than their layers' own calls, which a cut replaces. They have a question for
+    whether they may, and the answer is no.
+    """
+    model: nn.Module = module("utils").load_model(folder, lazy=True).language_model
+    return without_detours(model)
+
+
+def without_detours(model: nn.Module) -> nn.Module:
+    """A language model that always calls its layers."""
+    if hasattr(model, "_supports_batch_invariant_decode"):
+        model._supports_batch_invariant_decode = lambda: False
+    return model
 
 
 def _register() -> None:

@@ -121,7 +121,7 @@ class RowCache:
     """
 
     def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
-        self._index, self._within, self._like = index, within, like.__class__
+        self._index, self._within, self._like, self._fresh = index, within, like.__class__, like
         self._step: RowStep | None = None
         inner = like.caches if within is None and is_list(like) else ()
         self._inner = [RowCache(index, cache, i) for i, cache in enumerate(inner)]
@@ -146,6 +146,11 @@ class RowCache:
     def offset(self) -> mx.array:
         """[T] positions, one per row."""
         return self.step.offsets
+
+    @property
+    def _offset(self) -> int:
+        """mlx-vlm's name for the largest position, which it would have a device compute."""
+        return max(part.start + part.count for part in self.step.parts) - 1
 
     def make_mask(self, _n: int, **asked: Any) -> RowMask:
         """Each part's mask, as its own cache makes it."""
@@ -197,6 +202,11 @@ class RowCache:
         return cache if self._within is None else cache[self._within]
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._fresh, name):
+            raise AttributeError(name)
+        first, *others = (getattr(self.of(part), name) for part in self.step.parts)
+        if (first is None or isinstance(first, bool | int | str)) and all(value == first for value in others):
+            return first  # as each sequence alone would have it
         raise NotByRows(f"the model reads {name} of a cache")
 
     def __getitem__(self, index: int) -> "RowCache":

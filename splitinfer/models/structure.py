@@ -255,6 +255,11 @@ class ModelStructure:
         return self._given_with[rows]
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the model looks at its tokens while it is called, so that its graph is that of these tokens."""
+        return not all(self._graph.holds(f"tokens {step}") for step in range(len(self._rows)))
+
+    @property
     def num_layers(self) -> int:
         """Layers in the model."""
         return len(self.layers)
@@ -364,7 +369,7 @@ class ModelStructure:
         stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
         with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
             at = sum(self._rows[:step])
-            tokens = mx.zeros((1, rows), mx.int32)
+            tokens = mark(self._named, f"tokens {step}", mx.zeros((1, rows), mx.int32))
             logits = call_model(self.model, tokens, caches, lambda: mx.arange(at, at + rows)[None])
         if order != list(range(self.num_layers)):
             times = "more than once" if len(order) > self.num_layers else "not one after the other"

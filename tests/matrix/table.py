@@ -11,6 +11,7 @@ from pathlib import Path
 import compare
 import configs
 import mlx.core as mx
+import vlm_configs
 
 FILE = Path(__file__).parents[2] / "splitinfer" / "models" / "SUPPORT.md"
 
@@ -41,6 +42,17 @@ A name after `/` is a variant of the configuration; an architecture counts as ri
 {rows}
 """
 
+_VLM_TITLE = "## Language models of mlx-vlm\n"
+_VLM_TEXT = """\
+{num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
+{none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and are compared in the
+same way with plain mlx-vlm. Others were not examined; like any model, they are refused where a cut cannot be right.
+
+| architecture | right / cuts | any chunking | rollback | many sequences | kept KV | notes |
+|---|---|---|---|---|---|---|
+{rows}
+"""
+
 Rows = Mapping[str, str]
 
 
@@ -64,11 +76,17 @@ def _refusals(finding: compare.Finding) -> list[str]:
     ]
 
 
-def written() -> tuple[str, Rows]:
-    """The mlx-lm version and the rows of the file."""
-    text = FILE.read_text() if FILE.exists() else ""
+def _parts() -> tuple[str, str]:
+    """The texts of the two tables."""
+    first, _, second = (FILE.read_text() if FILE.exists() else "").partition(_VLM_TITLE)
+    return first, second
+
+
+def written(library: str = "mlx-lm") -> tuple[str, Rows]:
+    """The library's version and its rows of the file."""
+    text = _parts()[library == "mlx-vlm"]
     lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    known = text.partition("(mlx-lm ")[2].partition(")")[0]
+    known = text.partition(f"({library} ")[2].partition(")")[0]
     return known, {line.split("|")[1].strip(): line for line in lines}
 
 
@@ -95,26 +113,56 @@ def render(findings: Mapping[str, compare.Finding]) -> str:
     )  # fmt: skip
 
 
+def render_vlm(findings: Mapping[str, compare.Finding]) -> str:
+    """The second table."""
+    right = sum(not finding.refused for finding in findings.values())
+    some = sum(finding.num_right > 0 for finding in findings.values())
+    rows = "\n".join(row(name, findings[name]) for name in sorted(findings, key=str.lower))
+    return _VLM_TEXT.format(
+        num_right=right, num_all=len(findings), mlx_vlm=version("mlx-vlm"), some=some - right,
+        none=len(findings) - some, rows=rows,
+    )  # fmt: skip
+
+
+def vlm(arguments: Sequence[str]) -> int:
+    """The same as ``main`` for mlx-vlm's models."""
+    findings, wrong = _examine_all(vlm_configs.CONFIGS, compare.mlx_vlms)
+    known, before = written("mlx-vlm")
+    now = {name: row(name, f) for name, f in findings.items()}
+    changes = _changes(before, now, list(vlm_configs.CONFIGS))
+    print(f"\nmlx-vlm {known or 'unknown'} in the table, {version('mlx-vlm')} installed")
+    print("\n".join([*wrong, *changes]) or "nothing changed")
+    if "--write" in arguments and not wrong:
+        FILE.write_text(f"{_parts()[0].rstrip()}\n\n{_VLM_TITLE}\n{render_vlm(findings)}")
+        return 0
+    return 1 if wrong or changes else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Examine everything; 1 if the file is not what was found, or a cut is wrong."""
-    findings, wrong = _examine_all()
+    if "--vlm" in arguments:
+        return vlm(arguments)
+    findings, wrong = _examine_all(configs.configurations())
     known, before = written()
     now = {name: row(name, f) for name, f in findings.items()} | {n: left_out_row(n) for n in configs.LEFT_OUT}
     changes = _changes(before, now, configs.architectures())
     print(f"\nmlx-lm {known or 'unknown'} in the table, {version('mlx-lm')} installed")
     print("\n".join([*wrong, *changes]) or "nothing changed")
     if "--write" in arguments and not wrong:
-        FILE.write_text(render(findings))
+        second = _parts()[1]
+        FILE.write_text(render(findings) + (f"\n{_VLM_TITLE}{second}" if second else ""))
         print(f"wrote {FILE.name}")
         return 0
     return 1 if wrong or changes else 0
 
 
-def _examine_all() -> tuple[dict[str, compare.Finding], list[str]]:
+def _examine_all(
+    described: Mapping[str, configs.Config], make: compare.Make | None = None
+) -> tuple[dict[str, compare.Finding], list[str]]:
     findings, wrong = {}, []
-    for name, config in configs.configurations().items():
+    for name, config in described.items():
         try:
-            findings[name] = compare.examine(config)
+            findings[name] = compare.examine(config, make=make)
         except Exception as error:  # noqa: BLE001 - whatever a new release does, the others are examined too
             wrong.append(f"WRONG    {name}: {type(error).__name__}: {error}")
             print(wrong[-1], flush=True)

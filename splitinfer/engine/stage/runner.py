@@ -325,8 +325,10 @@ class StageRunner:
         if not (self._model.traceable and Road.PREPARED_STEPS.is_open):
             return False  # its graph depends on numbers, which are not there yet; or none is wanted
         histories = [self._histories.get(part.seq_id) for part in slices]
-        # A penalty depends on the tokens, which are not known yet.
-        return all(one is not None and not one.params.depends_on_tokens for one in histories)
+        # A penalty depends on the tokens, which are not known yet, and so does a graph whose model looks at them.
+        return not self._model.reads_tokens and all(
+            one is not None and not one.params.depends_on_tokens for one in histories
+        )
 
     def _prepare(self, slices: tuple[Slice, ...]) -> PreparedStep:
         parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]

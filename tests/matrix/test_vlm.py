@@ -1,0 +1,122 @@
+"""mlx-vlm's language models: cut everywhere as mlx-lm's are, loaded from files, and imported without the rest of it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+if find_spec("mlx_vlm") is None:
+    pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+
+import compare
+import effort
+import mlx.core as mx
+import table
+import vlm_configs
+from mlx.utils import tree_flatten
+
+from splitinfer.errors import ModelError
+from splitinfer.models import mlx_vlm
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cut import StageModel
+from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.structure import Border, ModelStructure, Row
+
+KNOWN, ROWS = table.written("mlx-vlm")
+USUAL = ("qwen3_vl", "qwen4_exp", "hy_v4")
+same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table is for another: scripts/matrix --vlm")
+
+
+@same_release
+@pytest.mark.parametrize("name", [n if n in USUAL else effort.long(n) for n in vlm_configs.CONFIGS])
+def test_cuts(name: str) -> None:
+    care = effort.thorough(compare.USUAL, compare.ALL)
+    finding = compare.examine(vlm_configs.CONFIGS[name], care, compare.mlx_vlms)
+    rows = [table.row(name, finding), table.row(name, replace(finding, any_chunking=False))]
+    assert table.comparable(ROWS[name]) in map(table.comparable, rows), "scripts/matrix --vlm --write"
+
+
+@same_release
+def test_the_table_has_every_configuration() -> None:
+    assert list(ROWS) == sorted(vlm_configs.CONFIGS, key=str.lower), "scripts/matrix --vlm --write"
+
+
+@pytest.mark.parametrize("name", ["klear", effort.long("glm5_next"), effort.long("deepseek_v4")])
+def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
+    """mlx-lm has no class for them."""
+    config = vlm_configs.CONFIGS[name]
+    model = compare.build(config, make=compare.mlx_vlms)
+    weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    tokens, expected = compare._reference(model, 4)
+    checkpoint, last = open_folder(tmp_path), len(model.layers)
+    stages = []
+    for start, end in pairwise((0, last - 1, last)):
+        found = survey(checkpoint, start, end, None)
+        assert found.tensors < set(weights)
+        stages.append(load_stage(checkpoint, found, start, end, None, lambda *_: None))
+    assert compare._difference(compare._run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
+
+
+def test_a_model_that_neither_has_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros((1,))})
+    with pytest.raises(ModelError, match="no_such_model"):
+        survey(open_folder(tmp_path), 0, 1, None)
+
+
+def test_a_choice_among_tokens_crosses_once_there_are_enough() -> None:
+    """hy_v4's shared layers are given what an earlier layer chose, once there are more tokens than it may choose."""
+    config = vlm_configs.CONFIGS["hy_v4"]
+    model = compare.build(config, make=compare.mlx_vlms)
+    structure = ModelStructure(model)
+    crossing = [row for k in range(1, 4) for row in structure.border(k).rows if row.is_whole]
+    assert crossing
+    assert {row.since for row in crossing} == {config["index_topk"] + 1}
+    assert all(stage.sends_whole_numbers for stage in [StageModel(model, 0, 2, structure)])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
+    border = Border(1, (Row((0, 0), 1, (1, 4), dtype), Row((0, 3), 1, (1, 3), mx.int32, since=6)), ())
+    hidden = mx.random.normal((1, 5, 4)).astype(dtype)
+    chosen = mx.array([-1, 2**31 - 1, -(2**31), 2**24 + 1, 7], mx.int32)[None, :, None] * mx.ones((1, 1, 3), mx.int32)
+    packed = border.pack([hidden, chosen])
+    assert packed.shape == (1, 5, border.width)
+    assert packed.dtype == dtype
+    for got, wanted in zip(border.unpack(packed, 6), (hidden, chosen), strict=True):
+        assert mx.array_equal(got, wanted).item()
+    assert border.unpack(border.pack([hidden, None]), 5)[1] is None
+    assert not border.unpack(border.made_up(5, 0)[None], 6)[1].any().item()
+
+
+def test_what_a_stage_does_not_need_is_not_imported() -> None:
+    code = """
+import sys
+from splitinfer.models import mlx_vlm
+assert not any(name.startswith("mlx_vlm") for name in sys.modules)
+for name in ("qwen3_vl", "gemma4", "glm5_next", "qwen4_exp", "deepseek_v4", "deepseek_v41"):
+    mlx_vlm.module(f"models.{name}")
+mlx_vlm.module("utils")
+heavy = {"transformers", "PIL", "cv2", "huggingface_hub", "requests", "torch", "mlx_lm"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_promise_is_kept_when_it_is_used() -> None:
+    promise = mlx_vlm._Later("json.decoder", "JSONDecoder")
+    assert promise().decode("[1]") == [1]
+    assert isinstance(json.JSONDecoder(), promise)  # type: ignore[arg-type]
+
+    class Derived(promise):  # type: ignore[valid-type, misc]
+        pass
+
+    assert issubclass(Derived, json.JSONDecoder)

@@ -1,0 +1,139 @@
+"""Tiny configurations of mlx-vlm's language models: those that mlx-lm lacks, and some that both have.
+
+As in ``configs``, every kind of layer stands on both sides of some cut. Numbers of tokens that a layer may choose are
+smaller than the prompts, so that layers do choose.
+"""
+
+from typing import Any
+
+from configs import _BASE, _EXPERTS, _INDEXED, _LATENT, _LINEAR, _MAMBA, _SLIDING_FULL, VOCAB, WINDOW, Config
+
+_VISION: Config = {
+    "model_type": "vision", "depth": 2, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32,
+    "out_hidden_size": 32, "num_heads": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 8,
+    "mm_tokens_per_image": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "num_channels": 3,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [], "embed_dim": 16, "projection_dim": 32,
+    "layer_norm_eps": 1e-5, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_IMAGES: Config = {
+    "image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123,
+    "image_token_index": 120, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1,
+    "image_start_token_id": 122, "image_end_token_id": 123, "video_start_token_id": 124, "video_end_token_id": 125,
+}  # fmt: skip
+_SECTIONS: Config = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+
+
+def _with_tower(name: str, text: str = "", tower: str = "", **changes: Any) -> Config:
+    """A model with a tower for pictures, of the type ``tower``, in front of a language model of the type ``text``."""
+    language = {**_BASE, "model_type": text or f"{name}_text", "head_dim": 8, **changes}
+    vision = {**_VISION, "model_type": tower or name}
+    projector = {"model_type": "mlp_gelu", "input_dim": 16, "n_embed": 32}
+    parts = {"text_config": language, "vision_config": vision, "projector_config": projector}
+    return {**_BASE, **_IMAGES, "model_type": name, **parts}
+
+
+def _alone(name: str, **changes: Any) -> Config:
+    """A language model whose configuration is the whole one."""
+    return {**_BASE, **_IMAGES, "model_type": name, "head_dim": 8, **changes}
+
+
+_EXPERTS_EVERYWHERE: Config = {**_EXPERTS, "mlp_only_layers": [], "shared_expert_intermediate_size": 16}
+_HALF: Config = {**_LINEAR, "rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}
+_GRANITE: Config = {
+    "embedding_multiplier": 1.0, "attention_multiplier": 0.3, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+    "mlp_bias": False,
+}  # fmt: skip
+_QWEN4: Config = {
+    **_LINEAR, **_EXPERTS_EVERYWHERE, "num_hidden_layers": 4, "hc_count": 2, "hc_lowrank": 8,
+    "indexer_n_heads": 2, "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4,
+    "layer_types": ["linear_attention", "qwen_sparse_attention"] * 2, "linear_key_head_dim": 32,
+    "rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_NGRAMS: Config = {
+    "eos_token_id": 2, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "ngram_vocab_size_base": 50, "split_ngram_parts": 4,
+    "make_ngram_vocab_size_divisible_by": 4, "heads_per_ngram": 2,
+}  # fmt: skip
+_CONVOLUTIONS: Config = {
+    "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2,
+    "block_dim": 32, "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1,
+    "block_auto_adjust_ff_dim": False,
+}  # fmt: skip
+
+CONFIGS: dict[str, Config] = {
+    "qwen3_vl": _with_tower("qwen3_vl", rope_scaling=_SECTIONS),
+    "qwen3_vl_moe": _with_tower("qwen3_vl_moe", rope_scaling=_SECTIONS, **_EXPERTS_EVERYWHERE),
+    "qwen2_vl": _with_tower("qwen2_vl", "qwen2_vl", rope_scaling=_SECTIONS),
+    "qwen2_5_vl": _with_tower("qwen2_5_vl", "qwen2_5_vl", rope_scaling=_SECTIONS),
+    "qwen3_5": _with_tower("qwen3_5", **_HALF),
+    "gemma4": _with_tower(
+        "gemma4", num_hidden_layers=7, global_head_dim=16, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=3,
+        hidden_size_per_layer_input=8, sliding_window=WINDOW, layer_types=[*_SLIDING_FULL, *_SLIDING_FULL[:3]],
+        rope_parameters=None, num_key_value_heads=1,
+    ),
+    "glm5_next": _with_tower(
+        "glm5_next", **{
+            **_LATENT, "num_hidden_layers": 8, "num_attention_heads": 4, "qk_rope_head_dim": 0, "n_group": 1,
+            "layer_types": ["linear_attention", "deepseek_sparse_attention"] * 4, "index_topk": 8, "index_kpool": 4,
+            "indexer_types": ["full", "full", "shared", "shared", "shared", "full", "shared", "shared"],
+            "index_head_dim": 16, "index_n_heads": 2, "linear_head_dim": 32, "linear_num_heads": 2,
+            "linear_conv_kernel_dim": 3, "hc_mult": 2, "hc_sinkhorn_iters": 2, "first_k_dense_replace": 1,
+        },
+    ),
+    "qwen4_exp": _with_tower("qwen4_exp", **_QWEN4),
+    "qwen4_exp/ple": _with_tower("qwen4_exp", **_QWEN4, **_NGRAMS),
+    "deepseek_v4": _alone(
+        "deepseek_v4", **{
+            **_EXPERTS, "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 16,
+            "qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 8, "scoring_func": "sqrtsoftplus", "hc_mult": 2,
+            "hc_sinkhorn_iters": 2, "num_hash_layers": 1, "sliding_window": WINDOW, "index_n_heads": 2,
+            "index_head_dim": 16, "index_topk": 4, "index_block": 4, "index_keep": 2,
+            "compress_ratios": [0, 4, 128, 4, 4, 0],
+        },
+    ),
+    "hy_v4": _alone("hy_v4", **{**_INDEXED, "hc_mult": 2, "n_group": 1}),
+    "inkling": _with_tower("inkling"),
+    "pixtral": _with_tower("pixtral"),
+    "molmo2": _with_tower("molmo2"),
+    "cohere2_moe": _alone("cohere2_moe", **_EXPERTS, sliding_window=WINDOW),
+    "aya_vision": _with_tower("aya_vision", "cohere2", "siglip_vision_model"),
+    "glm4v": _with_tower("glm4v", rope_scaling=_SECTIONS, eos_token_id=[2]),
+    "llava": _with_tower("llava", "llama", "clip_vision_model"),
+    "llava_next": _with_tower("llava_next", "llama", "clip_vision_model"),
+    "idefics3": _with_tower("idefics3", "llama"),
+    "internvl_chat": _with_tower("internvl_chat", "qwen2", "siglip_vision_model"),
+    "lfm2_vl": _with_tower("lfm2_vl", "lfm2", **_CONVOLUTIONS),
+    "paligemma": _with_tower("paligemma", "gemma", "siglip_vision_model"),
+    "mistral3": _with_tower("mistral3", "mistral", "pixtral"),
+    "kimi_vl": _with_tower("kimi_vl", "deepseek_v3", "moonvit", **_LATENT),
+    "kimi_k25": _with_tower("kimi_k25", "kimi_k25", "moonvit", **_LATENT),
+    "deepseek_vl_v2": _with_tower("deepseek_vl_v2", "deepseek_v2", "vision", **_LATENT),
+    "phi4mm": _alone("phi4mm"),
+    "minimax_m3_vl": _with_tower("minimax_m3_vl", **_EXPERTS),
+    "klear": _alone("klear", **_EXPERTS),
+    "xing4_0": _alone("xing4_0", **_EXPERTS),
+    "k2_horizon": _alone("k2_horizon", **_EXPERTS),
+    "granite_vision": _with_tower("granite_vision", "granite", "siglip_vision_model", **_GRANITE),
+    "llava_onevision": _with_tower("llava_onevision", "qwen2", "siglip_vision_model"),
+    "fastvlm": _with_tower("fastvlm", "llava_qwen2"),
+    "smolvlm": _with_tower("smolvlm", "llama", "idefics3"),
+    "deepseekocr": _with_tower("deepseekocr", "deepseek_v2", "vision"),
+    "jina_vlm": _with_tower("jina_vlm"),
+    "muse_glimmer": _with_tower("muse_glimmer"),
+    "youtu_vl": _with_tower("youtu_vl", **_LATENT),
+    "flint": _alone("flint"),
+    "dots_ocr": _with_tower("dots_ocr", "qwen2"),
+    "minicpmv4_6": _with_tower("minicpmv4_6", tower="siglip_vision_model", **_LINEAR),
+    "paddleocr_vl": _alone("paddleocr_vl", rope_scaling=_SECTIONS),
+    "cohere_compass": _with_tower("cohere_compass", tower="cohere_compass_vision", rope_scaling=_SECTIONS),
+    "phi3_v": _alone("phi3_v"),
+    "locateanything": _with_tower("locateanything", "qwen2", "moonvit"),
+    "unlimited_ocr": _with_tower("unlimited_ocr", "deepseek_v2", "vision"),
+    "moondream2": _with_tower("moondream2"),
+    "molmo": _with_tower("molmo", "molmo", "molmo"),
+    "internvl": _with_tower("internvl", "qwen3", rope_parameters=_SECTIONS),
+    "qwen3_5_moe": _with_tower("qwen3_5_moe", **{**_EXPERTS_EVERYWHERE, **_HALF}),
+    "plamo2vl": _with_tower("plamo2vl", tower="siglip_vision_model", **_MAMBA),
+    "gemma4_unified": _with_tower("gemma4_unified"),
+    "mistral_large3": _with_tower("mistral_large3", tower="pixtral", **_LATENT),
+    "kimi_k3": _with_tower("kimi_k3", tower="moonvit3d", **_LATENT),
+}  # fmt: skip
