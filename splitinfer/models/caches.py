@@ -341,7 +341,7 @@ def cache_kind_of(cache: Cache) -> tuple[Any, ...]:
     of theirs."""
     if is_list(cache):
         return ("list", *(cache_kind_of(one) for one in cache.caches))
-    return ("state", len(cache.cache)) if _is_state(cache) else tuple(map(str, _kind(cache)))
+    return ("state", len(getattr(cache, "cache", ()))) if _is_state(cache) else tuple(map(str, _kind(cache)))
 
 
 class _Ghost:

@@ -50,8 +50,8 @@ _QWEN4: Config = {
     "rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
 }  # fmt: skip
 _NGRAMS: Config = {
-    "eos_token_id": 2, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "ngram_vocab_size_base": 50, "split_ngram_parts": 4,
-    "make_ngram_vocab_size_divisible_by": 4, "heads_per_ngram": 2,
+    "eos_token_id": 2, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "ngram_vocab_size_base": 50,
+    "split_ngram_parts": 4, "make_ngram_vocab_size_divisible_by": 4, "heads_per_ngram": 2,
 }  # fmt: skip
 _CONVOLUTIONS: Config = {
     "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2,
