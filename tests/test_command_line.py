@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,27 @@ def test_wrong_arguments_are_told_as_any_other_error(
     out, said = capsys.readouterr()
     assert (ending.value.code, said.count("\n"), out) == (2, 1, "")
     assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        ("coord", ["--model", "--layout", "--workers", "--prompt", "--max-tokens", "--help"]),
+        ("chat", ["--model", "--layout", "--workers", "--max-tokens", "--help"]),
+        ("serve", ["--model", "--layout", "--workers", "--host", "--port", "--help"]),
+        ("up", ["--model", "--prompt", "--port", "--max-tokens", "--help"]),
+    ],
+)
+def test_help_shows_first_what_matters_most(command: str, first: list[str]):
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "150", "TERMINAL_WIDTH": "150"})
+    panels = re.split(r"╭─ ", done.stdout)[1:]
+    options = next(panel for panel in panels if panel.startswith("Options"))
+    assert re.findall(r"^│ (--[\w-]+)", options, re.MULTILINE) == first
+    assert panels[-1].startswith("More")
 
 
 @pytest.mark.parametrize("command", ["coord", "plan"])

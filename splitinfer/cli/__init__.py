@@ -8,6 +8,7 @@ Answers go to standard output; everything else goes to standard error.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,18 +34,21 @@ from splitinfer.shutdown import shutdown
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (coord, chat, serve, worker, pair, discover, doctor, selftest, bench, simulate, plan):
-    app.command()(command)
-for command in (init, up, down, status):
-    app.command(rich_help_panel="Other machines")(command)
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run a model": (chat, coord, serve),
+    "Machines": (init, up, down, status, worker, pair, discover),
+    "Plan, measure, check": (plan, simulate, bench, doctor, selftest),
+}
+_KEPT = "What is kept here"
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 app.command(hidden=True)(on_host)
-app.add_typer(cache_app, name="cache")
-app.add_typer(keys_app, name="keys")
-app.add_typer(models_app, name="models")
-app.add_typer(service_app, name="service")
+for group, name in ((cache_app, "cache"), (keys_app, "keys"), (models_app, "models"), (service_app, "service")):
+    app.add_typer(group, name=name, rich_help_panel=_KEPT)
 
 
-@app.command()
+@app.command(rich_help_panel=_KEPT)
 def version() -> None:
     """Print the versions that both sides of a pipeline must share."""
     from splitinfer.engine.versions import own_versions

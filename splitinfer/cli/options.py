@@ -9,12 +9,14 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 from splitinfer.core.sampling_defaults import SamplingChoice
 from splitinfer.core.sequence import SamplingParams
@@ -34,6 +36,9 @@ WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
 _DECLARED = declared(Settings)
 _MOST_GB = 1e9  # stands for "inf"
 _CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a declaration
+_FIRST = ("hosts", "model", "layout", "workers", "prompt", "host", "port", "max_tokens")
+"""The options that matter most, in the first panel of a command's help."""
+_MORE = "More"
 _CUT = "Cut: which machine gets which layers, without a layout"
 _SAMPLING = "Sampling: defaults come from the model's generation_config.json"
 
@@ -111,7 +116,8 @@ MeasureOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="The model: a hub id, a folder or 'demo'; default: the layout's, or that of the last `up`."
+        "--model",
+        help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's, or that of the last `up`.",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")]
@@ -229,11 +235,37 @@ def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
         options = PipelineOptions(**{each.name: given.pop(each.name) for each in plain}, declared=found)
         command(options, **given)
 
-    parameters = [*plain[:2], *own, *plain[2:], *settings]
+    parameters = _by_panel([*plain[:2], *own, *plain[2:], *settings])
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _by_panel(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """The parameters of a command in the order of its help: what matters first, the panels, and the rest."""
+
+    def rank(each: inspect.Parameter) -> tuple[int, int]:
+        if each.name in _FIRST:
+            return 0, _FIRST.index(each.name)
+        return 2 if _option_of(each).rich_help_panel == _MORE else 1, 0
+
+    return sorted(map(_in_panel, parameters), key=rank)
+
+
+def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter with the panel where its option is shown. Options are shared by commands, so it has a copy."""
+    info = copy(_option_of(parameter))
+    if isinstance(info, ArgumentInfo) or parameter.name in _FIRST:
+        info.rich_help_panel = None
+    else:
+        info.rich_help_panel = info.rich_help_panel or _MORE
+    kind = get_args(parameter.annotation)[0]
+    return parameter.replace(annotation=Annotated[kind, info])
+
+
+def _option_of(parameter: inspect.Parameter) -> Any:
+    return parameter.annotation.__metadata__[0]
 
 
 def sampling(

@@ -60,3 +60,11 @@ test("how it ended", () => {
   assert.match(take(begin(0), "<html>", 1).error, /no JSON/);
   assert.deepEqual(figuresOf(begin(0)).rate, null);
 });
+
+test("an answer that was stopped has the figures of what had come", () => {
+  const chunk = (text, generated) => JSON.stringify({ choices: [{ delta: { content: text } }],
+    usage: { prompt_tokens: 9, completion_tokens: generated } });
+  const answer = take(take(begin(0), chunk("a", 1), 100), chunk("b", 3), 200);
+  assert.equal(endOf(answer, true), "stopped");
+  assert.deepEqual([figuresOf(answer).generated, figuresOf(answer).prompt, figuresOf(answer).rate], [3, 9, 20]);
+});

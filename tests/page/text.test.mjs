@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { blocks } from "../../splitinfer/server/page/site/state/blocks.js";
-import { continuationOf, requestOf, valueOf } from "../../splitinfer/server/page/site/state/sampling.js";
+import { snippets } from "../../splitinfer/server/page/site/state/connect.js";
+import { PRESETS, continuationOf, presetOf, requestOf, valueOf } from "../../splitinfer/server/page/site/state/sampling.js";
 
 const TEXT = "One.\n\nTwo\nlines.\n\n```py\na\n\n~~~\nb\n```\n\n- a\n\n- b\n\n  c\n\nThree.\n\n$$\nx\n\ny\n$$\n\nFour.\n";
 
@@ -32,9 +33,23 @@ test("settings are numbers within their bounds, or left to the model", () => {
 
 test("a request has what was set and nothing else", () => {
   assert.deepEqual(requestOf("m", [], { temperature: "0", top_p: "" }),
-    { model: "m", messages: [], stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: 2048 });
+    { model: "m", messages: [], stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, temperature: 0, max_tokens: 2048 });
   const more = requestOf("m", [], { thinking: "off", probabilities: true });
   assert.deepEqual([more.chat_template_kwargs, more.top_logprobs], [{ enable_thinking: false }, 5]);
   assert.deepEqual(continuationOf("m", [1, 2], { thinking: "on", temperature: "1" }),
-    { model: "m", prompt: [1, 2], stream: true, stream_options: { include_usage: true }, temperature: 1, max_tokens: 2048 });
+    { model: "m", prompt: [1, 2], stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, temperature: 1, max_tokens: 2048 });
+});
+
+test("a preset sets what belongs to it and is known again", () => {
+  for (const [name, values] of PRESETS) assert.equal(presetOf({ ...values, seed: "7" }), name);
+  assert.equal(presetOf({}), "the model's");
+  assert.equal(presetOf({ temperature: "0.3" }), undefined);
+});
+
+test("what other programs need has this server's URL and its model, whatever its name", () => {
+  const found = snippets("http://mini.local:8080", "it's/a \"model\"");
+  assert.equal(found.length, 3);
+  for (const [, text] of found) assert.ok(text.includes("http://mini.local:8080/v1"), text);
+  assert.ok(found[0][1].includes(String.raw`"model":"it'\''s/a \"model\""`), found[0][1]);
+  assert.ok(found[1][1].includes(String.raw`model="it's/a \"model\""`));
 });

@@ -1,7 +1,7 @@
 /* The settings of answers: what is asked of the server of them. Pure. */
 
 /* The token limit of an answer where none is set, as in the REPL. */
-const ANSWER_TOKENS = 2048;
+export const ANSWER_TOKENS = 2048;
 
 /* name, label, least, most, step, and what it does. An empty value leaves it to the model. */
 export const FIELDS = [
@@ -9,6 +9,7 @@ export const FIELDS = [
   ["top_p", "Top p", 0, 1, 0.01, "Keep the most likely tokens whose probabilities add up to this."],
   ["top_k", "Top k", 0, 1000, 1, "Keep this many of the most likely tokens; 0 keeps all."],
   ["min_p", "Min p", 0, 1, 0.01, "Keep tokens with at least this share of the top token's probability."],
+  ["repetition_penalty", "Repetition penalty", 1, 2, 0.05, "Discourage the last 20 tokens; 1 is off."],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Discourage tokens that have already appeared."],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Discourage tokens by how often they have appeared."],
   ["max_tokens", "Token limit", 1, 1000000, 1, `Stop after this many tokens; ${ANSWER_TOKENS} if empty.`],
@@ -25,9 +26,22 @@ export function valueOf(name, text) {
   return step >= 1 ? Math.round(bounded) : bounded;
 }
 
+/* Settings for a purpose: name, and values for all fields that have to do with it; empty: the model's. */
+const OWN = { temperature: "", top_p: "", top_k: "", min_p: "" };
+export const PRESETS = [
+  ["the model's", OWN],
+  ["exact", { ...OWN, temperature: "0" }],
+  ["creative", { ...OWN, temperature: "1.1", min_p: "0.05" }],
+];
+
+/* The preset that settings are, or undefined. */
+export function presetOf(sampling) {
+  return PRESETS.find(([, values]) => Object.entries(values).every(([name, value]) => String(sampling[name] ?? "") === value))?.[0];
+}
+
 /* The body of a request for an answer to ``messages``. */
 export function requestOf(model, messages, sampling) {
-  const body = { model, messages, stream: true, stream_options: { include_usage: true } };
+  const body = { model, messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   for (const [name] of FIELDS) {
     const value = valueOf(name, sampling[name]) ?? (name === "max_tokens" ? ANSWER_TOKENS : undefined);
     if (value !== undefined) body[name] = value;

@@ -2,6 +2,7 @@
 
 import { path, siblings } from "../state/conversation.js";
 import { pauseOf } from "../state/figures.js";
+import { Connect } from "./connect.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
 import { Settings } from "./settings.js";
@@ -29,6 +30,7 @@ export function Chat({ state, actions }) {
   };
   return html`<section class="chat" aria-label="Chat">
     <${Settings} conversation=${conversation} defaults=${state.defaults} actions=${actions} />
+    <${Connect} model=${state.model} />
     <div class="messages" ref=${list} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages">
       ${!ids.length && html`<${Welcome} model=${state.model} />`}
       ${ids.length > most && html`<button type="button" class="earlier" onClick=${() => { follows.current = false; setMost(most + MORE); }}>
