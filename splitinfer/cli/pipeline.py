@@ -92,7 +92,7 @@ def coord(
 
 @with_pipeline_options
 def chat(options: PipelineOptions, max_tokens: MaxTokens = ANSWER_TOKENS, temp: Temp = None) -> None:
-    """Chat in the terminal. A model without a layout or workers runs on this machine; without a model, the demo does."""
+    """Chat in the terminal. A model without layout or workers runs on this machine; without a model, the demo does."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         typer.echo(_THE_DEMO, err=True)
         options = replace(options, model="demo")
