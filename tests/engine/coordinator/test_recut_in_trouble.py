@@ -32,9 +32,8 @@ def submit(llm: LLM, at: int = 5) -> list[Request]:
     """Requests under way, the first of which has ``at`` tokens."""
     params = [SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.9 * (i > 0), seed=i) for i in range(3)]
     requests = [llm.submit(stages.prompt(n), each) for n, each in zip(LENGTHS, params, strict=True)]
-    events = iter(requests[0])
-    for _ in range(at):
-        next(events)
+    first = requests[0]._state.sequence  # a reader that leaves early aborts its request
+    until(lambda: first.num_generated >= at, f"token {at}", SECONDS)
     return requests
 
 

@@ -233,8 +233,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     def ask(llm: LLM, layout: PlainLayout, steps: int) -> list[Future[float]]:
         launch, left, paused = OwnSteps.launch, [steps], list[Future[float]]()
 
-        def launch_and_ask(self: OwnSteps, plan: StepPlan, receive: Callable[[], None]) -> None:
-            launch(self, plan, receive)
+        def launch_and_ask(self: OwnSteps, plan: StepPlan, *more: Any) -> None:
+            launch(self, plan, *more)
             left[0] -= 1
             if left[0] == 0:
                 paused.append(llm._engine._reopening.ask(layout))
