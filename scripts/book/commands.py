@@ -14,6 +14,7 @@ import typer
 from splitinfer.cli import app
 
 Row = tuple[str, str, str]
+_FORM = re.compile(r"(?<![`\w])\[[A-Z]\S*\][\w\[\]:#.]*")  # [NAME=]ADDRESS: not a link
 _HEAD = """\
 # Commands
 
@@ -107,6 +108,7 @@ def _default(each: Any) -> str:
 
 def _text(help_text: str | None) -> str:
     words = " ".join((help_text or "").split()).replace("\\[", "[").replace("|", "\\|")
+    words = _FORM.sub(lambda form: f"`{form[0]}`", words)
     return words if words.endswith((".", "")) or not words else f"{words}."
 
 
