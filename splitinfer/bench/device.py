@@ -27,8 +27,8 @@ from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout
 from splitinfer.bench.shared.workload import made_up
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.histogram import LogHistogram
-from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.errors import ConfigError, WorkerLost

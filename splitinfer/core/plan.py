@@ -199,6 +199,11 @@ class StepPlan:
         """Rows of hidden state that cross each link in this step."""
         return sum(len(s.token_ids) for s in self.slices)
 
+    @property
+    def has_only_logits(self) -> bool:
+        """Whether every row wants logits, as those of decodes and drafts do, and it has rows."""
+        return bool(self.slices) and all(part.num_logits == len(part.token_ids) for part in self.slices)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

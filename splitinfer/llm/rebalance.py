@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from splitinfer.config import Layout as FileLayout
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.scheduler.cost_model import CostModel, StageCosts
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE
@@ -149,7 +150,7 @@ def live_figures(
     model = engine.carry_out(lambda: describe(checkpoint, dtype, name, kv_format=kv_format).profile)
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
     if speculation is not None and layout.draft is not None:
-        draft = speculation.controller.draft or 0.0
+        draft = scheduler.costs.drafting(1)
         model = replace(model, draft=DraftProfile(layout.draft))
         tried, right = sum(speculation.counts.tried_at), sum(speculation.counts.accepted_at)
         acceptance = right / tried if tried >= _ENOUGH else ACCEPTANCE

@@ -42,7 +42,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 import yaml
 
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import MAX_BUFFERS, DeviceTraits
 from splitinfer.machine.machine import Accelerator, EachLayer, Hop, Machine

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.numbers import Costs, Count, NotNegative, Numbers, Positive
 

@@ -20,7 +20,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.numbers import Bytes, Costs, Count, NotNegative, Numbers, Positive
 

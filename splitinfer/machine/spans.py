@@ -18,7 +18,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.profile import ModelProfile
 
 _LONG, _LONGEST = 2, 8  # layers of the longer span, at least and at most

@@ -9,7 +9,7 @@ which of their rows have logits, so rows beyond ``HEAD_ROWS`` cost the head noth
 and of a chunk it is little beside the layers.
 """
 
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.cuts import Cut

@@ -16,7 +16,7 @@ live scheduler by them.) Seconds of a stage are differences of sums over the lay
 
 from itertools import accumulate
 
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Asked

@@ -12,7 +12,7 @@ from splitinfer.bench.shared import random_model
 from splitinfer.bench.shared.fidelity import whole_model
 from splitinfer.bench.shared.throughput import quantile
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
 from splitinfer.engine.device.selection import default_device
 from splitinfer.models.cut import StageModel

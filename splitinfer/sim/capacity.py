@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence

@@ -28,7 +28,8 @@ from splitinfer.bench.speculation.report import (
 )
 from splitinfer.bench.speculation.tables import tables
 from splitinfer.cli.bench import _shares
-from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.speculation.flight import Flight, best_flight, run_seconds, tokens_per_second
 from splitinfer.errors import ConfigError
 
 KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7}
@@ -42,9 +43,9 @@ FEWER = {
 }
 
 
-def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
-    stages = tuple(RowTimes({n: share * t for n, t in KERNELS.items()}) for share in (front, 1 - front))
-    return Rig(stages, draft, link)
+def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> RowCosts:
+    stages = [{n: share * t for n, t in KERNELS.items()} for share in (front, 1 - front)]
+    return RowCosts.through(stages, draft, link)
 
 
 def bench(*options: str, seconds: float = 250) -> dict[str, Any]:
@@ -159,17 +160,15 @@ def test_the_curve_is_between_one_and_the_limit() -> None:
 
 def test_the_best_cut_gives_the_coordinator_fewer_layers() -> None:
     now = Cut((8, 8), 1.0)
-    r = Rig(
-        (RowTimes({n: 8 * t for n, t in KERNELS.items()}), RowTimes({n: 9 * t for n, t in KERNELS.items()})), 0.85, 0.0
-    )
+    r = RowCosts.through([{n: part * t for n, t in KERNELS.items()} for part in (8, 9)], 0.85, 0.0)
     found = best_cuts(r, now, 2)
     assert sum(found["pipelined"]["layers"]) == 16
     assert found["pipelined"]["layers"] in ((8, 8), (9, 7))
     assert found["speculative"]["0.8"]["layers"][0] < 8
     moved = rig_at(r, now, now.moved(4))
-    assert moved.stages[0].at(1) == pytest.approx(4.0)
-    assert moved.stages[1].at(1) == pytest.approx(13.0)
-    assert best_cuts(Rig((RowTimes({1: 1.0}),), 0.1, 0.0), Cut((16,), 1.0), 1) == {}
+    assert moved.at(0, 1) == pytest.approx(4.0)
+    assert moved.at(1, 1) == pytest.approx(13.0)
+    assert best_cuts(RowCosts.through([{1: 1.0}], 0.1, 0.0), Cut((16,), 1.0), 1) == {}
 
 
 def test_three_stages_share_what_the_coordinator_leaves() -> None:

@@ -33,7 +33,8 @@ def look(server: Server) -> dict[str, Any]:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
         found["held"] = {
             **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
-            "waiting": len(scheduler.waiting), "running": len(scheduler.running), "plans": len(scheduler.state.plans),
+            "waiting": len(scheduler.waiting), "running": len(scheduler.running),
+            "plans": len(scheduler.state.in_flight),
             "requests": len(engine._requests), "arriving": len(engine._requests._arriving),
         }  # fmt: skip
         found["stored"] = len(scheduler.prefix_cache.tree)

@@ -36,7 +36,7 @@ from processes import worker
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings

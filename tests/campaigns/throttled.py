@@ -22,7 +22,7 @@ from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.speculation.replay import Replay
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.automatic import as_workers, measured_profiles

@@ -34,8 +34,8 @@ from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.bench.speculation.replay import Replay
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE

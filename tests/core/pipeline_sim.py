@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from toy import VOCAB, ToyStage, next_token
 
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Wish

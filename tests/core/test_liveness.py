@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
 from splitinfer.core.plan import Fetch, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 
 

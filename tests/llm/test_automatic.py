@@ -9,7 +9,7 @@ import stages
 
 from splitinfer.cli import automatic as commands
 from splitinfer.cli.options import PipelineOptions
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, lay_out
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.errors import ConfigError, PeerError, RequestError, SplitinferError
 from splitinfer.llm import door
 from splitinfer.llm.door import Door, answer, ask, receive, stages_of

@@ -8,8 +8,10 @@ import pytest
 import stages
 
 from splitinfer import SamplingParams
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, lay_out
-from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts
 from splitinfer.errors import RequestError
 from splitinfer.llm import llm as llm_module
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, Running, figures_of, rebalance

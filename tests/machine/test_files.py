@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.files import EXAMPLES, read_machine, read_machine_file

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.numbers import sentence
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 

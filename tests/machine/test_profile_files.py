@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.errors import ConfigError
 from splitinfer.machine.files import EXAMPLES, read_profiles
 

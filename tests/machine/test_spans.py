@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.machine.spans import Chosen, Span, Timings, choose, fit
 

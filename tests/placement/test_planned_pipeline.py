@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.machine import Hop
 from splitinfer.machine.profile import LayerProfile, LinkProfile
 from splitinfer.placement.asked import Asked

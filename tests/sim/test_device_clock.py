@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from effort import long
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.serving_options import ServingOptions
-from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, tokens_per_second
+from splitinfer.core.speculation.flight import Flight, tokens_per_second
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Hop, Machine
@@ -144,8 +146,8 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float):
     stages = (StageCosts.line(0.01, 0.0),) * 2
     machine = Machine(stages, (Hop(hop),) * 2, (8, 8), draft=0.001, launches_ahead=True, buffers=(88, 88))
     times = run(machine, [(0.0, 8, 3000)], flight=flight, acceptance=acceptance).served[0].token_times
-    rows = RowTimes({1: 0.01})
-    expected = tokens_per_second(Rig((rows, rows), 0.001, hop), flight, acceptance)
+    rows = {1: 0.01}
+    expected = tokens_per_second(RowCosts.through([rows, rows], 0.001, hop), flight, acceptance)
     assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(expected, rel=0.06)
 
 

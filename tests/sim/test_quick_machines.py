@@ -2,7 +2,8 @@
 
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim import drafts

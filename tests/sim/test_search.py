@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import ConfigError
 from splitinfer.machine.files import read_machine

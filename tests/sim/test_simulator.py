@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, tokens_per_second
+from splitinfer.core.speculation.flight import Flight, tokens_per_second
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -74,8 +75,10 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float):
     clockwork = run(rig, [count], speculates=True, acceptance=acceptance, flight=flight)
     times = clockwork.served[0].token_times
     measured = (len(times) - 1) / (times[-1] - times[0])
-    rows = RowTimes({1: 0.01})
-    assert measured == pytest.approx(tokens_per_second(Rig((rows, rows), 0.001, 0.0005), flight, acceptance), rel=0.06)
+    rows = {1: 0.01}
+    assert measured == pytest.approx(
+        tokens_per_second(RowCosts.through([rows, rows], 0.001, 0.0005), flight, acceptance), rel=0.06
+    )
 
 
 @pytest.mark.parametrize(

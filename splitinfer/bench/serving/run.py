@@ -24,7 +24,7 @@ from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout, vocabulary
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError

@@ -7,11 +7,12 @@ trial and from that trial's runs of accepted drafts, by simulating blocks in fli
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
-from splitinfer.core.speculation.flight import OFF, Flight, Rig, best_flight, run_seconds, tokens_per_second
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds, tokens_per_second
 
 ACCEPTANCES = (0.6, 0.8, 0.9)  # for which predictions are made
 _MANY = 8  # rows of a step when many requests share the stages
@@ -33,7 +34,7 @@ class Trial:
     accepted: int = 0
     sent: int = 0
     places: tuple[tuple[int, int], ...] = ()
-    rig: Rig | None = None
+    rig: RowCosts | None = None
     runs: Mapping[int, int] = field(default_factory=dict)
     flight: Flight = OFF
 
@@ -129,7 +130,7 @@ def _distinct(answers: Sequence[Sequence[int]]) -> float:
 # -- predictions ---------------------------------------------------------------------------------
 
 
-def curve(rig: Rig, most_in_flight: int, acceptances: Sequence[float]) -> list[dict[str, float]]:
+def curve(rig: RowCosts, most_in_flight: int, acceptances: Sequence[float]) -> list[dict[str, float]]:
     """Speed-ups by acceptance: in flight and synchronous, each at its best, and the limit."""
     points = []
     for a in acceptances:
@@ -163,13 +164,14 @@ class Cut:
         return self.layers[stage] + (self.head if stage == len(self.layers) - 1 else 0.0)
 
 
-def rig_at(rig: Rig, now: Cut, cut: Cut) -> Rig:
+def rig_at(rig: RowCosts, now: Cut, cut: Cut) -> RowCosts:
     """The rig with another cut, on the same machines."""
-    stages = tuple(stage.scaled(cut.work(i) / now.work(i)) for i, stage in enumerate(rig.stages))
-    return Rig(stages, rig.draft, rig.link)
+    factors = [cut.work(i) / now.work(i) for i in range(len(rig.stages))]
+    stages = tuple(tuple(factor * each for each in times) for factor, times in zip(factors, rig.stages, strict=True))
+    return replace(rig, stages=stages)
 
 
-def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
+def best_cuts(rig: RowCosts, now: Cut, most_in_flight: int) -> dict[str, Any]:
     """The best cut for each kind of work, with the expected figures."""
     num_others = len(now.layers) - 1
     if num_others == 0:
@@ -179,7 +181,7 @@ def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
     rigs = {cut: rig_at(rig, now, cut) for cut in cuts}
 
     def slowest(cut: Cut) -> float:
-        return max(stage.at(_MANY) for stage in rigs[cut].stages)
+        return max(rigs[cut].at(stage, _MANY) for stage in range(len(cut.layers)))
 
     sequential = max(cuts, key=lambda cut: rigs[cut].sequential)
     pipelined = min(cuts, key=slowest)

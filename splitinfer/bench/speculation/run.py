@@ -65,7 +65,7 @@ def measure(options: Options) -> dict[str, Any]:
         trials = Trials(options, llm, replay, plain, draft is not None)
         cases = trials.run()
         crowd = trials.crowd()
-        rig = trials.rig()
+        rig, steps = trials.rig(), llm.stats()["speculation"]["step_seconds_by_rows"]
     agreement = _agreement(options, llm, draft)
     in_flight = layout.num_stages
     layers = tuple(stage.num_layers for stage in llm.layout.stages)
@@ -80,10 +80,10 @@ def measure(options: Options) -> dict[str, Any]:
         "cases": [case_document(case, in_flight) for case in cases],
         "crowd": crowd,
         "teacher_forced": agreement,
-        "step_ms_by_rows": [{n: 1000 * s for n, s in stage.measured.items()} for stage in rig.stages],
+        "step_ms_by_rows": [{n: 1000 * s for n, s in measured.items()} for measured in steps],
         "draft_ms": 1000 * rig.draft,
         "link_ms": 1000 * rig.link,
-        "draft_share_of_a_step": rig.draft / sum(stage.at(1) for stage in rig.stages),
+        "draft_share_of_a_step": rig.draft / rig.computing(1),
         "curve": curve(rig, in_flight, points),
         "best_cuts": best_cuts(rig, now, in_flight),
     }

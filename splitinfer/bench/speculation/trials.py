@@ -17,8 +17,9 @@ from splitinfer.bench.shared.texts import OPENINGS, passages
 from splitinfer.bench.shared.workload import STEP_SIZES, Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
+from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
+from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM
 from splitinfer.models.hub import open_model
@@ -83,7 +84,7 @@ class Trials:
         answer = self._ask(prompt, OFF, 0.0, 0, SETTLE)
         if self.replay is not None:
             self.replay.know(prompt, answer.token_ids)
-            self.replay.seconds = _DRAFT_SHARE * sum(stage.at(1) for stage in self.rig().stages)
+            self.replay.seconds = _DRAFT_SHARE * self.rig().computing(1)
         for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
             self._ask(prompt, flight, 0.0, 0, _WARM_UP)
         say(f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms")
@@ -175,7 +176,7 @@ class Trials:
         tokens = sum(sum(first < at <= last for at in output.token_times) for output in outputs)
         return tokens / (last - first)
 
-    def rig(self) -> Rig:
+    def rig(self) -> RowCosts:
         """The present costs of steps, drafts and links."""
         return _rig(self.llm)
 
@@ -187,13 +188,12 @@ class Trials:
         )
 
 
-def _rig(llm: LLM) -> Rig:
+def _rig(llm: LLM) -> RowCosts:
     found = llm.stats()["speculation"]
-    stages = tuple(RowTimes(seconds) for seconds in found["step_seconds_by_rows"])
-    return Rig(stages, found["draft_seconds"] or 0.0, found["link_seconds"])
+    return RowCosts.through(found["step_seconds_by_rows"], found["draft_seconds"] or 0.0, found["link_seconds"])
 
 
-def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
+def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowCosts:
     """The costs in one trial; of what was not used in it, the costs known by then."""
     stages = [dict(seconds) for seconds in after["step_seconds_by_rows"]]
     earlier = {(stage, rows): (count, seconds) for stage, rows, count, seconds in before["steps"]}
@@ -203,8 +203,8 @@ def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
             stages[stage][rows] = (seconds - seconds_before) / (count - count_before)
     drafts, drafting = (a - b for a, b in zip(after["drafting"], before["drafting"], strict=True))
     trips, link = (a - b for a, b in zip(after["links"], before["links"], strict=True))
-    return Rig(
-        tuple(map(RowTimes, stages)),
+    return RowCosts.through(
+        stages,
         drafting / drafts if drafts else after["draft_seconds"] or 0.0,
         link / trips / len(stages) if trips else after["link_seconds"],
     )

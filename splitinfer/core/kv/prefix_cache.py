@@ -14,7 +14,7 @@ same tokens in a prompt. Then only blocks of prompts are stored, and matched onl
 
 When a sequence is preempted, the blocks that are not on disk yet are written there without a place in memory
 (``swap_out``); later it is admitted like any other, with the blocks that are stored then. Whether reading is faster
-than computing again follows from measured times of fetches and steps (``core.scheduler.cost_model``).
+than computing again follows from measured times of fetches and steps (``core.costs``).
 """
 
 from collections import OrderedDict, deque

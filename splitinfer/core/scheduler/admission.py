@@ -9,9 +9,9 @@ if reading is faster than computing; a sequence whose next block is just being c
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import Key, Match
 from splitinfer.core.kv.budget import NOTHING, KVUse
-from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence

@@ -17,7 +17,7 @@ def check(scheduler: Scheduler) -> None:
     scheduler.batches.check()
     for seq in scheduler.running.values():
         _check_running(scheduler, seq)
-    assert scheduler.state.plans or scheduler.is_idle or scheduler.planner.decide(), "a sequence waits for ever"
+    assert scheduler.state.in_flight or scheduler.is_idle or scheduler.planner.decide(), "a sequence waits for ever"
 
 
 def _check_places(scheduler: Scheduler) -> None:
@@ -37,8 +37,8 @@ def _check_places(scheduler: Scheduler) -> None:
 
 
 def _check_plans(scheduler: Scheduler) -> None:
-    assert len(scheduler.state.plans) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
-    for plan in scheduler.state.plans:
+    assert len(scheduler.state.in_flight) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
+    for plan in (step.plan for step in scheduler.state.in_flight):
         assert plan.num_tokens <= scheduler.config.token_budget, "a step is too large"
         assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
 
@@ -55,7 +55,7 @@ def _check_memory(scheduler: Scheduler) -> None:
 def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
     assert seq.finish_reason is None
-    in_plans = sum(part.seq_id == seq.seq_id for plan in scheduler.state.plans for part in plan.slices)
+    in_plans = sum(part.seq_id == seq.seq_id for step in scheduler.state.in_flight for part in step.plan.slices)
     assert seq.num_in_flight == in_plans
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:

@@ -6,15 +6,16 @@ A step is
 
 The policy decides whether the decodes go, how much of the room prompts may take, and whether waiting requests may be
 admitted (``core.scheduler.policy``); an objective for the time between tokens bounds the room by what steps have cost
-(``core.scheduler.cost_model``). KV is allocated by rank, so no sequence takes what one of higher rank lacks.
+(``core.costs``). KV is allocated by rank, so no sequence takes what one of higher rank lacks.
 """
 
 from collections.abc import Iterator
 from itertools import accumulate
 
+from splitinfer.core.costs.model import most_rows
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import NOTHING
 from splitinfer.core.scheduler.admission import AdmissionControl
-from splitinfer.core.scheduler.cost_model import Shape, most_rows
 from splitinfer.core.scheduler.decision import Candidate, Decision
 from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.core.scheduler.policy import PolicyDecision, longest_chunk
@@ -32,7 +33,7 @@ class StepPlanner:
 
     def decide(self) -> Decision | None:
         """Return what the next plan does; ``None`` where there is nothing to do or no stage could take it."""
-        if len(self._state.plans) >= self._state.limit:
+        if len(self._state.in_flight) >= self._state.limit:
             return None
         for group in self.groups_in_turn():
             if not self._state.batches.is_in_flight(group):
@@ -43,7 +44,7 @@ class StepPlanner:
         if further is not None:
             return further
         # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow.
-        will_come = self._state.running and self._state.plans
+        will_come = self._state.running and self._state.in_flight
         return Decision(self._state.allocation()) if self._state.has_changes and not will_come else None
 
     def groups_in_turn(self) -> list[int]:

@@ -2,27 +2,28 @@
 
 from collections.abc import Mapping
 
-from splitinfer.core.plan import SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.plan import SampledToken, Slice, StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.sequence import Sequence
 
 
-def check_result(result: StepResult, oldest: StepPlan | None, running: Mapping[int, Sequence]) -> StepPlan:
-    """Return the plan that ``result`` answers, which must be the ``oldest`` under way.
+def check_result(result: StepResult, oldest: StepInFlight | None, running: Mapping[int, Sequence]) -> StepInFlight:
+    """Return the step that ``result`` answers, which must be the ``oldest`` in flight.
 
     Raises:
         ValueError: it is another step's result, or has tokens that the plan's slices did not ask for.
     """
-    if oldest is None or result.step != oldest.step:
-        expected = None if oldest is None else oldest.step
+    if oldest is None or result.step != oldest.plan.step:
+        expected = None if oldest is None else oldest.plan.step
         raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
-    rows = {part.seq_id: part.num_logits for part in oldest.slices if part.num_logits}
+    rows = {part.seq_id: part.num_logits for part in oldest.plan.slices if part.num_logits}
     got = {sampled.seq_id: sampled.tokens for sampled in result.sampled}
     left_out = rows.keys() - got.keys()  # by a stage in the middle, because they are void
     if got.keys() - rows.keys() or not all(
-        _may_lack(part, running) for part in oldest.slices if part.seq_id in left_out
+        _may_lack(part, running) for part in oldest.plan.slices if part.seq_id in left_out
     ):
         raise _wrong(result, rows)
-    if not all(_answers(part, got, running) for part in oldest.slices):
+    if not all(_answers(part, got, running) for part in oldest.plan.slices):
         raise _wrong(result, rows)
     return oldest
 

@@ -6,7 +6,7 @@ less, ends with the next token with the chance of one in so many. So the request
 
     rate = sum of 1 / min(mean answer, tokens that it may still have)      a token of each
 
-A token of each takes a cycle, which the cost model predicts (`cost_model`), and whoever takes a place has a prompt to
+A token of each takes a cycle, which the cost model predicts (`core.costs`), and whoever takes a place has a prompt to
 be read, in the same steps:
 
     seconds a place = cycle / rate + mean prompt * seconds a prompt's token
@@ -18,8 +18,9 @@ one place.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.sequence import Sequence
 
 LEAST, MOST = 1.0, 60.0  # seconds; the official clients of OpenAI's API wait for two minutes at most

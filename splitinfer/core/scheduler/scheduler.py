@@ -17,7 +17,7 @@ group (``core.scheduler.microbatches``), and a step is
 
 so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
 default; other policies (``core.scheduler.policy``) let prompts go first or stop admission, and the room for prompts
-may follow an objective for the time between tokens, by what steps have cost so far (``core.scheduler.cost_model``).
+may follow an objective for the time between tokens, by what steps have cost so far (``core.costs``).
 While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
 While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
@@ -42,15 +42,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
-from splitinfer.core.plan import NewSequence, SampledToken, Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.scheduler.decision import Admission, Decision
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
 from splitinfer.core.scheduler.policy import PolicyConfig, policy_of
@@ -81,26 +83,25 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
-        num_stages, kv = config.num_stages or config.num_groups, config.kv or KVBudget()
+        kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
+        groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,
             policy=policy_of(config.policy_config),
-            costs=costs or CostModel.of(num_stages),
+            costs=costs,
             prefix_cache=PrefixCache(config.blocks, kv),
             batches=MicroBatches(config.num_groups),
-            speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks, kv.block)
+            speculation=Speculation(costs, groups, config.rewind, config.blocks.keeps_blocks, kv.block)
             if config.speculates or config.forces
             else None,
-            groups=GroupController(num_stages, config.num_groups, fixed=config.fixed_groups),
+            groups=groups,
         )
         self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
         self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
-        if self.speculation is not None:
-            self.speculation.groups = state.groups
         self._admission = AdmissionControl(state)
         self.planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
-        self._unlearned: deque[tuple[tuple[Slice, ...], tuple[StageFigures, ...], float]] = deque()
+        self._unlearned: deque[tuple[StepInFlight, StepResult, float]] = deque()
         self._next_step = self._num_arrived = 0
         self._missed: set[int] = set()  # sequences with wrong drafts in the last result
         self.num_preemptions = 0  # times a running sequence was preempted
@@ -155,9 +156,9 @@ class Scheduler:
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
         """
-        plan = check_result(result, next(iter(self.state.plans), None), self.running)
-        self.state.plans.popleft()
-        self.state.now = max(self.state.now, returned_at)
+        step = check_result(result, next(iter(self.state.in_flight), None), self.running)
+        plan = self.state.in_flight.popleft().plan
+        self.state.now, self.state.returned_at = max(self.state.now, returned_at), returned_at
         sampled = {s.seq_id: s.tokens for s in result.sampled}
         self._missed = set()
         events: list[TokenEvent] = []
@@ -173,13 +174,12 @@ class Scheduler:
         for seq in joining:  # after those that end have left, so that groups stay equal
             self.batches.join(seq)
         self.prefix_cache.learn(plan, result.figures)
-        if plan.slices:
-            self._unlearned.append((plan.slices, result.figures, returned_at))
+        self._unlearned.append((step, result, returned_at))
         if learn or len(self._unlearned) > _MOST_UNLEARNED:
             self.learn()
-        self.state.groups.measured(plan, result, returned_at)
+        self.state.groups.returned(plan)
         if self.speculation is not None:
-            self.speculation.measured(plan, result, returned_at)
+            self.speculation.returned(plan, result, returned_at)
         self._regroup()
         return events
 
@@ -193,15 +193,12 @@ class Scheduler:
         elif groups.is_due(frozenset(members)):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
             objective = self.config.policy_config.itl_slo
-            groups.choose(asked, objective, self._seconds_by_rows, has_drafter=self.config.speculates)
+            position = sum(len(seq.tokens) for seq in members.values()) // len(members)
+            groups.choose(asked, objective, position, has_drafter=self.config.speculates)
             self.batches.use(groups.most_groups if groups.choice is None else groups.choice.groups)
         if speculation is not None:
             speculation.are_several = len(members) > 1
         self.batches.balance()
-
-    def _seconds_by_rows(self, stage: int, rows: int) -> float:
-        """Seconds of a step by its rows, from all steps, also those with prompts."""
-        return self.costs.stages[stage].at(Shape(rows)) if stage < len(self.costs.stages) else 0.0
 
     def _member(self, seq: Sequence) -> Member:
         """A sequence as the choice of groups sees it."""
@@ -212,7 +209,8 @@ class Scheduler:
     def learn(self) -> None:
         """Refine the stages' costs by the steps that have returned."""
         while self._unlearned:
-            self.costs.learn(*self._unlearned.popleft())
+            step, result, returned_at = self._unlearned.popleft()
+            self.costs.learn(step.plan.slices, result.figures, returned_at, step.idle_since)
 
     def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
@@ -221,7 +219,7 @@ class Scheduler:
         Nothing that was sampled is lost or sampled twice: the sequences have their tokens, and those still to come
         depend on nothing else.
         """
-        self.state.plans.clear()
+        self.state.in_flight.clear()
         self.state.freed.clear()
         self.prefix_cache.clear(kept)
         self.batches.clear()
@@ -295,7 +293,7 @@ class Scheduler:
     def wishes(self) -> list[Wish]:
         """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
         are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
-        if not self.config.speculates or self.speculation is None or len(self.state.plans) >= self.state.limit:
+        if not self.config.speculates or self.speculation is None or len(self.state.in_flight) >= self.state.limit:
             return []
         self._force()
         order = self.planner.groups_in_turn()
@@ -346,8 +344,8 @@ class Scheduler:
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """Return a plan that has not left the first stage, without slices that a result has voided since."""
-        at = next((i for i, known in enumerate(self.state.plans) if known is plan), None)
-        if at is None:
+        step = next((step for step in self.state.in_flight if step.plan is plan), None)
+        if step is None:
             return plan  # the plans were cleared since, and its sequences may have been planned again
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
@@ -356,17 +354,17 @@ class Scheduler:
             self.running[part.seq_id].num_in_flight -= 1
             if self.speculation is not None:
                 self.speculation.counts.unsent += 1
-        self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        step.plan = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
         self.batches.balance()  # a sequence without a step under way may move
-        return self.state.plans[at]
+        return step.plan
 
     def void_slices(self) -> tuple[tuple[int, int], ...]:
         """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
         missed, self._missed = self._missed, set()
         return tuple(
-            (plan.step, part.seq_id)
-            for plan in self.state.plans
-            for part in plan.slices
+            (step.plan.step, part.seq_id)
+            for step in self.state.in_flight
+            for part in step.plan.slices
             if part.seq_id in missed and part.begins_with_draft and self._is_void(part)
         )
 
@@ -400,12 +398,12 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         """Plans under way."""
-        return len(self.state.plans)
+        return len(self.state.in_flight)
 
     @property
     def oldest_step(self) -> int | None:
         """The number of the plan that has been under way for longest; ``None`` if none is."""
-        return self.state.plans[0].step if self.state.plans else None
+        return self.state.in_flight[0].plan.step if self.state.in_flight else None
 
     @property
     def kv_used(self) -> KVUse:
@@ -420,7 +418,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs, waits, or is still to be freed."""
-        return not (self.waiting or self.running or self.state.plans or self.state.has_changes)
+        return not (self.waiting or self.running or self.state.in_flight or self.state.has_changes)
 
     # -- applying a decision -----------------------------------------------------------------
 
@@ -449,10 +447,8 @@ class Scheduler:
         self.state.freed.clear()
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
-        if decision.drafts:
-            self.state.groups.planned(plan.step, self.state.now)
         self._next_step += 1
-        self.state.plans.append(plan)
+        self.state.in_flight.append(StepInFlight(plan, self._idle_since(plan, [*decision.drafts.values()])))
         if work:
             self.state.share, self.state.share_left = decision.share, decision.share_left
             self.batches.had_turn(decision.group, decision.late)
@@ -460,6 +456,15 @@ class Scheduler:
             self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
             self._regroup()
         return plan
+
+    def _idle_since(self, plan: StepPlan, drafts: list[int]) -> float | None:
+        """From when on the coordinator had only a step of decodes and drafts to do: since the last result, and the
+        drafts made after it, where no other step is under way; else since now, where it has new ``drafts``."""
+        if not plan.has_only_logits:
+            return None
+        if self.state.returned_at and not self.state.in_flight:
+            return self.state.returned_at + max(drafts, default=0) * self.costs.drafting(len(drafts))
+        return self.state.now if drafts else None
 
     def _preempt(self, seq: Sequence) -> None:
         """Free a running sequence's KV and queue it again, with its tokens."""

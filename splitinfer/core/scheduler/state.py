@@ -3,11 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
 from splitinfer.core.kv.prefix_cache import PrefixCache
-from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.policy import Policy, PolicyInput
@@ -21,10 +21,10 @@ from splitinfer.core.speculation.speculation import Speculation
 class SchedulerState:
     """The queue, the running sequences, the plans under way, and what is known of the stages.
 
-    plans: those under way, oldest first.
+    in_flight: the steps under way, oldest first.
     freed: ids of sequences whose KV the next plan frees.
     used: the KV of all running sequences.
-    now: the latest known time, in seconds on the first stage's clock.
+    now, returned_at: the latest known time and the last result's, in seconds on the first stage's clock.
     share, share_left: prompt tokens for each step of this round, and how many of its steps are still to come.
     prompts_go_on: consecutive steps with prompts in them.
     """
@@ -38,10 +38,11 @@ class SchedulerState:
     groups: GroupController
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: dict[int, Sequence] = field(default_factory=dict)
-    plans: deque[StepPlan] = field(default_factory=deque)
+    in_flight: deque[StepInFlight] = field(default_factory=deque)
     freed: list[int] = field(default_factory=list)
     used: KVUse = NOTHING
     now: float = 0.0
+    returned_at: float = 0.0
     share: int = 0
     share_left: int = 0
     prompts_go_on: int = 0

@@ -1,9 +1,8 @@
 """Chooses the sizes of draft blocks, from the measured cost of drafting and verifying and from acceptance.
 
-Everything is measured while it runs: each stage's seconds by rows (from the figures in every result), the drafter's
-seconds per token, and what a round trip takes beyond computing. From these ``core.speculation.flight`` computes the
-tokens per second of each choice. A size that was never tried is assumed to be as fast as its neighbour, so it is tried
-once.
+What steps, drafts and links cost is learned while they run (``core.costs``). From that ``core.speculation.flight``
+computes the tokens per second of each choice. A size that was never tried is assumed to be as fast as its neighbour, so
+it is tried once.
 
 Where drafts do not pay they are off, and from time to time a single draft probes whether that is still so: as often as
 costs a thirtieth of the time, and less and less often until one is right. It goes with a token that has to be computed
@@ -21,15 +20,16 @@ cut-off was never worth more than a hundredth, and cost a tenth in flight (``scr
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.model import CostModel
 from splitinfer.core.speculation.acceptance import Acceptance
-from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
+from splitinfer.core.speculation.flight import OFF, Flight, best_flight, tokens_per_second
 
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _PROBE = Flight(first=1)
 _PROBES_TAKE = 0.03  # of the time, at most
 _PROBE_EVERY = 64  # tokens without drafts, at most, before the next probe
 _CHOOSE_AFTER = 0.03  # change of acceptance after which to choose again: choosing takes milliseconds
-_SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
 _MOST_REQUESTS = 256  # number of requests whose acceptance is stored
 
 
@@ -39,45 +39,20 @@ class _OfRequest:
     flight: Flight = OFF
     share: float = -1.0  # acceptance when the flight was chosen
     sizes: int = 0  # number of sizes that had been measured then
+    probe_cost: float = 1.0  # of a single draft, in tokens, as it was then
     failures: int = 0  # probes in a row that were wrong
     waited: int = 0  # tokens without drafts
 
 
 @dataclass(slots=True)
 class Controller:
-    """Chooses flights for a pipeline of ``num_stages``, with at most ``most_in_flight`` blocks of a request."""
+    """Chooses flights by ``costs``, with at most ``most_in_flight`` blocks of a request."""
 
-    num_stages: int
+    costs: CostModel
     most_in_flight: int
     acceptance: Acceptance = field(default_factory=Acceptance)
-    draft: float | None = None  # seconds per token
-    link: float = 0.0  # seconds one way
-    stages: list[RowTimes] = field(init=False)
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
     last: Flight = OFF  # the latest choice
-    _sizes: int = 0  # number of sizes measured, all stages together
-
-    def __post_init__(self) -> None:
-        self.stages = [RowTimes() for _ in range(self.num_stages)]
-
-    # -- what was measured ---------------------------------------------------------------------
-
-    def computed(self, stage: int, rows: int, seconds: float) -> None:
-        """Learn from a step of one sequence on a stage."""
-        if 0 < rows <= MAX_ROWS and 0 <= stage < self.num_stages and seconds > 0:
-            self._sizes += rows not in self.stages[stage]
-            self.stages[stage].took(rows, seconds)
-
-    def drafted(self, tokens: int, seconds: float) -> None:
-        """Learn from ``tokens`` drafts that took ``seconds``."""
-        if tokens:
-            each = seconds / tokens
-            self.draft = each if self.draft is None else self.draft + _SMOOTHING * (each - self.draft)
-
-    def returned(self, seconds: float) -> None:
-        """Learn from the round trip of a step that waited for no other: its ``seconds`` on all links together."""
-        one_way = max(0.0, seconds) / max(1, self.num_stages)
-        self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
 
     def tried(self, seq_id: int, tried: int, accepted: int) -> None:
         """Learn from the verdict on a request's drafts."""
@@ -93,30 +68,23 @@ class Controller:
 
     # -- what to choose ------------------------------------------------------------------------
 
-    @property
-    def rig(self) -> Rig | None:
-        """The costs of drafting and verifying; ``None`` until each was measured once."""
-        if self.draft is None or not all(self.stages):
-            return None
-        return Rig(tuple(self.stages), self.draft, self.link)
-
-    def flight(self, seq_id: int) -> Flight:
-        """The flight of this request's next drafts. Call it once for each block that begins with a sampled token."""
-        mine, rig = self._of(seq_id), self.rig
-        if not all(1 in stage for stage in self.stages):
+    def flight(self, seq_id: int, position: int = 0) -> Flight:
+        """The flight of the next drafts of a request of ``position`` tokens. Call it once for each block that begins
+        with a sampled token."""
+        mine, stages = self._of(seq_id), self.costs.stages
+        if not all(1 in stage.sizes for stage in stages):
             return OFF  # one row is measured first, because all else is compared with it
-        if rig is None:
+        if not self.costs.drafts.num_seen:
             return Flight(first=3)
-        share = mine.acceptance.share
-        if mine.sizes != self._sizes or abs(share - mine.share) > _CHOOSE_AFTER:
-            self.last = mine.flight = self._choose(rig, mine.acceptance)
-            mine.share, mine.sizes = share, self._sizes
+        share, sizes = mine.acceptance.share, sum(len(stage.sizes) for stage in stages)
+        if mine.sizes != sizes or abs(share - mine.share) > _CHOOSE_AFTER:
+            self._choose(mine, position)
+            mine.share, mine.sizes = share, sizes
         if not mine.flight.is_off:
             return mine.flight
-        cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
-        if not mine.failures and cost < mine.acceptance.at_most:
+        if not mine.failures and mine.probe_cost < mine.acceptance.at_most:
             return _PROBE  # the last one was right: another is worth more than waiting
-        return self.probe(seq_id, cost)
+        return self.probe(seq_id, mine.probe_cost)
 
     def share(self, seq_id: int) -> float:
         """How often a request's drafts are right."""
@@ -134,10 +102,17 @@ class Controller:
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
         return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
-    def _choose(self, rig: Rig, acceptance: Acceptance) -> Flight:
+    def _choose(self, mine: _OfRequest, position: int) -> None:
+        costs = self.costs.for_one(position)
+        if costs is None:
+            return
+        mine.probe_cost = (costs.draft + max(0.0, costs.latency(2) - costs.latency(1))) * costs.sequential
+        self.last = mine.flight = self._best(costs, mine.acceptance)
+
+    def _best(self, costs: RowCosts, acceptance: Acceptance) -> Flight:
         for share in (acceptance.share, acceptance.at_most):
-            best = best_flight(rig, share, self.most_in_flight)
-            if tokens_per_second(rig, best, share) > _MARGIN * rig.sequential:
+            best = best_flight(costs, share, self.most_in_flight)
+            if tokens_per_second(costs, best, share) > _MARGIN * costs.sequential:
                 return best
         return OFF
 

@@ -28,17 +28,17 @@ drafting, verifying and links overlap, and no more.) See PipeInfer (Butler et al
 speculation in a pipeline, and Leviathan et al. (arXiv 2211.17192) for the expectation.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-MAX_ROWS = 16  # of a block; verifying more is nearly free on no machine
+from splitinfer.core.costs.by_rows import RowCosts
+
 FIRSTS = (1, 2, 3, 5, 7, 11, 15)  # with the token before them 2, 3, 4, 6, 8, 12, 16 rows, which suit kernels
 FURTHERS = (1, 2, 3, 4, 6, 8, 12, 16)
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
 _RARE = 1e-3  # share of runs, the longest, that is summed as a geometric series
 _MOST_BLOCKS = 100
 _AS_GOOD = 0.99  # of the best tokens per second
-_DRIFT_WEIGHT, _LEAST_WEIGHT = 0.25, 0.05  # of one measurement, in the common factor and in its own size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,108 +73,16 @@ class Flight:
 OFF = Flight()
 
 
-class RowTimes:
-    """Seconds of a step by its number of rows: as measured where it was, because kernels change with the number of
-    rows; else interpolated between its neighbours.
-
-    Machines drift, by heat and by what else they do, all sizes together; and sizes are not measured at the same time.
-    So a common factor is learned fast, and the ratios between sizes slowly.
-    """
-
-    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
-        self._shape = dict(seconds or {})
-        self._count = dict.fromkeys(self._shape, 1)
-        self._factor = 1.0
-
-    def __contains__(self, rows: int) -> bool:
-        return rows in self._shape
-
-    def __bool__(self) -> bool:
-        return bool(self._shape)
-
-    @property
-    def measured(self) -> dict[int, float]:
-        """Seconds for each size that was measured."""
-        return {rows: self._factor * shape for rows, shape in sorted(self._shape.items())}
-
-    def took(self, rows: int, seconds: float) -> None:
-        """Learn from one step of so many rows."""
-        if rows not in self._shape:
-            self._shape[rows], self._count[rows] = seconds / self._factor, 1
-            return
-        off = seconds / self.at(rows)
-        self._count[rows] += 1
-        self._shape[rows] *= off ** max(_LEAST_WEIGHT, 1 / self._count[rows])
-        self._factor *= off**_DRIFT_WEIGHT
-
-    def at(self, rows: int) -> float:
-        """Seconds for so many rows; outside the measured sizes those of the nearest, so that new sizes get tried."""
-        return self._factor * self._shape_at(rows)
-
-    def _shape_at(self, rows: int) -> float:
-        shape = self._shape
-        if rows in shape or not shape:
-            return shape.get(rows, 0.0)
-        below = max((n for n in shape if n < rows), default=None)
-        above = min((n for n in shape if n > rows), default=None)
-        if below is None or above is None:
-            return shape[below if below is not None else above]  # type: ignore[index]
-        share = (rows - below) / (above - below)
-        return shape[below] + share * (shape[above] - shape[below])
-
-    def scaled(self, factor: float) -> "RowTimes":
-        """The times of ``factor`` times as many layers."""
-        return RowTimes({rows: factor * seconds for rows, seconds in self.measured.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Rig:
-    """The costs of drafting and verifying in seconds: ``stages`` for a step by its rows, ``draft`` for a token on the
-    coordinator, ``link`` for one way."""
-
-    stages: tuple[RowTimes, ...]
-    draft: float
-    link: float
-
-    @property
-    def num_links(self) -> int:
-        """Links that a step and its result pass."""
-        return len(self.stages) if len(self.stages) > 1 else 0
-
-    def latency(self, rows: int) -> float:
-        """Seconds from the start of a step until its result is back, with nothing else under way."""
-        return sum(stage.at(rows) for stage in self.stages) + self.num_links * self.link
-
-    @property
-    def sequential(self) -> float:
-        """Tokens per second without drafts."""
-        return 1 / self.latency(1)
-
-    def bound(self, acceptance: float) -> float:
-        """The upper bound of tokens per second with one chain of drafts."""
-        return self.sequential / (1 - min(acceptance, _CERTAIN))
-
-    def synchronous(self, num_drafts: int, acceptance: float) -> float:
-        """Tokens per second with synchronous blocks."""
-        a = min(acceptance, _CERTAIN)
-        tokens = (1 - a ** (num_drafts + 1)) / (1 - a)
-        return tokens / (num_drafts * self.draft + self.latency(num_drafts + 1))
-
-    def with_link(self, link: float) -> "Rig":
-        """The same costs with links of ``link`` seconds."""
-        return replace(self, link=link)
-
-
-def tokens_per_second(rig: Rig, flight: Flight, acceptance: float) -> float:
+def tokens_per_second(costs: RowCosts, flight: Flight, acceptance: float) -> float:
     """Tokens per second of a flight where each draft is right with probability ``acceptance``, independently."""
     if flight.is_off:
-        return rig.sequential
+        return costs.sequential
     if flight.is_synchronous:
-        return rig.synchronous(flight.first, acceptance)
+        return costs.synchronous(flight.first, acceptance)
     a = min(acceptance, _CERTAIN)
     goes_on = a ** (flight.first + 1)  # the probability that a run is longer than the blocks so far
     seconds, before = 0.0, 0.0
-    for block, received in enumerate(resumed(rig, flight)):
+    for block, received in enumerate(resumed(costs, flight)):
         again = goes_on * (a**flight.further if block else 1.0)
         ends_here = (1 - goes_on) if block == 0 else goes_on - again
         if block and again < _RARE:
@@ -186,10 +94,10 @@ def tokens_per_second(rig: Rig, flight: Flight, acceptance: float) -> float:
     return 1 / (1 - a) / seconds
 
 
-def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
+def resumed(costs: RowCosts, flight: Flight) -> Iterator[float]:
     """Yields for each block when the coordinator continues if that block has a wrong draft, in seconds from the first
     draft of the run."""
-    free = [0.0] * len(rig.stages)
+    free = [0.0] * len(costs.stages)
     returned: list[float] = []
     work: list[tuple[float, float]] = []  # [start, end) in which the coordinator receives nothing
     now = 0.0
@@ -199,21 +107,21 @@ def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
             yield _when_received(returned[block - flight.in_flight], work)
             now = max(now, returned[block - flight.in_flight])
         for _ in range(drafts):
-            work.append((now, now := now + rig.draft))
-        work.append((now, now := now + rig.stages[0].at(rows)))
+            work.append((now, now := now + costs.draft))
+        work.append((now, now := now + costs.at(0, rows)))
         free[0] = done = now
-        for i, stage in enumerate(rig.stages[1:], 1):
-            free[i] = done = max(free[i], done + rig.link) + stage.at(rows)
-        returned.append(done + (rig.link if rig.num_links else 0.0))
+        for i in range(1, len(costs.stages)):
+            free[i] = done = max(free[i], done + costs.link) + costs.at(i, rows)
+        returned.append(done + (costs.link if costs.num_links else 0.0))
 
 
-def run_seconds(rig: Rig, flight: Flight, right: int) -> float:
+def run_seconds(costs: RowCosts, flight: Flight, right: int) -> float:
     """Seconds of one run with ``right`` right drafts, until the coordinator continues behind the wrong one. With
     synchronous blocks a run may be several blocks, each of which gives one token more than its drafts."""
     if flight.is_synchronous:
         blocks = 1 + right // (flight.first + 1)
-        return blocks * (flight.first * rig.draft + rig.latency(flight.first + 1))
-    times, covered = resumed(rig, flight), flight.first
+        return blocks * (flight.first * costs.draft + costs.latency(flight.first + 1))
+    times, covered = resumed(costs, flight), flight.first
     for received in times:
         if right <= covered:
             return received
@@ -225,10 +133,10 @@ def _when_received(at: float, work: Iterable[tuple[float, float]]) -> float:
     return next((end for start, end in work if start < at < end), at)
 
 
-def best_flight(rig: Rig, acceptance: float, most_in_flight: int) -> Flight:
+def best_flight(costs: RowCosts, acceptance: float, most_in_flight: int) -> Flight:
     """The fastest flight, which may be ``OFF``. Of those that are nearly as fast it is the one with the fewest drafts
     under way, because discarded drafts cost power and delay the next request."""
-    rates = {flight: tokens_per_second(rig, flight, acceptance) for flight in _flights(most_in_flight)}
+    rates = {flight: tokens_per_second(costs, flight, acceptance) for flight in _flights(most_in_flight)}
     enough = _AS_GOOD * max(rates.values())
     return min((flight for flight, rate in rates.items() if rate >= enough), key=lambda flight: flight.most_drafts)
 

@@ -29,38 +29,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from splitinfer.core.speculation.flight import MAX_ROWS
+from splitinfer.core.costs.by_rows import MAX_ROWS, RowCosts
 
 LONGEST = 1.58  # the longest gap without an objective, in gaps without drafts
-MOST_ROWS = 256  # of a step of blocks
 _CERTAIN = 0.995  # bound on acceptance
 _SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen
 _CAPS = (1, 2, 3, 4, 6, 8, MAX_ROWS - 1)  # rounds of drafting that are tried
 _ALIKE = 0.05  # difference of acceptances below which one cap is enough
 _UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them
 _GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What steps cost in seconds: ``stages``, by stage and number of rows (from 0); ``drafts``, a round of drafts by
-    the number of sequences, empty without a drafter; ``link`` for one way; ``host`` for a step. ``most_rows``: up to
-    which a step's time is known well enough to be tried."""
-
-    stages: tuple[tuple[float, ...], ...]
-    drafts: tuple[float, ...] = ()
-    link: float = 0.0
-    host: float = 0.0
-    most_rows: int = MOST_ROWS
-
-    def at(self, stage: int, rows: int) -> float:
-        """Seconds of a step on a stage."""
-        times = self.stages[stage]
-        return times[rows] if rows < len(times) else times[-1] * rows / (len(times) - 1)
-
-    def round(self, sequences: int) -> float:
-        """Seconds of a round of drafts for so many sequences."""
-        return self.drafts[min(sequences, len(self.drafts) - 1)] if self.drafts and sequences else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +83,7 @@ class Grouping:
         return any(self.drafts)
 
 
-def period(costs: Costs, rows: Sequence[int], drafting: Sequence[float], in_flight: int = 1) -> float:
+def period(costs: RowCosts, rows: Sequence[int], drafting: Sequence[float], in_flight: int = 1) -> float:
     """Seconds in which every group has ``in_flight`` steps. ``rows``, ``drafting``: of a step of each group, and the
     seconds in which its drafts are made."""
     num_stages = len(costs.stages)
@@ -137,7 +114,7 @@ def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
 class _Filling:
     """Blocks that grow draft by draft."""
 
-    costs: Costs
+    costs: RowCosts
     members: Sequence[Member]
     groups: int
     in_flight: int
@@ -191,14 +168,14 @@ class _Filling:
 _period_of = period
 
 
-def without_drafts(costs: Costs, num_members: int, groups: int) -> float:
+def without_drafts(costs: RowCosts, num_members: int, groups: int) -> float:
     """Seconds between two tokens of ``num_members`` sequences in so many groups, without drafts."""
     rows = [len(range(group, num_members, groups)) for group in range(min(groups, num_members))]
     return period(costs, rows, [0.0] * len(rows))
 
 
 def best_with(
-    costs: Costs, members: Sequence[Member], groups: int, in_flight: int, longest: float, floor: float
+    costs: RowCosts, members: Sequence[Member], groups: int, in_flight: int, longest: float, floor: float
 ) -> Grouping | None:
     """The best drafts for so many groups and steps under way; ``None`` where even none are too slow.
 
@@ -244,7 +221,7 @@ def _order(members: Sequence[Member], cap: int, *, all_first: bool) -> Iterator[
     return (i for _, _, _, i in sorted(worth))
 
 
-def _caps(costs: Costs, members: Sequence[Member]) -> tuple[int, ...]:
+def _caps(costs: RowCosts, members: Sequence[Member]) -> tuple[int, ...]:
     free = [one.acceptance for one in members if not one.fixed]
     if not costs.drafts or not free:
         return (0,)
@@ -259,7 +236,7 @@ def shapes(num_members: int, num_stages: int, most_groups: int, *, flies: bool) 
 
 
 def best_grouping(
-    costs: Costs, members: Sequence[Member], most_groups: int, objective: float | None = None, *, fixed: bool = False
+    costs: RowCosts, members: Sequence[Member], most_groups: int, objective: float | None = None, *, fixed: bool = False
 ) -> dict[tuple[int, int], Grouping]:
     """The best choice for each number of groups and steps under way; those that break a bound are left out, unless all
     do, and then all groups without drafts are the only one. ``objective``: seconds between two tokens, at most;

@@ -15,13 +15,15 @@ verdict.
 
 from dataclasses import dataclass, field
 
+from splitinfer.core.costs.by_rows import MAX_ROWS
+from splitinfer.core.costs.model import CostModel, beyond_computing
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.acceptance import Counts, Sum
 from splitinfer.core.speculation.controller import Controller
-from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
+from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import Member
 
@@ -70,23 +72,24 @@ class Wish:
 
 @dataclass(slots=True)
 class Speculation:
-    """Speculation on ``num_stages`` stages. ``rewind``: tokens by which their caches can be rolled back; ``None``: any
-    number; 0: they hold states, which are rolled back within blocks of drafts."""
+    """Speculation on stages of these ``costs``. ``groups``: chooses what several sequences get. ``rewind``: tokens by
+    which the stages' caches can be rolled back; ``None``: any number; 0: they hold states, which are rolled back within
+    blocks of drafts."""
 
-    num_stages: int
+    costs: CostModel
+    groups: GroupController
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
     block: int = BLOCK  # tokens of one
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
-    groups: GroupController | None = None  # learns what drafts cost, and chooses what several get
     are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
 
     def __post_init__(self) -> None:
-        self.controller = Controller(self.num_stages, self.num_stages)
+        self.controller = Controller(self.costs, len(self.costs.stages))
 
     @property
     def has_states(self) -> bool:
@@ -119,9 +122,9 @@ class Speculation:
             return seq.flight
         shares = self._shares
         if shares is None:
-            return self.controller.flight(seq.seq_id)
+            return self.controller.flight(seq.seq_id, len(seq.tokens))
         flight = shares.flights.get(seq.seq_id, OFF)
-        if not flight.is_off or not shares.drafts:
+        if not flight.is_off or not self.costs.drafts.num_seen:
             return flight
         return self.controller.probe(seq.seq_id, shares.probe_cost())
 
@@ -214,32 +217,22 @@ class Speculation:
         self.counts.add(place if position < part.end else 0, accepted=accepted)
         return accepted
 
-    def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
-        """Learn from a step of one sequence. ``returned_at``: when its result came, on the first stage's clock."""
+    def returned(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
+        """Count a step. ``returned_at``: when its result came, on the first stage's clock."""
         figures = result.figures
-        if len(figures) == self.num_stages:
-            self.counts.computed([each.rows for each in figures])
-        if (
-            len(plan.slices) != 1
-            or len(figures) != self.num_stages
-            or plan.slices[0].num_logits < len(plan.slices[0].token_ids)
-        ):
+        if len(figures) != len(self.costs.stages):
             return
-        for each in figures:
-            self.controller.computed(each.stage, each.rows, each.ended - each.started)
-            if 0 < each.rows <= MAX_ROWS:
-                self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
-        if all(each.rows for each in figures) and len(figures) > 1:
-            beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
-            self.controller.returned(beyond)
-            self.counts.links.add(1, beyond)
+        self.counts.computed([each.rows for each in figures])
+        if len(plan.slices) == 1 and plan.has_only_logits:
+            for each in figures:
+                if 0 < each.rows <= MAX_ROWS:
+                    self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
+            if all(each.rows for each in figures) and len(figures) > 1:
+                self.counts.links.add(1, beyond_computing(figures, returned_at))
 
     def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
         """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""
-        if num_sequences == 1:
-            self.controller.drafted(num_rounds, seconds)
-        if self.groups is not None:
-            self.groups.drafted(num_sequences, num_rounds, seconds)
+        self.costs.drafted(num_sequences, num_rounds, seconds)
         self.counts.drafting.add(num_rounds * num_sequences, seconds)
 
     def forget(self, seq: Sequence) -> None:

@@ -51,15 +51,15 @@ def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> di
     """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
     if drafter is None or speculation is None:
         return None
-    controller, groups = speculation.controller, speculation.groups
+    costs = speculation.costs
     return {
         "drafter": drafter.name,
         **speculation.counts.as_dict(),
-        "flight": asdict(controller.last),
-        "round_seconds": {} if groups is None else groups.drafts.measured,
-        "draft_seconds": controller.draft,
-        "link_seconds": controller.link,
-        "step_seconds_by_rows": [stage.measured for stage in controller.stages],
+        "flight": asdict(speculation.controller.last),
+        "round_seconds": costs.drafts.measured,
+        "draft_seconds": costs.drafting(1) if costs.drafts.num_seen else None,
+        "link_seconds": costs.hop,
+        "step_seconds_by_rows": [stage.measured for stage in costs.stages],
     }
 
 

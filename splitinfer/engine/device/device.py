@@ -15,7 +15,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.errors import DeviceFailed
 
 

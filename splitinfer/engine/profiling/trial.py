@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
-from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.stage.runner import Launched, StageRunner

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, RowMask, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
-from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.device.mlx_device import memory_errors

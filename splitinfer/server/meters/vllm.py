@@ -6,8 +6,8 @@ What the names mean here is in ``docs/last/meters.md``, with those that are left
 
 from collections.abc import Iterator
 
+from splitinfer.core.costs.by_rows import MAX_ROWS
 from splitinfer.core.sequence import FinishReason
-from splitinfer.core.speculation.flight import MAX_ROWS
 from splitinfer.server.meters.families import Family, Readings, Writer
 
 _REASONS = (*FinishReason, "repetition")

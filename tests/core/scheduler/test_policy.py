@@ -7,8 +7,8 @@ from effort import long
 from pipeline_sim import PipelineSim, Stage
 from toy import House, blocks, drain, small
 
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, PolicyName, Watermark, policy_of
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence

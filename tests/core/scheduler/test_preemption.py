@@ -3,9 +3,9 @@
 import pytest
 from toy import House, ToyDisk, blocks, small
 
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
 from splitinfer.core.scheduler import invariants
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence

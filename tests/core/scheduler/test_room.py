@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, StageCosts
 from splitinfer.core.scheduler.room import LEAST, MOST, UsualRequest, seconds_until_room
 from splitinfer.core.sequence import SamplingParams, Sequence
 

@@ -4,11 +4,25 @@ from random import Random
 
 import pytest
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.speculation.acceptance import Acceptance, Counts
 from splitinfer.core.speculation.controller import Controller
-from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
+from splitinfer.core.speculation.flight import OFF, Flight, best_flight, tokens_per_second
 
 STAGE = {1: 10.0, 2: 11.0, 3: 12.0, 4: 12.0, 6: 14.0, 8: 14.0, 12: 18.0, 16: 18.0}  # ms
+
+
+TABLE = RowCosts.through([STAGE, STAGE], 1.0, 0.0)
+
+
+def untaught(most_in_flight: int = 1) -> Controller:
+    return Controller(CostModel.of(2), most_in_flight)
+
+
+def computed(controller: Controller, stage: int, rows: int, ms: float) -> None:
+    controller.costs.stages[stage].took(Shape().plus(0, rows), ms)
 
 
 class Played:
@@ -23,10 +37,10 @@ class Played:
         flight = self.controller.flight(seq_id)
         self.flights.append(flight)
         drafts = flight.first
-        took = drafts * self.draft + 2 * RowTimes(STAGE).at(drafts + 1)
+        took = drafts * self.draft + TABLE.computing(drafts + 1)
         for stage in range(2):
-            self.controller.computed(stage, drafts + 1, RowTimes(STAGE).at(drafts + 1))
-        self.controller.drafted(drafts, drafts * self.draft)
+            computed(self.controller, stage, drafts + 1, TABLE.at(stage, drafts + 1))
+        self.controller.costs.drafted(1, drafts, drafts * self.draft)
         right = 0
         while right < drafts and self.dice.random() < self.acceptance:
             right += 1
@@ -44,26 +58,25 @@ class Played:
 
 
 def test_one_row_is_measured_before_any_draft() -> None:
-    controller = Controller(2, 2)
+    controller = untaught(2)
     assert controller.flight(1) == OFF
-    controller.computed(0, 1, 10.0)
+    computed(controller, 0, 1, 10.0)
     assert controller.flight(1) == OFF
-    controller.computed(1, 1, 10.0)
+    computed(controller, 1, 1, 10.0)
     assert not controller.flight(1).is_off
 
 
 @pytest.mark.parametrize("acceptance", [0.6, 0.8, 0.95])
 def test_it_comes_close_to_the_best(acceptance: float) -> None:
-    controller = Controller(2, 1)
+    controller = untaught()
     played = Played(controller, acceptance)
     played.run(200)
-    rig = Rig((RowTimes(STAGE), RowTimes(STAGE)), 1.0, 0.0)
-    best = tokens_per_second(rig, best_flight(rig, acceptance, 1), acceptance)
+    best = tokens_per_second(TABLE, best_flight(TABLE, acceptance, 1), acceptance)
     assert played.run(3000) > 0.93 * best
 
 
 def test_drafts_that_are_never_right_cost_little() -> None:
-    played = Played(Controller(2, 1), 0.0)
+    played = Played(untaught(), 0.0)
     assert played.run(64) > 0.92 / 20.0, "of a token a latency"
     assert played.run(1000) > 0.985 / 20.0
     played_anew = Played(played.controller, 0.0)
@@ -71,7 +84,7 @@ def test_drafts_that_are_never_right_cost_little() -> None:
 
 
 def test_it_notices_when_drafts_become_right() -> None:
-    played = Played(Controller(2, 1), 0.0)
+    played = Played(untaught(), 0.0)
     played.run(300)
     assert played.flights[-1].is_off
     played.acceptance = 0.9
@@ -82,24 +95,24 @@ def test_it_notices_when_drafts_become_right() -> None:
 def test_a_request_is_tried_whatever_others_had() -> None:
     """Texts differ: drafts that were never right in one request are often right in the next."""
     for seed in range(5):
-        played = Played(Controller(2, 1), 0.0, seed=seed)
+        played = Played(untaught(), 0.0, seed=seed)
         played.run(400)
         played.acceptance = 0.7
-        fresh = Played(Controller(2, 1), 0.7, seed=seed)
+        fresh = Played(untaught(), 0.7, seed=seed)
         fresh.run(60)
         assert played.run(160, seq_id=2) > 0.85 * fresh.run(160, seq_id=2), seed
 
 
 def test_a_few_wrong_drafts_do_not_turn_them_off() -> None:
     """What pays by much and costs little is given up on evidence, and not on bad luck."""
-    controller = Controller(2, 2)
+    controller = untaught(2)
     for rows, seconds in STAGE.items():
         for stage in range(2):
-            controller.computed(stage, rows, seconds * (0.6, 1.4)[stage])
-    controller.drafted(1, 5.0)
+            computed(controller, stage, rows, seconds * (0.6, 1.4)[stage])
+    controller.costs.drafted(1, 1, 5.0)
     for _ in range(3):
         controller.tried(1, 1, 0)
-    rig = controller.rig
+    rig = controller.costs.for_one(0)
     assert rig is not None
     share = controller.share(1)
     assert tokens_per_second(rig, best_flight(rig, share, 2), share) < 1.03 * rig.sequential
@@ -110,31 +123,22 @@ def test_a_few_wrong_drafts_do_not_turn_them_off() -> None:
 
 
 def test_dear_drafts_are_left_out() -> None:
-    played = Played(Controller(2, 1), 0.5, draft=15.0)
+    played = Played(untaught(), 0.5, draft=15.0)
     played.run(200)
     assert sum(not flight.is_off for flight in played.flights[-100:]) <= 3
 
 
 def test_in_flight_where_there_are_stages_for_it() -> None:
     for most, expected in ((1, 1), (2, 2)):
-        controller = Controller(2, most)
+        controller = untaught(most)
         for rows, seconds in STAGE.items():
             for stage in range(2):
-                controller.computed(stage, rows, seconds * (0.6, 1.4)[stage])
-        controller.drafted(10, 15.0)
+                computed(controller, stage, rows, seconds * (0.6, 1.4)[stage])
+        controller.costs.drafted(1, 10, 15.0)
         for _ in range(100):
             controller.tried(1, 5, 4)
         assert controller.flight(1).in_flight == expected
         assert controller.last == controller.flight(1)
-
-
-def test_a_link_is_what_a_round_trip_takes_beyond_computing() -> None:
-    controller = Controller(2, 2)
-    for _ in range(50):
-        controller.returned(6.0)
-    assert controller.link == pytest.approx(3.0)
-    controller.returned(-5.0)  # clocks are not perfect
-    assert controller.link > 0
 
 
 def test_acceptance_starts_from_what_others_had_and_fades() -> None:

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.speculation.flight import (
     FIRSTS,
     FURTHERS,
     OFF,
     Flight,
-    Rig,
-    RowTimes,
     best_flight,
     resumed,
     tokens_per_second,
@@ -22,12 +21,12 @@ from splitinfer.core.speculation.flight import (
 KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7}  # a table, and no line
 
 
-def rig(share: float = 0.4, draft: float = 0.05, link: float = 0.02, stages: int = 2) -> Rig:
+def rig(share: float = 0.4, draft: float = 0.05, link: float = 0.02, stages: int = 2) -> RowCosts:
     parts = [share, *[(1 - share) / (stages - 1)] * (stages - 1)] if stages > 1 else [1.0]
-    return Rig(tuple(RowTimes({n: part * t for n, t in KERNELS.items()}) for part in parts), draft, link)
+    return RowCosts.through([{n: part * t for n, t in KERNELS.items()} for part in parts], draft, link)
 
 
-def flown(rig: Rig, flight: Flight, acceptance: float, num_runs: int, seed: int) -> float:
+def flown(rig: RowCosts, flight: Flight, acceptance: float, num_runs: int, seed: int) -> float:
     """Tokens per second of ``num_runs`` runs, with a die for every draft and a clock for every stage."""
     dice, now, tokens = Random(seed), 0.0, 0
     for _ in range(num_runs):
@@ -39,7 +38,7 @@ def flown(rig: Rig, flight: Flight, acceptance: float, num_runs: int, seed: int)
     return tokens / now
 
 
-def run_time(rig: Rig, flight: Flight, right: int) -> float:
+def run_time(rig: RowCosts, flight: Flight, right: int) -> float:
     """One run with so many right drafts, event by event: until the coordinator has heard that the next was wrong."""
     clock, stage_free, verdicts = 0.0, [0.0] * len(rig.stages), []
     covered, heard = 0, math.inf
@@ -50,14 +49,14 @@ def run_time(rig: Rig, flight: Flight, right: int) -> float:
             clock = max(clock, verdicts[-flight.in_flight])
         if clock >= heard:
             return clock
-        steps = [rig.draft] * drafts + [rig.stages[0].at(rows)]
+        steps = [rig.draft] * drafts + [rig.at(0, rows)]
         for step in steps:
             clock += step
             if clock > heard:  # it listens between two steps
                 return clock
         done = clock
-        for i, stage in enumerate(rig.stages[1:], 1):
-            stage_free[i] = done = max(stage_free[i], done + rig.link) + stage.at(rows)
+        for i in range(1, len(rig.stages)):
+            stage_free[i] = done = max(stage_free[i], done + rig.link) + rig.at(i, rows)
         verdicts.append(done + rig.link)
         was_covered, covered = covered, covered + drafts
         # Whether the draft after the covered ones is right is said by this block's last row.
@@ -133,57 +132,18 @@ def test_blocks_in_flight_beat_waiting_and_hide_the_link() -> None:
 
 
 def test_the_coordinator_hears_between_two_things_it_does() -> None:
-    r = Rig((RowTimes({1: 1.0}), RowTimes({1: 1.5})), draft=0.25, link=0.0)
+    r = RowCosts.through([{1: 1.0}, {1: 1.5}], draft=0.25, link=0.0)
     # Block 0: drafted to 0.25, own layers to 1.25, verdict at 2.75; block 1 is in its own layers from 1.5 to 2.5,
     # block 2 is being drafted from 2.75, when the verdict has come.
     assert next(resumed(r, Flight(1, 1, 2))) == pytest.approx(2.75)
-    slow = Rig((RowTimes({1: 2.0}), RowTimes({1: 0.5})), draft=0.25, link=0.0)
+    slow = RowCosts.through([{1: 2.0}, {1: 0.5}], draft=0.25, link=0.0)
     # Verdict of block 0 at 2.75, in the middle of block 1's own layers, which end at 4.5.
     assert next(resumed(slow, Flight(1, 1, 2))) == pytest.approx(4.5)
 
 
 def test_a_table_and_not_a_line() -> None:
-    times = RowTimes({1: 1.0, 3: 3.0, 4: 2.0})
-    assert [times.at(n) for n in (1, 2, 3, 4, 9)] == [1.0, 2.0, 3.0, 2.0, 2.0]
-    assert RowTimes().at(3) == 0.0
-    assert not RowTimes()
-    assert 3 in times
-    assert 2 not in times
-
-
-def test_drift_moves_all_sizes() -> None:
-    times = RowTimes({1: 1.0, 8: 2.0})
-    for _ in range(40):
-        times.took(1, 1.5)
-    assert times.at(1) == pytest.approx(1.5, rel=0.01)
-    assert 2.25 < times.at(8) <= 3.0, "a slower machine is slower at every size"
-
-
-def test_sizes_are_told_apart_in_drift() -> None:
-    dice, times = Random(3), RowTimes()
-    for _ in range(3000):
-        speed = dice.choice([0.8, 1.0, 1.3])
-        rows = dice.choice([1, 4, 8])
-        times.took(rows, speed * KERNELS[rows])
-    assert times.at(8) / times.at(1) == pytest.approx(1.35, rel=0.12)
-    assert times.at(4) / times.at(1) == pytest.approx(1.15, rel=0.12)
-
-
-def test_it_is_quick_enough_to_be_asked_between_two_steps() -> None:
-    r = rig()
-    calls = [0]
-    original = RowTimes.at
-
-    def counting(self: RowTimes, rows: int) -> float:
-        calls[0] += 1
-        return original(self, rows)
-
-    RowTimes.at = counting  # type: ignore[method-assign]
-    try:
-        best_flight(r, 0.95, 2)
-    finally:
-        RowTimes.at = original  # type: ignore[method-assign]
-    assert calls[0] < 20_000
+    table = RowCosts.through([{1: 1.0, 3: 3.0, 4: 2.0}], 0.1, 0.0)
+    assert [table.at(0, n) for n in (1, 2, 3, 4, 9)] == [1.0, 2.0, 3.0, 2.0, 2.0]
 
 
 def test_what_cannot_be_is_refused() -> None:

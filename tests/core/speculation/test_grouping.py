@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.model import CostModel
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.speculation.acceptance import Acceptance
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import (
     _SLOWER,
     LONGEST,
-    Costs,
     Grouping,
     Member,
     best_grouping,
@@ -21,7 +22,6 @@ from splitinfer.core.speculation.grouping import (
     shapes,
     without_drafts,
 )
-from splitinfer.core.speculation.step_times import StepTimes
 
 
 def table(*points: tuple[int, float], most: int = 128) -> tuple[float, ...]:
@@ -33,7 +33,7 @@ def table(*points: tuple[int, float], most: int = 128) -> tuple[float, ...]:
     return tuple(found)
 
 
-LARGE = Costs(
+LARGE = RowCosts(
     (
         table((1, 47), (8, 52), (16, 75), (32, 140), (128, 545)),
         table((1, 31), (8, 34), (16, 50), (32, 92), (128, 360)),
@@ -42,12 +42,12 @@ LARGE = Costs(
 )  # fmt: skip
 
 
-def best(costs: Costs, acceptance: list[float], **more: object):
+def best(costs: RowCosts, acceptance: list[float], **more: object):
     found = best_grouping(costs, [Member(a) for a in acceptance], len(costs.stages), **more)  # type: ignore[arg-type]
     return max(found.values(), key=lambda one: one.rate)
 
 
-def every(costs: Costs, acceptance: list[float], groups: int, most: int) -> float:
+def every(costs: RowCosts, acceptance: list[float], groups: int, most: int) -> float:
     """The best rate of all numbers of drafts, within the bounds of the choice."""
     gap = without_drafts(costs, len(acceptance), len(costs.stages))
     rate = 0.0
@@ -69,7 +69,7 @@ def every(costs: Costs, acceptance: list[float], groups: int, most: int) -> floa
 @given(st.lists(st.floats(0, 0.95), min_size=2, max_size=4), st.floats(0.5, 6))
 def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], draft: float) -> None:
     acceptance = sorted(acceptance, reverse=True)
-    costs = Costs(LARGE.stages, (0.0, *([draft] * 8)), 0.3, 0.5, 128)
+    costs = RowCosts(LARGE.stages, (0.0, *([draft] * 8)), 0.3, 0.5, 128)
     found = best_grouping(costs, [Member(a) for a in acceptance], 2)
     expected = max(every(costs, acceptance, groups, 6) for groups in (1, 2))
     assert max(found[groups, 1].rate for groups in (1, 2) if (groups, 1) in found) >= 0.9 * expected
@@ -85,10 +85,10 @@ def test_what_it_expects_of_a_large_model_on_two_machines(num_members: int, acce
 
 
 def test_one_group_reads_the_weights_once_where_rows_are_free() -> None:
-    none = Costs(LARGE.stages, (), 0.3)
+    none = RowCosts(LARGE.stages, (), 0.3)
     assert best(none, [0.0] * 4).groups == 1, "78 ms for all of them, to 94 for two groups"
     assert best(none, [0.0] * 16).groups == 2
-    linear = Costs((table((1, 10), (100, 1000)),) * 2, (), 0.3)
+    linear = RowCosts((table((1, 10), (100, 1000)),) * 2, (), 0.3)
     assert best(linear, [0.0] * 4).groups == 2
 
 
@@ -108,7 +108,7 @@ def test_the_objective_bounds_the_gap() -> None:
 
 
 def test_sizes_that_nobody_has_tried_are_tried_little_by_little() -> None:
-    few = Costs(LARGE.stages, LARGE.drafts, 0.3, 0.5, 8)
+    few = RowCosts(LARGE.stages, LARGE.drafts, 0.3, 0.5, 8)
     choice = best(few, [0.9] * 4)
     assert sum(count + 1 for count in choice.drafts[:: choice.groups]) <= 8
 
@@ -125,41 +125,6 @@ def test_shapes_have_a_step_for_every_stage() -> None:
     assert list(shapes(1, 3, 3, flies=False)) == [(1, 1)]
 
 
-# -- times of steps --------------------------------------------------------------------------------
-
-
-def test_times_are_interpolated_and_never_fall() -> None:
-    times = StepTimes()
-    for rows, seconds in ((1, 10.0), (8, 12.0), (40, 30.0)):
-        for _ in range(20):
-            times.took(rows, seconds)
-    assert times.at(24) == pytest.approx(21.0, rel=0.02)
-    times.took(16, 60.0)  # something else happened
-    assert times.at(16) <= times.at(40) < 45.0
-    for _ in range(30):
-        times.took(16, 16.0)
-    assert times.at(16) == pytest.approx(16.0, rel=0.1)
-
-
-def test_beyond_the_largest_size_times_rise_as_those_of_prompts_do() -> None:
-    times = StepTimes()
-    times.took(1, 10.0)
-    times.took(8, 11.0)
-    assert times.trusted_rows == 16
-    assert times.table(16)[16] == pytest.approx(12.1, rel=0.02)
-    assert times.table(16, lambda rows: 4.0 * rows)[16] == pytest.approx(11.0 + 32.0)
-
-
-def test_a_machine_that_drifts_is_followed() -> None:
-    times = StepTimes()
-    for rows in (1, 4, 8, 16) * 10:
-        times.took(rows, 10.0 + rows)
-    for _ in range(40):
-        times.took(8, 36.0)
-    assert times.at(8) == pytest.approx(36.0, rel=0.05)
-    assert times.at(16) > 40.0, "what was 26 takes nearly twice as long, too"
-
-
 # -- the controller --------------------------------------------------------------------------------
 
 
@@ -174,23 +139,30 @@ def step(
     return StepPlan(number, slices=slices), StepResult(number, (), tuple(figures))
 
 
+def returned(
+    controller: GroupController, plan: StepPlan, result: StepResult, at: float = 0.0, since: float | None = None
+) -> None:
+    controller.costs.learn(plan.slices, result.figures, at, since)
+    controller.returned(plan)
+
+
 def learned(*rows: int, num_stages: int = 2) -> GroupController:
-    controller, at = GroupController(num_stages, num_stages), 0.0
+    controller, at = GroupController(CostModel.of(num_stages), num_stages), 0.0
     for number, count in enumerate(rows):
         seconds = tuple(LARGE.at(stage % 2, count) for stage in range(num_stages))
         plan, result = step(number, count, at, seconds)
         at += sum(seconds) + 0.6
-        controller.measured(plan, result, at)
+        returned(controller, plan, result, at)
     return controller
 
 
 def choose(controller: GroupController, acceptance: list[float], objective: float | None = None) -> None:
     members = {i: Member(a) for i, a in enumerate(acceptance)}
-    controller.choose(members, objective, lambda _stage, _rows: 0.0, has_drafter=True)
+    controller.choose(members, objective, has_drafter=True)
 
 
 def test_nothing_is_chosen_before_anything_is_known() -> None:
-    controller = GroupController(2, 2)
+    controller = GroupController(CostModel.of(2), 2)
     choose(controller, [0.8] * 4)
     assert controller.choice is None
     assert controller.flights == {}
@@ -201,7 +173,7 @@ def test_nothing_is_chosen_before_anything_is_known() -> None:
 
 @pytest.mark.parametrize(("rate", "groups"), [(103.0, 2), (106.0, 1)])
 def test_another_number_of_groups_has_to_be_clearly_better(rate: float, groups: int) -> None:
-    controller = GroupController(2, 2)
+    controller = GroupController(CostModel.of(2), 2)
     found = {(1, 1): Grouping(1, rate=rate), (2, 1): Grouping(2, rate=100.0)}
     assert controller._stays(found).groups == 1, "nothing was chosen before"
     controller.choice = Grouping(2, rate=90.0)
@@ -212,18 +184,18 @@ def test_another_number_of_groups_has_to_be_clearly_better(rate: float, groups: 
 
 def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None:
     controller = learned(1, 2, 4, 8)
-    controller.drafted(1, 1, 3.0)
+    controller.costs.drafted(1, 1, 3.0)
     choose(controller, [0.8] * 2)
     assert not controller.is_due(frozenset((0, 1)))
     assert controller.is_due(frozenset((0, 1, 2)))
     for number in range(16):
-        controller.measured(*step(number, 4, 0.0, (50.0, 33.0)), 84.0)
+        returned(controller, *step(number, 4, 0.0, (50.0, 33.0)), 84.0)
     assert controller.is_due(frozenset((0, 1)))
 
 
 def test_drafts_that_do_not_pay_are_off() -> None:
     controller = learned(1, 2, 4, 8, 16)
-    controller.drafted(8, 1, 60.0)
+    controller.costs.drafted(8, 1, 60.0)
     choose(controller, [0.5] * 8)
     assert controller.choice is not None
     assert not controller.choice.has_drafts
@@ -239,13 +211,13 @@ def test_one_member_that_was_unlucky_at_first_does_not_end_the_drafts_of_all() -
         unlucky.add(1, 0)
     usual = [Member(0.75, at_most=0.9)] * 15
     controller = learned(*range(1, 17))
-    controller.drafted(16, 1, 3.0)
+    controller.costs.drafted(16, 1, 3.0)
     for number in range(8):
         if number == 2:
             assert controller.choice is not None
             assert controller.choice.has_drafts, "3 tries"
         members = [*usual, Member(unlucky.share, at_most=unlucky.seen_at_most)]
-        controller.choose(dict(enumerate(members)), None, lambda _stage, _rows: 0.0, has_drafter=True)
+        controller.choose(dict(enumerate(members)), None, has_drafter=True)
         unlucky.add(1, 0)
     assert not controller.choice.has_drafts, "it is never right: nobody is to wait for others' drafts"
 
@@ -253,27 +225,28 @@ def test_one_member_that_was_unlucky_at_first_does_not_end_the_drafts_of_all() -
 def test_a_host_that_is_held_up_now_and_then_changes_no_choice() -> None:
     """The bound on gaps is near what one draft for each of 16 costs; with a mean of the host it is beyond."""
     controller, at = learned(*range(1, 17)), 0.0
-    controller.drafted(16, 1, 3.0)
+    controller.costs.drafted(16, 1, 3.0)
     choose(controller, [0.8] * 16)
     assert controller.choice is not None
     before = controller.choice
     for number in range(65):
         held_up = 20.0 if number % 4 == 0 else 0.5
         plan, result = step(1000 + number, 8, at + held_up, (LARGE.at(0, 8), LARGE.at(1, 8)))
-        controller.planned(plan.step, at)
-        at += held_up + LARGE.at(0, 8) + LARGE.at(1, 8) + 0.6
-        controller.measured(plan, result, at)
+        since, at = at, at + held_up + LARGE.at(0, 8) + LARGE.at(1, 8) + 0.6
+        returned(controller, plan, result, at, since)
     choose(controller, [0.8] * 16)
     assert before.has_drafts
     assert controller.choice.drafts == before.drafts
 
 
-def test_steps_with_prompts_and_steps_that_an_emulation_could_not_keep_up_with_teach_nothing() -> None:
-    controller = GroupController(2, 2)
-    plan = StepPlan(0, slices=(Slice(0, 0, (1, 2, 3), 1),))
+def test_steps_with_prompts_and_late_steps_of_an_emulation_are_nothing_to_choose_by() -> None:
+    controller = GroupController(CostModel.of(2), 2)
     figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3) for stage in range(2))
-    controller.measured(plan, StepResult(0, (), figures), 11.0)
-    assert controller.costs() is None
+    returned(controller, StepPlan(0, slices=(Slice(0, 0, (1, 2, 3), 1),)), StepResult(0, (), figures), 11.0)
+    choose(controller, [0.8] * 4)
+    assert controller.choice is None, "what a row with logits costs is not known"
+    controller = GroupController(CostModel.of(2), 2)
     figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3, notes=("late",)) for stage in range(2))
-    controller.measured(StepPlan(1, slices=(Slice(0, 0, (1, 2, 3), 3, 2),)), StepResult(1, (), figures), 11.0)
-    assert controller.costs() is None
+    returned(controller, StepPlan(1, slices=(Slice(0, 0, (1, 2, 3), 3, 2),)), StepResult(1, (), figures), 11.0)
+    choose(controller, [0.8] * 4)
+    assert controller.choice is None

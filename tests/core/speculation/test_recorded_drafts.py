@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds
+from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds
 from splitinfer.core.speculation.speculation import Wish
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
@@ -27,8 +28,8 @@ PROMPT = 48
 DRAFT, LINK, SHARE, ROW = 0.21, 0.03, 0.27, 0.04  # of a step of one row; the first stage's share of it; a row more
 
 STAGES = tuple(StageCosts.line(part * (1 - ROW), part * ROW) for part in (SHARE, 1 - SHARE))
-RIG = Rig(
-    tuple(RowTimes({n: part * (1 + ROW * (n - 1)) for n in range(1, 17)}) for part in (SHARE, 1 - SHARE)), DRAFT, LINK
+RIG = RowCosts.through(
+    [{n: part * (1 + ROW * (n - 1)) for n in range(1, 17)} for part in (SHARE, 1 - SHARE)], DRAFT, LINK
 )
 
 

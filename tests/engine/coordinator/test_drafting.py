@@ -73,8 +73,7 @@ def test_a_round_is_a_draft_of_each() -> None:
     assert [len(found.generated[i]) for i in range(3)] == [4, 6, 2], "all were right"
     speculation = found.scheduler.speculation
     assert speculation is not None
-    assert speculation.groups is not None
-    assert set(speculation.groups.drafts.measured) == {1, 2}, "rounds of one and of two sequences"
+    assert set(speculation.costs.drafts.measured) == {1, 2}, "rounds of one and of two sequences"
 
 
 def test_who_was_not_read_gets_no_drafts_beside_others() -> None:

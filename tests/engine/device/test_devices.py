@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.device import emulated as emulated_module
 from splitinfer.engine.device.device import DRAFT, Span, Ticket, Work
 from splitinfer.engine.device.emulated import EmulatedDevice

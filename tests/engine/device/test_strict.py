@@ -6,7 +6,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.device.device import Ticket, Work
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.strict import VARIABLE, Strict, Touched, strict_device

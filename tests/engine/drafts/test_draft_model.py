@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stages import plain_greedy, plain_sampled
 
-from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET

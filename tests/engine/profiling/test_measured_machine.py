@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device import emulated as device
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.profiling import drafts, measure, stopwatch, trial

@@ -7,10 +7,10 @@ import pytest
 import trace_causes
 from staged import Asked, Situation, Staged, look
 
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import SeenStep
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.machine import Hop, Machine

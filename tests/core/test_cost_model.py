@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitinfer.core.costs.model import CostModel, most_rows
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import EXACT, StageCosts
 from splitinfer.core.plan import Slice, StageFigures
-from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts, most_rows
 
 
 def machine(shape: Shape) -> float:
@@ -64,9 +66,30 @@ def test_more_work_never_costs_less(seed: int):
     pick, costs = Random(seed), StageCosts()
     for _ in range(pick.randint(1, 60)):
         costs.took(some_shape(pick), pick.random() + 1e-3)
-    times = [costs.at(Shape().plus(100, rows)) for rows in range(2, 2000, 37)]
+    times = [costs.at(Shape().plus(100, rows)) for rows in range(EXACT + 1, 2000, 37)]  # fewer: kernels have steps
     assert all(a <= b for a, b in pairwise(times))
     assert times[0] >= 0
+
+
+KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7, 64: 5.0}
+
+
+def test_steps_of_kernels_are_told_apart_from_drift() -> None:
+    dice, costs = Random(3), StageCosts()
+    for _ in range(3000):
+        rows = dice.choice(list(KERNELS))
+        costs.took(Shape(rows), dice.choice([0.8, 1.0, 1.3]) * KERNELS[rows])
+    one = costs.at(Shape(1))
+    assert {n: costs.at(Shape(n)) / one for n in KERNELS} == pytest.approx(KERNELS, rel=0.12)
+    for _ in range(40):
+        costs.took(Shape(1), 3.0 * one)
+    assert costs.at(Shape(8)) > 2.25 * one, "a slower machine is slower at every size"
+
+
+def test_one_size_says_nothing_of_rows() -> None:
+    costs = StageCosts()
+    costs.took(Shape(8), 1.0)
+    assert 0.9 < costs.at(Shape(1)) <= 1.0 <= costs.at(Shape(16)) < 1.1
 
 
 def test_sizes_never_seen_go_on_as_the_last_one():
@@ -138,3 +161,17 @@ def test_copying_stored_kv_is_no_cost_of_a_steps_rows():
     for step in range(20):
         model.learn([part], [StageFigures(0, step, step + 0.5, copying=0.3, rows=1)], returned_at=step + 0.5)
     assert model.stages[0].at(Shape.of([part])) == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_link_is_what_a_step_takes_beyond_computing() -> None:
+    model, part = CostModel.of(2), Slice(1, 0, (0,), 1)
+    for beyond in (6.0, 6.0, -5.0, 6.0):  # clocks are not perfect
+        model.learn([part], [figures(0, 0.0, 0.0, 1.0, 1), figures(1, 10.0, 10.0, 11.0, 1)], returned_at=2.0 + beyond)
+    assert model.hop == 3.0
+
+
+def test_a_host_that_is_held_up_now_and_then_counts_as_it_usually_is() -> None:
+    model, part = CostModel.of(1), Slice(1, 0, (0,), 1)
+    for since in (9.9, 9.9, 2.0, 9.9, 11.0):
+        model.learn([part], [figures(0, 0.0, 10.0, 12.0, 1)], returned_at=12.0, since=since)
+    assert model.host == pytest.approx(0.1)

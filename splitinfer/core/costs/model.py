@@ -1,0 +1,146 @@
+"""What steps cost all stages, the links between them, the drafter and the coordinator's host: one model, learned once
+from each step's figures. The scheduler's objective, the choice of groups and drafts, the watch over stuck steps and
+the planner of cuts read it."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.core.costs.by_rows import MOST_ROWS, RowCosts
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.costs.stage import LEAST_MARGIN, StageCosts
+from splitinfer.core.metrics.usual import Usual
+from splitinfer.core.plan import Slice, StageFigures
+
+_MOST_HOST = 0.5  # of a step: what took longer was something else
+_MOST_SEQUENCES = 64  # in a round of drafts
+_UNTRIED = 3  # further sizes that are tried where nothing is known
+
+
+@dataclass(slots=True)
+class CostModel:
+    """The costs of all stages.
+
+    hop: seconds from the end of a step on one stage until it can start on the next, or until its result is with the
+        scheduler.
+    is_known: whether the costs are given and ``learn`` changes nothing.
+    drafts: of a round of drafts, whose rows are its sequences.
+    host: seconds that the coordinator takes for a step besides drafts, computing and links.
+    """
+
+    stages: list[StageCosts]
+    hop: float = 0.0
+    is_known: bool = False
+    drafts: StageCosts = field(default_factory=StageCosts)
+    host: float = 0.0
+    _hops: Usual = field(default_factory=Usual)
+    _hosts: Usual = field(default_factory=Usual)
+
+    @classmethod
+    def of(cls, num_stages: int) -> "CostModel":
+        """A model of ``num_stages`` stages without any data."""
+        return cls([StageCosts() for _ in range(num_stages)])
+
+    # -- what was measured ---------------------------------------------------------------------
+
+    def learn(
+        self,
+        slices: Sequence[Slice],
+        figures: Sequence[StageFigures],
+        returned_at: float,
+        since: float | None = None,
+    ) -> None:
+        """Learn from a step's figures. Seconds on the first stage's clock: ``returned_at``, when they came; ``since``,
+        from when on the host had nothing to do but this step and its drafts, if it is known."""
+        if self.is_known:
+            return
+        shape = Shape.of(slices)
+        for each in figures:
+            if 0 <= each.stage < len(self.stages) and each.rows == shape.rows and not each.notes:
+                self.stages[each.stage].took(shape, each.ended - each.started - each.copying)
+        if len(figures) != len(self.stages):
+            return
+        first = figures[0]
+        if since is not None:
+            self._hosts.took(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
+            self.host = self._hosts.seconds
+        if len(figures) > 1 and returned_at and all(each.rows for each in figures):
+            self._hops.took(max(0.0, beyond_computing(figures, returned_at)) / len(figures))
+            self.hop = self._hops.seconds
+
+    def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
+        """Learn from ``rounds`` of drafts for so many sequences at a time."""
+        if sequences and rounds and not self.is_known:
+            self.drafts.took(Shape(sequences), seconds / rounds)
+
+    # -- what it predicts ----------------------------------------------------------------------
+
+    def drafting(self, sequences: int) -> float:
+        """Seconds of a round of drafts; 0 before the first."""
+        return self.drafts.at(Shape(sequences))
+
+    def for_one(self, position: int) -> RowCosts | None:
+        """The costs of drafting for one sequence of so many tokens; ``None`` until each was measured once."""
+        if not self.drafts.num_seen or not all(stage.sizes for stage in self.stages):
+            return None
+        times = [{n: stage.at(Shape().plus(position, n)) for n in stage.sizes} for stage in self.stages]
+        return RowCosts.through(times, self.drafting(1), self.hop)
+
+    def for_several(self, position: int, most_rows: int) -> RowCosts:
+        """The costs for sequences of ``position`` tokens each, of steps of up to ``most_rows`` rows."""
+        rows = range(1, min(most_rows, MOST_ROWS) + 1)
+        stages = tuple((0.0, *(stage.at_position(n, position) for n in rows)) for stage in self.stages)
+        rounds = tuple(self.drafting(n) for n in range(_MOST_SEQUENCES + 1)) if self.drafts.num_seen else ()
+        return RowCosts(stages, rounds, self.hop, self.host, len(rows))
+
+    def slowest(self, shape: Shape) -> float:
+        """Seconds of a step on its slowest stage."""
+        return max(stage.at(shape) for stage in self.stages)
+
+    def cycle(self, shape: Shape, num_groups: int) -> float:
+        """Seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one time in
+        twenty. In that time the slowest stage computes a step for each group, and one step passes all stages."""
+        times = [(LEAST_MARGIN if self.is_known else stage.margin) * stage.at(shape) for stage in self.stages]
+        return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
+
+    def predicted(self, shape: Shape) -> float | None:
+        """Seconds from sending a step of this shape until its result is back, with nothing else under way, exceeded one
+        time in twenty; ``None`` where too little has been seen: too few steps, or none as large as half of it."""
+        return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
+
+    @property
+    def trusted_rows(self) -> int:
+        """The most rows for which every stage's predictions are reliable."""
+        return min(stage.trusted_rows for stage in self.stages)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The costs as plain numbers, for a simulation."""
+        return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
+
+
+def beyond_computing(figures: Sequence[StageFigures], returned_at: float) -> float:
+    """Seconds that a step took from its end on the first stage, less the time in which it was on the others."""
+    return returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
+
+
+# Numbers of rows that fill the tiles of kernels: with one row more, another tile is computed.
+_EFFICIENT: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256, 16384, 64))
+
+
+def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_groups: int, seconds: float) -> int:
+    """The number of rows of a prompt from position ``start`` that may share a step with ``decodes``, so that these get
+    their next token within ``seconds``: at most ``most``, and with the decodes an efficient number for kernels.
+
+    It is never 0: an objective that cannot be met must not keep prompts from being computed.
+    """
+    first = bisect_right(_EFFICIENT, decodes.rows)
+    trusted = max(costs.trusted_rows, _EFFICIENT[min(first + _UNTRIED, len(_EFFICIENT) - 1)])
+    last = bisect_right(_EFFICIENT, min(decodes.rows + most, trusted)) - 1
+    low, high = first, max(first, last)
+    while low < high:
+        middle = -(-(low + high) // 2)
+        shape = decodes.plus(start, _EFFICIENT[middle] - decodes.rows)
+        low, high = (middle, high) if costs.cycle(shape, num_groups) <= seconds else (low, middle - 1)
+    rows: int = _EFFICIENT[low] - decodes.rows
+    return min(most, rows)
