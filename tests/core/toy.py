@@ -335,9 +335,10 @@ class House:
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
         num_plans = self.scheduler.num_in_flight
         self.now += 1.0
+        asks = self.scheduler.prefix_cache.is_asking
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
-            assert plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
+            assert asks or plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
             assert plan.num_tokens <= self.scheduler.config.token_budget
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()

@@ -30,6 +30,7 @@ from splitinfer.core.sequence import Sequence
 WORTH = 32  # tokens that a fetch must save; fewer are computed as fast as they are read
 FETCHES = 2  # blocks in one plan; reading one takes a small part of the time of computing a chunk
 _SMOOTHING = 0.3  # weight of the newest fetch in the time of reading
+_MOST_ASKED = 60  # times for files without another block in between
 _MOST_UNWRITTEN = 4096  # blocks whose files are expected; a stage whose disk is full never reports them
 
 
@@ -100,6 +101,7 @@ class PrefixCache:
         self._fetches: deque[Fetch] = deque()
         self._erased: list[Key] = []
         self._unwritten: OrderedDict[Key, _Unwritten] = OrderedDict()
+        self.is_asking, self._asks_left = False, 0  # whether the next plan goes though it has nothing to do
         self._erased += self.disk.plant(config.kept)
 
     @property
@@ -110,7 +112,7 @@ class PrefixCache:
     @property
     def has_changes(self) -> bool:
         """Whether there are changes for the next plan."""
-        return bool(self._saves or self._dropped or self._fetches or self._erased)
+        return bool(self._saves or self._dropped or self._fetches or self._erased or self.is_asking)
 
     def take_changes(self) -> BlockChanges:
         """Return and clear the changes for the next plan; at most ``FETCHES`` fetches at a time."""
@@ -118,7 +120,15 @@ class PrefixCache:
         changes = BlockChanges(tuple(self._saves), tuple(self._dropped), fetches, tuple(self._erased))
         for taken in (self._saves, self._dropped, self._erased):
             taken.clear()
+        self.is_asking = False
         return changes
+
+    def ask_for_files(self) -> bool:
+        """Have a plan go out though nothing else is to be done, because its result tells what was written since the
+        last one; returns whether there is anything to ask for. Call it now and then while nothing is under way."""
+        if self._unwritten and self._asks_left:
+            self.is_asking, self._asks_left = True, self._asks_left - 1
+        return self.is_asking
 
     # -- matching and fetching -----------------------------------------------------------------
 
@@ -245,7 +255,7 @@ class PrefixCache:
             parent = key
 
     def _expect_file(self, kept: DiskBlock, key: Key) -> None:
-        self._unwritten[key] = _Unwritten(kept)
+        self._unwritten[key], self._asks_left = _Unwritten(kept), _MOST_ASKED
         if len(self._unwritten) > _MOST_UNWRITTEN:
             self._unwritten.popitem(last=False)
 
@@ -330,6 +340,7 @@ class PrefixCache:
         """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
         for pending in (self._saves, self._dropped, self._fetches, self._erased, self._unwritten, self.sessions):
             pending.clear()
+        self.is_asking = False
         for seq in list(self._awaiting.values()):
             self.leave(seq)
         self.tree.clear()

@@ -44,6 +44,10 @@ WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 _RETRY_EVERY = 0.25  # seconds between attempts to reach a stage that is away
 
 
+def _nothing() -> None:
+    """An event after which there is something to plan."""
+
+
 class Stop(Exception):
     """The loop was asked to end."""
 
@@ -177,6 +181,8 @@ class Loop:
                 self._pipeline.own.tick(time.monotonic())
                 if self.watch.is_stuck(time.monotonic()):
                     raise self._stuck() from None
+                if not self.is_waiting and self.scheduler.prefix_cache.ask_for_files():
+                    return _nothing  # the next turn plans a step for it
 
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, a request's deadline, or the device's next tick."""

@@ -46,6 +46,35 @@ def test_after_a_restart_only_the_new_tokens_are_computed(disks: list[ToyDisk]):
     assert house.scheduler.prefix_cache.num_fetched == len(PROMPT)
 
 
+def test_what_an_idle_pipeline_has_written_becomes_known():
+    disks = [ToyDisk(), ToyDisk()]
+    house = House(disks=disks, token_budget=100)
+    house.add(PROMPT, max_tokens=1)
+    house.run()
+    cache = house.scheduler.prefix_cache
+    for disk in disks:
+        assert cache.ask_for_files()
+        house.run()
+        assert not len(cache.disk), "not every stage has written it"
+        disk.catch_up()
+    assert cache.ask_for_files()
+    house.run()
+    assert len(cache.disk) == 4
+    assert not cache.ask_for_files(), "there is nothing left to ask for"
+    assert house.scheduler.is_idle
+
+
+def test_a_stage_that_never_writes_is_not_asked_for_ever():
+    house = House(disks=[ToyDisk()], token_budget=100)
+    house.add(PROMPT, max_tokens=1)
+    house.run()
+    asked = 0
+    while house.scheduler.prefix_cache.ask_for_files():
+        house.run()
+        asked += 1
+    assert 10 < asked < 100
+
+
 def test_blocks_travel_a_few_at_a_time(disks: list[ToyDisk]):
     house = House(disks=disks, token_budget=100, max_in_flight=3)
     house.add(PROMPT, max_tokens=1)
