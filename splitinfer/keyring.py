@@ -9,13 +9,13 @@ A worker checks ``peers`` for changes whenever a peer connects, so ``splitinfer 
 import json
 import logging
 import os
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
+from splitinfer.places import configuration
 from transports import KeyPair, check_key
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,7 @@ _MAX_LOGGED = 20  # unknown keys that are written to the log
 
 def default_keys() -> Path:
     """Return the folder of the user's keys."""
-    usual = Path("Library", "Application Support") if sys.platform == "darwin" else Path(".config")
-    configs = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(configs) if configs else Path.home() / usual) / "splitinfer"
+    return configuration()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Answers go to standard output, everything else to standard error.
 import io
 import os
 import select
+import shutil
 import signal
 import sys
 import termios
@@ -33,6 +34,7 @@ from rich.text import Text
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.markdown import MarkdownStream, drawn
+from splitinfer.places import state
 
 Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
 """Passes the process's signals to a function while the returned context is open; where the function returns false,
@@ -248,10 +250,13 @@ class _LenientHistory(FileHistory):
 
 
 def history_file() -> Path | None:
-    """~/.splitinfer/history, readable by its owner only; ``None`` where it cannot be made."""
+    """The file of what was typed, readable by its owner only; ``None`` where it cannot be made. One that an earlier
+    version has left in ~/.splitinfer moves there."""
     try:
-        path = Path.home() / ".splitinfer" / "history"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path, before = state() / "history", Path.home() / ".splitinfer" / "history"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if before.is_file() and not path.exists():
+            shutil.move(before, path)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
     except (OSError, RuntimeError):
         return None

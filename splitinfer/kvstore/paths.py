@@ -1,14 +1,12 @@
-"""Where a machine stores KV by default: in the platform's folder for the user's caches."""
+"""Where a machine stores KV by default, and how much of it."""
 
-import os
-import sys
 from pathlib import Path
+
+from splitinfer.places import caches
 
 DEFAULT_CAP = 20 * 10**9  # bytes
 
 
 def default_folder() -> Path:
-    """Return splitinfer/kv in $XDG_CACHE_HOME if that is set, else in ~/Library/Caches (macOS) or ~/.cache."""
-    usual = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / usual) / "splitinfer" / "kv"
+    """Return the folder for KV among the user's caches."""
+    return caches() / "kv"

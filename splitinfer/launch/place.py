@@ -1,31 +1,25 @@
 """Where `up` remembers things: a folder of the user's, on every machine.
 
-    last.json           hosts and model of the last `up` from here
-    layout.yaml         the layout that it made
-    worker-PORT.json    a worker that some `up` has started here
-    worker-PORT.log     what it says
-    lock                held while one is started or stopped
-
-On Linux it is a folder for state, which the XDG Base Directory Specification 0.8 has for logs and history; macOS knows
-no such kind, and Application Support is where keys are, too.
+last.json           hosts and model of the last `up` from here
+layout.yaml         the layout that it made
+worker-PORT.json    a worker that some `up` has started here
+worker-PORT.log     what it says
+lock                held while one is started or stopped
 """
 
 import contextlib
 import fcntl
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
+from splitinfer.places import state
 
 
 def state_folder() -> Path:
     """The folder, which may not exist yet."""
-    usual = Path("Library", "Application Support") if sys.platform == "darwin" else Path(".local", "state")
-    states = os.environ.get("XDG_STATE_HOME")
-    return (Path(states) if states else Path.home() / usual) / "splitinfer" / "up"
+    return state() / "up"
 
 
 def made(folder: Path) -> Path:

@@ -4,19 +4,16 @@ Not in a folder of caches: macOS may remove what is there when its disk fills up
 "macOS Library Directory Details", Library/Caches), and a copy may have taken hours.
 """
 
-import os
-import sys
 from pathlib import Path
+
+from splitinfer.places import data
 
 RESERVE = 5 * 10**9  # bytes of the disk that stay free: macOS itself needs some for swap files
 
 
 def default_folder() -> Path:
-    """Return splitinfer/models in $XDG_DATA_HOME if that is set, else in ~/Library/Application Support (macOS) or
-    ~/.local/share."""
-    usual = Path("Library", "Application Support") if sys.platform == "darwin" else Path(".local", "share")
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / usual) / "splitinfer" / "models"
+    """Return the folder for weights among the user's data."""
+    return data() / "models"
 
 
 def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int = RESERVE) -> str | None:

@@ -30,7 +30,7 @@ class Terminal:
         termios.tcsetwinsize(slave, (30, 100))
         self.before = termios.tcgetattr(slave)
         inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}  # of another terminal
-        environment = {**inherited, "HOME": str(home), "TERM": "xterm-256color"}
+        environment = {**inherited, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
@@ -131,7 +131,7 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert terminal.end() == 0
     assert terminal.is_as_before()
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    history = (tmp_path / ".splitinfer" / "history").read_text()
+    history = (tmp_path / "state" / "splitinfer" / "history").read_text()
     assert "+two\n+lines\n" in history
 
 
@@ -191,11 +191,16 @@ def test_enter():
 
 def test_history_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = screens.history_file()
-    assert path == tmp_path / ".splitinfer" / "history"
+    assert path == tmp_path / "state" / "splitinfer" / "history"
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     path.write_text("kept")
     assert screens.history_file() == path
     assert path.read_text() == "kept"
-    monkeypatch.setenv("HOME", str(path))  # a file: no folder can be made in it
+    path.unlink()
+    (tmp_path / ".splitinfer").mkdir()
+    (tmp_path / ".splitinfer" / "history").write_text("earlier")
+    assert screens.history_file().read_text() == "earlier"  # type: ignore[union-attr]
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file: no folder can be made in it
     assert screens.history_file() is None

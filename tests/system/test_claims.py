@@ -215,5 +215,5 @@ def test_the_folder_is_the_users_and_the_machines(monkeypatch: pytest.MonkeyPatc
     assert ledgers._default_folder() == tmp_path / "splitinfer" / "memory" / "Ada_s_Mac_mini.local"
     assert ledgers.of_this_process() is ledgers.of_this_process()
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(caches.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr("sys.platform", "darwin")
     assert ledgers._default_folder().parent == Path.home() / "Library" / "Caches" / "splitinfer" / "memory"

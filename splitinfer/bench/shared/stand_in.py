@@ -4,10 +4,10 @@ because what takes a processor longest is a chunk's attention to thousands of po
 """
 
 import json
-import os
 from pathlib import Path
 
 from splitinfer.bench.shared.random_model import Shape, make
+from splitinfer.places import caches
 
 _LAYERS = 2  # of each stage
 _VOCABULARY = 512
@@ -16,7 +16,7 @@ _VOCABULARY = 512
 def stand_in_layout(num_stages: int, vocab: int = _VOCABULARY) -> Path:
     """A layout of ``num_stages`` stages on this machine for a stand-in model, which is made when it is first needed.
     ``vocab``: tokens that the model has."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitinfer" / "bench"
+    folder = caches() / "bench"
     shape = Shape(layers=_LAYERS * num_stages, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=vocab)
     kind = "" if vocab == _VOCABULARY else f"-of-{vocab}"
     model = folder / f"stand-in-{shape.layers}-layers{kind}"

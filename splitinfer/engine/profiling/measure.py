@@ -34,7 +34,6 @@ from splitinfer.engine.profiling.question import Question, checkpoint_of
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.errors import CannotFit, ProtocolError
-from splitinfer.kvstore.paths import default_folder
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
@@ -43,6 +42,7 @@ from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
+from splitinfer.places import caches
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
 
 def profiles_folder() -> Path:
     """Where profiles are remembered."""
-    return default_folder().parent / "profiles"
+    return caches() / "profiles"
 
 
 def _path(question: Question) -> Path:

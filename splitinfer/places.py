@@ -1,0 +1,44 @@
+"""Where this user's files are: one folder named ``splitinfer`` in each of the platform's places.
+
+                                       variable            macOS                           elsewhere
+    what is configured: keys           $XDG_CONFIG_HOME    ~/Library/Application Support   ~/.config
+    what is kept: copied weights       $XDG_DATA_HOME      ~/Library/Application Support   ~/.local/share
+    state: history, the last `up`      $XDG_STATE_HOME     ~/Library/Application Support   ~/.local/state
+    what can be made again: KV, ...    $XDG_CACHE_HOME     ~/Library/Caches                ~/.cache
+
+The variables and the places elsewhere are those of the XDG Base Directory Specification 0.8, and a variable that is set
+counts on macOS, too. macOS empties Caches when its disk fills up (Apple, File System Programming Guide), and knows no
+folder for state.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+_SUPPORT, _CACHES = Path("Library", "Application Support"), Path("Library", "Caches")
+
+
+def configuration() -> Path:
+    """The folder of what is configured. As the others, it may not exist yet."""
+    return _place("XDG_CONFIG_HOME", _SUPPORT, Path(".config"))
+
+
+def data() -> Path:
+    """The folder of what is kept."""
+    return _place("XDG_DATA_HOME", _SUPPORT, Path(".local", "share"))
+
+
+def state() -> Path:
+    """The folder of state."""
+    return _place("XDG_STATE_HOME", _SUPPORT, Path(".local", "state"))
+
+
+def caches() -> Path:
+    """The folder of what can be made again."""
+    return _place("XDG_CACHE_HOME", _CACHES, Path(".cache"))
+
+
+def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
+    given = os.environ.get(variable)
+    usual = on_a_mac if sys.platform == "darwin" else elsewhere
+    return (Path(given) if given else Path.home() / usual) / "splitinfer"

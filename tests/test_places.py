@@ -1,0 +1,30 @@
+"""One folder in each of the platform's places, and the user's own places before those."""
+
+from pathlib import Path
+
+import pytest
+
+from splitinfer import places
+
+XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+ALL = (places.configuration, places.data, places.state, places.caches)
+SUPPORT = "Library/Application Support"
+
+
+@pytest.mark.parametrize(
+    ("platform", "found"),
+    [
+        ("linux", [".config", ".local/share", ".local/state", ".cache"]),
+        ("darwin", [SUPPORT, SUPPORT, SUPPORT, "Library/Caches"]),
+    ],
+)
+def test_places_are_the_platforms_unless_the_user_names_others(
+    platform: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sys.platform", platform)
+    for name in XDG:
+        monkeypatch.delenv(name, raising=False)
+    assert [each() for each in ALL] == [Path.home() / place / "splitinfer" for place in found]
+    for name in XDG:
+        monkeypatch.setenv(name, f"/mine/{name}")
+    assert [each() for each in ALL] == [Path(f"/mine/{name}/splitinfer") for name in XDG]
