@@ -10,7 +10,7 @@ stage. Results hold token ids, never hidden states.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.sequence import SamplingParams
@@ -195,6 +195,11 @@ class StepPlan:
             raise ValueError(f"step {self.step} has two slices of one sequence")
 
     @property
+    def has_commands(self) -> bool:
+        """Whether it does anything besides running its slices."""
+        return bool(self.new or self.freed or self.saves or self.dropped or self.fetches or self.erased)
+
+    @property
     def num_tokens(self) -> int:
         """Rows of hidden state that cross each link in this step."""
         return sum(len(s.token_ids) for s in self.slices)
@@ -270,3 +275,7 @@ class StepResult:
     step: int
     sampled: tuple[SampledSlice, ...] = ()
     figures: tuple[StageFigures, ...] = ()
+
+    def after(self, own: StageFigures) -> "StepResult":
+        """The same with the figures of the first stage, which stay there."""
+        return replace(self, figures=(own, *self.figures))

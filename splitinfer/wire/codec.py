@@ -56,19 +56,8 @@ def kind_of(message: Message) -> str:
 def encode(message: Message) -> bytes:
     """Encode a message as a frame header."""
     kind = kind_of(message)
-    fields = _ADAPTERS[kind].dump_python(message, mode="python")
-    if kind == "step" and not fields["masks"]:
-        del fields["masks"]
-    if kind in ("step", "result"):
-        _leave_out_empty_notes(fields if kind == "step" else fields["result"])
+    fields = _ADAPTERS[kind].dump_python(message, exclude_defaults=True)  # most fields of a decode are empty
     return bytes(msgpack.packb({"kind": kind, **fields}))
-
-
-def _leave_out_empty_notes(fields: dict[str, Any]) -> None:
-    """Nearly all figures are without: devices have something to note only where they are emulated."""
-    for figures in fields["figures"]:
-        if not figures["notes"]:
-            del figures["notes"]
 
 
 def _beginning(kind: str) -> bytes:

@@ -81,7 +81,7 @@ class Loop:
         self._requests.in_force = InForce(scheduler, self._pipeline.layout)
         if self.drafter is not None:
             self.drafter.use_device(self._pipeline.own.device)
-            self._drafting = Drafting(self.drafter, scheduler, self._receive)
+            self._drafting = Drafting(self.drafter, scheduler, self._receive_and_tell)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -103,17 +103,29 @@ class Loop:
             WorkerLost, DeviceFailed: a stage is lost.
             SplitinferError: the pipeline has failed.
         """
-        self._receive()
-        self._requests.expire()
-        self._requests.end_unable()
-        if self._drafting is not None:
-            self._drafting.make()
-        plan = self.scheduler.schedule(time.monotonic())
+        try:
+            plan = self._plan()
+        finally:
+            self._requests.tell()  # not before: readers would take the interpreter's lock from the plan
         if plan is not None:
             self._launch(plan)
         self._watch_machine()  # after the launch: the device need not wait for it
         if plan is None and (self._drafting is None or not self._drafting.is_wished_for):
             self._idle()
+
+    def _plan(self) -> StepPlan | None:
+        """Take in what has come, and decide on the next step."""
+        self._receive()
+        self._requests.expire()
+        self._requests.end_unable()
+        if self._drafting is not None:
+            self._requests.tell()  # drafts take a while
+            self._drafting.make()
+        return self.scheduler.schedule(time.monotonic())
+
+    def _receive_and_tell(self) -> None:
+        self._receive()
+        self._requests.tell()
 
     def settle(self) -> None:
         """Take in one event, and launch nothing: steps under way are to come back.
@@ -123,24 +135,21 @@ class Loop:
         """
         self._use_idle_time()
         self._handle(self._next_event())
+        self._requests.tell()
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to this machine's device. It is sent when the device is done with it."""
         self._figures.launched(plan)
         at = time.monotonic()
-        self.own_steps.launch(plan, self._receive, self.masking.begin(plan, self.scheduler.running))
+        self.own_steps.launch(plan, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
         self.watch.sent(at, self.scheduler.predicted(plan))
 
     # -- receive -----------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for none."""
-        while True:
-            try:
-                event = self._inbox.get(0.0)
-            except queue.Empty:
-                return
-            self._handle(event)
+        while not self._inbox.is_empty:
+            self._handle(self._inbox.get(0.0))
 
     def _idle(self) -> None:
         """Nothing can be planned: do what is of use later, then wait for an event."""

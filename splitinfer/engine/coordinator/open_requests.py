@@ -12,6 +12,7 @@ once.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.figures import Figures
-from splitinfer.engine.coordinator.requests import RequestState
+from splitinfer.engine.coordinator.requests import Came, RequestState
 from splitinfer.errors import Draining, QueueFull, RequestError, SplitinferError
 from splitinfer.models.memory import size
 
@@ -42,6 +43,7 @@ class OpenRequests:
         self._figures, self._forget = figures, forget
         self._states: dict[int, RequestState] = {}
         self._arriving: dict[int, RequestState] = {}  # submitted, and not yet taken by the loop
+        self._untold: deque[tuple[RequestState, Came]] = deque()
         self._aborted: set[int] = set()  # of which the loop has not heard yet
         self._lock = threading.Lock()
         self._drained: threading.Event | None = None  # set once no request is left, when that is wanted
@@ -125,7 +127,7 @@ class OpenRequests:
         self._figures.submitted(state.sequence, submitted, time.monotonic())
 
     def take(self, events: Sequence[TokenEvent], now: float) -> None:
-        """Give each token of a step to its reader."""
+        """Take the tokens of a step; ``tell`` gives them to their readers."""
         for event in events:
             state = self._states.get(event.seq_id)
             if state is None:
@@ -134,6 +136,12 @@ class OpenRequests:
             came, reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self._remove(event.seq_id, reason)
+            self._untold.append((state, came))
+
+    def tell(self) -> None:
+        """Give the tokens that were taken to their readers. A reader that wakes takes the interpreter's lock."""
+        while self._untold:
+            state, came = self._untold.popleft()
             state.tell(came)
             rules = state.sequence.rules
             if reason is None and rules is not None and rules.failure is not None:
@@ -177,6 +185,7 @@ class OpenRequests:
         """End every request, those that are arriving too, with the failure's sentence if the reason is an error."""
         with self._lock:
             error = str(self.failure) if reason is FinishReason.ERROR else None
+            self.tell()
             for state in (*self._states.values(), *self._arriving.values()):
                 state.end(reason, error)
             self._states.clear()
@@ -190,6 +199,7 @@ class OpenRequests:
 
     def _remove(self, seq_id: int, reason: FinishReason) -> RequestState:
         """End a request in the scheduler, and count it. Its reader is told afterwards."""
+        self.tell()
         self.now_in_force.scheduler.finish(seq_id, reason)
         state = self._states.pop(seq_id)
         self._forget(seq_id)

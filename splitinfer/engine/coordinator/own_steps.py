@@ -13,6 +13,7 @@ from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.links.sending import Encoded
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.runner import Launched, Masks
 from splitinfer.grammar.masks import Masked
@@ -25,6 +26,13 @@ class OwnResult(NamedTuple):
     result: StepResult
     at: float
     era: int
+
+
+class _OwnStep(NamedTuple):
+    """A step under way. ``ahead``: its message, encoded meanwhile."""
+
+    launched: Launched
+    ahead: Encoded | None
 
 
 class OwnSteps:
@@ -40,7 +48,7 @@ class OwnSteps:
         self._pipeline, self._returned = pipeline, returned
         self._unsent = Unsent()
         self._masks: dict[int, Future[list[Masked]]] = {}  # by step: of those that have not been sent
-        self._steps = StepsUnderWay(self._wait, self._send, failed)
+        self._steps = StepsUnderWay[_OwnStep](self._wait, self._send, failed)
         self._era = 0  # losses so far
 
     def launch(self, plan: StepPlan, receive: Callable[[], None], masks: Future[list[Masked]] | None = None) -> None:
@@ -59,7 +67,8 @@ class OwnSteps:
         is_done = self._pipeline.own.device.computes_at_launch
         if is_done and self._unsent.has_drafts:
             receive()
-        self._steps.add(launched, is_done=is_done)
+        ahead = None if is_done or self._pipeline.num_stages == 1 else Encoded.ahead(launched.plan, launched.graph)
+        self._steps.add(_OwnStep(launched, ahead), is_done=is_done)
 
     def _own_masks(self, masks: Future[list[Masked]] | None) -> Masks | None:
         """The masks that this machine itself applies: those of the last stage."""
@@ -68,15 +77,15 @@ class OwnSteps:
         size = self._pipeline.vocab_size
         return lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()}
 
-    def _wait(self, launched: Launched) -> None:
-        self._pipeline.own.wait(launched)
+    def _wait(self, step: _OwnStep) -> None:
+        self._pipeline.own.wait(step.launched)
 
-    def _send(self, launched: Launched) -> None:
-        own = self._pipeline.own
+    def _send(self, step: _OwnStep) -> None:
+        own, launched = self._pipeline.own, step.launched
         done = own.finish(launched)
         masks = self._masks.pop(done.plan.step, None)
         reduced = done.reduced_to(self._unsent.take(done.plan))
-        result = self._pipeline.send(reduced, () if masks is None else masks.result())
+        result = self._pipeline.send(reduced, () if masks is None else masks.result(), step.ahead)
         if result is not None:
             self._returned(OwnResult(result, time.monotonic(), self._era))
         own.store(launched)

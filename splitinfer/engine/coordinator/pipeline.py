@@ -23,14 +23,14 @@ from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.clocks import Clocks
-from splitinfer.core.plan import StepResult
+from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.worker_group import Event, Notice, WorkerGroup, WorkerHandle, start_command
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.links.codecs import codecs_of
 from splitinfer.engine.links.keys import Keys, upstream_key
-from splitinfer.engine.links.sending import send_step
+from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
@@ -80,6 +80,7 @@ class Pipeline:
         self._worker_group = self._new_group()
         self._own: LoadedStage | None = None
         self._lost: WorkerHandle | None = None  # the worker lost last
+        self._own_figures: dict[int, StageFigures] = {}  # by step, until its result is here
         self._stuck: WorkerHandle | None = None  # sends heartbeats, but its engine makes no progress
         self._closing = threading.Lock()
         self._sending = threading.Lock()  # a link has one writer at a time
@@ -140,6 +141,7 @@ class Pipeline:
         others stay loaded."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
         self._kill_lost(worker_group)
+        self._own_figures.clear()
         self._stuck = None
         self._start_locals()
         worker_group.close(reason)
@@ -286,20 +288,21 @@ class Pipeline:
         """The tokens that may be sampled."""
         return self._config.vocab_size
 
-    def send(self, done: Finished, masks: Iterable[Masked] = ()) -> StepResult | None:
+    def send(self, done: Finished, masks: Iterable[Masked] = (), ahead: Encoded | None = None) -> StepResult | None:
         """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time. ``masks``: of the step's rows.
+        only one at a time. ``masks``: of the step's rows. ``ahead``: what was encoded while the step was computed.
 
         Raises:
             WorkerLost: the step cannot be sent.
         """
         if self.num_stages == 1:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
-        worker_group = self._worker_group
+        worker_group, out = self._worker_group, Outgoing.of(done)
         handle = worker_group.workers[0]
+        self._own_figures[done.plan.step] = out.figures
         try:
             with self._sending:
-                send_step(handle.link, handle.session, (), done, masks=worker_group.masks.encode(masks))
+                send_step(handle.link, handle.session, out, (), worker_group.masks.encode(masks), ahead)
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:
@@ -340,7 +343,8 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
-            return message.result
+            own = self._own_figures.pop(message.result.step, None)
+            return message.result if own is None else message.result.after(own)
         return None
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:

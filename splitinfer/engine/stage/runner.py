@@ -400,6 +400,8 @@ class StageRunner:
 
     def _apply(self, plan: StepPlan) -> _Applied:
         """Carry out a plan's commands other than its slices: save, free, open, drop, fetch, erase."""
+        if not plan.has_commands:
+            return _Applied([], _Copied(), [], 0.0, ())
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.freed:
             self._pool.free(seq_id)

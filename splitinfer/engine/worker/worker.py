@@ -40,7 +40,7 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
 from splitinfer.engine.links.reachability import explain_here
-from splitinfer.engine.links.sending import send_step
+from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.profiling.measure import answer
@@ -444,8 +444,9 @@ class Worker:
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
+            out = Outgoing.of(done, under_way.received)
             try:
-                send_step(following.link, following.session, step.figures, done, under_way.received, step.masks)
+                send_step(following.link, following.session, out, (*step.figures, out.figures), step.masks)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
