@@ -150,12 +150,12 @@ def attention(
     if not isinstance(keys, Packed):
         return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
     if sinks is None and queries.shape[2] <= _FEW_ROWS and backend() == "metal" and Road.KV_KERNEL.is_open:
-        return _over_words(queries, keys, values, scale, mask)
+        return over_words(queries, keys, values, scale, mask)
     full, other = keys.numbers(), values.numbers()
     return cast(mx.array, _original(queries, full, other, cache=None, scale=scale, mask=mask, sinks=sinks))
 
 
-def _over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
+def over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
     """Attention that reads each stored word once, without dequantising: decode is bound by memory bandwidth."""
     batch, heads, rows, dim = q.shape
     num_kv, tokens = keys.shape[1], keys.shape[2]

@@ -130,7 +130,7 @@ def _quantised_attention() -> dict[str, Any]:
 
     for name in ("k8v8", "k8v4"):
         keys, values = QuantisedKVCache(cast(Any, format_of(name))).update_and_fetch(k, v)
-        with watched(quantised, "_over_words", taken):
+        with watched(quantised, "over_words", taken):
             out = quantised.attention(q, keys, values, _DIM**-0.5, None)
         wanted = quantised.attention(q, keys.numbers(), values.numbers(), _DIM**-0.5, None)
         errors = row_errors(out.reshape(_HEADS, _DIM), wanted.reshape(_HEADS, _DIM))
@@ -211,7 +211,7 @@ def _quantised_cohort() -> dict[str, Any]:
     stage = whole_model(open_model("demo-draft"), "auto")
     stage.use_format(format_of("k8v8"))
     calls: list[None] = []
-    with watched(quantised, "_over_words", lambda *_: calls.append(None)):
+    with watched(quantised, "over_words", lambda *_: calls.append(None)):
         found = _together(StepModel(stage))
     return {**found, "taken": bool(calls)}
 

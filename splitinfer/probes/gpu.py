@@ -1,4 +1,5 @@
-"""Figures that only a GPU can show, for ``scripts/on_gpu``: launches, errors of rows, and how soon results can be sent.
+"""Figures that only a GPU can show, for ``scripts/on_gpu``: launches, errors of rows, how soon results can be sent, and
+what MLX does with what the loops avoid.
 
 *Launch.* While a launch (``mx.async_eval``) is under way its thread can launch nothing else and send nothing. Where a
 device takes in a few command buffers only, a launch returns when nearly all of its step is computed. Measured twice: on
@@ -27,6 +28,7 @@ import mlx.core as mx
 
 from splitinfer.bench.shared.random_model import Shape, build
 from splitinfer.bench.shared.workload import made_up
+from splitinfer.core.kv.format import FORMATS
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import INT8, NONE
@@ -38,9 +40,11 @@ from splitinfer.engine.stage.runner import Launched, StageRunner
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import to_parts
 from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.quantised import QuantisedKVCache, attention, over_words
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
+from splitinfer.models.tensors import on_host
 from splitinfer.probes.child import Report
 from splitinfer.probes.steps import Sequences, distribution, row_errors, start
 
@@ -266,3 +270,69 @@ def _hidden(stage: StageModel, case: _Case, plan: StepPlan) -> mx.array:
     rows = rows.astype(dtype)
     mx.eval(rows)
     return rows
+
+
+# -- what MLX does there -----------------------------------------------------------------------------------------------
+
+
+def rules(options: Mapping[str, Any], report: Report) -> None:
+    """What ``engine.device.strict`` forbids, tried: whether it goes wrong here. One that ends the process is found by
+    that."""
+    report.guarded("words of many heads", _words)
+    report.guarded("read while in use", partial(_read_in_use, options["size"], options["rounds"]))
+    report.guarded("end of a launch", partial(_end_of_launch, options["size"]))
+    report.guarded("two threads wait", partial(_two_wait, options["size"], options["rounds"]))
+
+
+def _words() -> dict[str, Any]:
+    """Attention over KV in few bits by products with its words, against the same numbers unpacked; of each head."""
+    k, v = (mx.random.normal((1, 4, 40, 64), key=mx.random.key(seed)) for seed in (1, 2))
+    q = mx.random.normal((1, 8, 1, 64), key=mx.random.key(3))
+    found = {}
+    for name, kv_format in FORMATS.items():
+        keys, values = QuantisedKVCache(kv_format).update_and_fetch(k, v)
+        wanted = attention(q, keys.numbers(), values.numbers(), 0.125, None)
+        found[name] = max(row_errors(over_words(q, keys, values, 0.125, None)[0, :, 0], wanted[0, :, 0]))
+    return {"row_errors": found}
+
+
+def _read_in_use(size: int, rounds: int) -> dict[str, Any]:
+    """Read an array on the host while a launch that uses it is under way."""
+    wrong = 0
+    for number in range(rounds):
+        x = mx.full((size,), number) + 1
+        mx.eval(x)
+        y = x
+        for _ in range(64):
+            y = y + x
+        mx.async_eval(y)  # type: ignore[no-untyped-call]
+        here = on_host(x)[-1]
+        wrong += here != number + 1 or bool(mx.any(y != 65 * (number + 1)).item())
+    return {"rounds": rounds, "wrong": wrong}
+
+
+def _end_of_launch(size: int) -> dict[str, Any]:
+    """Milliseconds until a thread that waits for a small output goes on, and for a large one of the same launch."""
+    large, small = mx.ones((size,)), mx.zeros((4,)) + 1
+    for _ in range(64):
+        large = mx.sin(large)
+    began = time.monotonic()
+    mx.async_eval(large, small)  # type: ignore[no-untyped-call]
+    ends = []
+    for array in (small, large):
+        mx.eval(array)
+        ends.append(1e3 * (time.monotonic() - began))
+    return {"small_ms": ends[0], "large_ms": ends[1]}
+
+
+def _two_wait(size: int, rounds: int) -> dict[str, Any]:
+    """Have two threads wait for the same arrays, which ``Ticket.once`` prevents."""
+    for number in range(rounds):
+        arrays = [mx.full((size,), number) + each for each in range(16)]
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        threads = [threading.Thread(target=mx.eval, args=(arrays,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return {"rounds": rounds}

@@ -24,7 +24,7 @@ from splitinfer.probes.registry import ABOUT, Probe
 from splitinfer.probes.selftest import write_json
 from splitinfer.system.gpu_roads import Road
 
-PARTS = ("support", "launch", "rows", "exact", "kv", "send")
+PARTS = ("support", "launch", "rows", "exact", "kv", "send", "rules")
 _ON, _SIZES = ("auto", "gpu", "cpu"), ("full", "small", "tiny")
 _ABOUT_SECONDS = 60.0  # in which a device has to say what it is; the first look at a GPU takes some
 _OPS, _MB = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
@@ -37,7 +37,15 @@ _SURVEYS = 5  # probes of the survey: what ends one of them leaves the others
 
 def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
     """The probes of some parts, in order. The weights are seconds of eight minutes."""
-    made = {"support": _support, "launch": _launch, "rows": _rows, "exact": _exact, "kv": _kv, "send": _send}
+    made = {
+        "support": _support,
+        "launch": _launch,
+        "rows": _rows,
+        "exact": _exact,
+        "kv": _kv,
+        "send": _send,
+        "rules": _rules,
+    }
     return tuple(probe for part in PARTS if part in parts for probe in made[part](_SIZES.index(size)))
 
 
@@ -129,6 +137,11 @@ def _send(size: int) -> list[Probe]:
     model = (_model(40, 4096, 11008, 32000), _model(8, 128, 384, 512), _model(3, 64, 128, 300))[size]
     options = {"shape": model, "rows": (8, 4, 3)[size], "steps": (40, 12, 3)[size]}
     return [_probe("send", "a random model", "gpu:send", 20, options)]
+
+
+def _rules(size: int) -> list[Probe]:
+    options = {"size": (2**24, 2**16, 2**10)[size], "rounds": (50, 10, 2)[size]}
+    return [_probe("rules", "arrays that others use", "gpu:rules", 5, options)]
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------

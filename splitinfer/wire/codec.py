@@ -67,16 +67,17 @@ def _beginning(kind: str) -> bytes:
 
 _VOID = _beginning("void")
 _ASKS = tuple(map(_beginning, ("askmanifest", "askranges")))
+_LONGEST = 1 + max(map(len, (_VOID, *_ASKS)))
 
 
 def is_void(header: bytes | memoryview) -> bool:
     """Whether a header is that of a Void message, as far as can be told without decoding it."""
-    return bytes(header[1 : 1 + len(_VOID)]) == _VOID
+    return bytes(header[1:_LONGEST]).startswith(_VOID)
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
     """Whether a header is that of AskManifest or AskRanges, as far as can be told without decoding it."""
-    return any(bytes(header[1 : 1 + len(each)]) == each for each in _ASKS)
+    return bytes(header[1:_LONGEST]).startswith(_ASKS)
 
 
 def decode(header: bytes | memoryview) -> Message:

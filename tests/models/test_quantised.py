@@ -98,7 +98,7 @@ def test_words_are_multiplied_where_that_is_right(where: str, taken: int, monkey
     """On CUDA every head would read the words of the first one."""
     calls: list[int] = []
     monkeypatch.setattr(quantised, "backend", lambda: where)
-    monkeypatch.setattr(quantised, "_over_words", lambda *_: calls.append(1))
+    monkeypatch.setattr(quantised, "over_words", lambda *_: calls.append(1))
     for name in FORMATS:
         keys, values = QuantisedKVCache(FORMATS[name]).update_and_fetch(numbers(1, 2, 9, 64), numbers(1, 2, 9, 64))
         attention(numbers(1, 4, 1, 64), keys, values, 0.125, None)

@@ -284,7 +284,8 @@ def test_every_message_comes_back(kind: type[Message], data: st.DataObject):
     again = decode(memoryview(encode(message)))
     assert again == message
     assert encode(again) == encode(message)
-    assert repr(again) == repr(message), "equal, but of other types"
+    shown = [repr(one).replace("=-0.0", "=0.0") for one in (again, message)]  # a default is left out, and equals it
+    assert shown[0] == shown[1], "equal, but of other types"
 
 
 # -- what a stranger sends -------------------------------------------------------------------------
