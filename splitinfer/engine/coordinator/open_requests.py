@@ -137,15 +137,15 @@ class OpenRequests:
             if reason is not None:
                 self._remove(event.seq_id, reason)
             self._untold.append((state, came))
+            rules = state.sequence.rules
+            if reason is None and rules is not None and rules.failure is not None:
+                self._remove(event.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, rules.failure)
 
     def tell(self) -> None:
         """Give the tokens that were taken to their readers. A reader that wakes takes the interpreter's lock."""
         while self._untold:
             state, came = self._untold.popleft()
             state.tell(came)
-            rules = state.sequence.rules
-            if reason is None and rules is not None and rules.failure is not None:
-                self._remove(event.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, rules.failure)
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""

@@ -11,6 +11,7 @@ building has changed in them is put back first.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ _MAX_NOTED = 8  # more than the groups of any pipeline
 class PreparedStep:
     """A graph whose inputs are to be filled.
 
+    graph: without what it writes, which is ``pending``.
     outputs: of the graph, those that are read when the step is done.
     ids: the memory of the [T] int32 token ids.
     hidden: the memory of the [T, d] hidden states; ``None`` on the first stage.
@@ -37,6 +39,7 @@ class PreparedStep:
     ids: memoryview
     hidden: memoryview | None
     snapshot: Snapshot | None
+    pending: Sequence[mx.array] = ()
 
     @classmethod
     def of(
@@ -49,7 +52,8 @@ class PreparedStep:
         """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
         ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
         assert ids is not None
-        return cls(slices, graph, graph.outputs(), ids, None if hidden is None else hidden.cast("B"), snapshot)
+        raw, outputs = None if hidden is None else hidden.cast("B"), graph.outputs()
+        return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending)
 
     def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None) -> None:
         """Write the inputs."""

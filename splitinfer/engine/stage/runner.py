@@ -236,13 +236,14 @@ class StageRunner:
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, graph = self._graph_of(plan, rows, masks)
-            outputs = graph.outputs(applied.pending)
+            outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
+            graph = graph.without_pending()
         else:
             slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
+            pending = [*applied.pending, *prepared.pending]
             self._fill(prepared, plan, received)
-        pending = [*applied.pending, *graph.pending]
         outputs += [array for _, block in applied.for_disk for array in block.arrays()]
-        graph, applied.pending = graph.without_pending(), []
+        applied.pending = []
         self._end_first(slices)
         try:
             ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
