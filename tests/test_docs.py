@@ -111,6 +111,16 @@ def test_a_broken_link_is_found(tmp_path: Path):
     assert broken(page) == ["gone.md", "there.md#twice-2", "#there", "#no-heading"]
 
 
+def test_links_that_leave_docs_lead_to_the_book_s_pages():
+    from book.hook import within
+
+    text = (
+        "[a](../../layouts/README.md#keys), [b](server.md), [c](../../splitinfer/cli/up.py), ![d](../pictures/chat.svg)"
+    )
+    there = "[a](../reference/layouts.md#keys), [b](server.md), c, ![d](../pictures/chat.svg)"
+    assert within("docs/use/page.md", text) == there
+
+
 # ----- modules -----------------------------------------------------------------------------------------
 
 

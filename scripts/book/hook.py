@@ -31,11 +31,7 @@ def _target(source: str, path: str) -> str:
 
 
 def within(source: str, text: str) -> str:
-    """``text`` of the file ``source`` (from the repository's root) with the links that it has in the book.
-
-    >>> within("docs/use/page.md", "[a](../../layouts/README.md#keys), [b](server.md), [c](../../splitinfer/cli/up.py)")
-    '[a](../reference/layouts.md#keys), [b](server.md), c'
-    """
+    """``text`` of the file ``source`` (from the repository's root) with the links that it has in the book."""
     here = PurePosixPath(OUTSIDE.get(source, source.removeprefix("docs/"))).parent
 
     def link(match: re.Match[str]) -> str:
