@@ -127,6 +127,11 @@ def test_time_by_cause_worked_out_by_hand() -> None:
     assert shares(spent, 2.0) == pytest.approx((20.0, 25.0))
 
 
+def test_no_cause_has_less_than_no_time() -> None:
+    found = causes(Counters((0.4, 0.5), (10, 10), (0, 0), 10, 0.9), 0.1)
+    assert (found.hops, found.host) == (pytest.approx(0.01), 0.0)
+
+
 def test_hops_and_host_stay_together_where_the_engine_does_not_tell() -> None:
     spent = Counters.of(stats([0.4], 10, [0], 10)) - Counters.of(stats([0.0], 0, [0], 0))
     found = causes(spent, 0.05)

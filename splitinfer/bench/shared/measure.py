@@ -124,12 +124,13 @@ class Causes:
 
 
 def causes(spent: Counters, seconds_per_token: float) -> Causes:
-    """The time of a token by cause, on average over the counted tokens."""
+    """The time of a token by cause, on average over the counted tokens. Counters and times are read at slightly
+    different moments, so of few tokens hops can seem longer than all time but computing: they are no more than that."""
     compute = tuple(busy / spent.tokens for busy in spent.busy)
     rest = seconds_per_token - sum(compute)
     if spent.away is None:
         return Causes(compute, rest)
-    hops = spent.away / spent.tokens - sum(compute[1:])
+    hops = min(max(0.0, spent.away / spent.tokens - sum(compute[1:])), max(0.0, rest))
     return Causes(compute, rest, hops, rest - hops)
 
 
