@@ -61,8 +61,8 @@ class Settings(ServingOptions):
     draft: Annotated[
         str | None,
         Option(
-            "What drafts tokens: a small model of the same tokenizer, 'ngram' (what followed the same tokens before), "
-            "both as MODEL+ngram, or 'none'. Default: the layout's.",
+            "What drafts tokens: a small model of the same tokenizer, 'mtp' (the checkpoint's own prediction heads), "
+            "'ngram' (what followed the same tokens before), MODEL+ngram, or 'none'. Default: the layout's.",
             _DRAFTS,
         ),
     ] = None

@@ -62,8 +62,17 @@ class _Surveys:
         self._survey, self._found = survey, dict[Hashable, Survey]()
 
     def __call__(
-        self, checkpoint: Checkpoint, start: int, end: int, dtype: str | None, kv_format: KVFormat | None = None
+        self,
+        checkpoint: Checkpoint,
+        start: int,
+        end: int,
+        dtype: str | None,
+        kv_format: KVFormat | None = None,
+        *,
+        heads: bool = False,
     ) -> Survey:
+        if heads:
+            return self._survey(checkpoint, start, end, dtype, kv_format, heads=True)
         key = (_identity(checkpoint), start, end, dtype, kv_format, kv_blocks._ROOM)
         if key not in self._found:
             self._found[key] = self._survey(checkpoint, start, end, dtype, kv_format)

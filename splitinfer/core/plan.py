@@ -46,7 +46,8 @@ class Slice:
 
     The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the prompt's last. The
     last ``num_drafts`` tokens are drafts of what will be sampled in their places; each is verified by the row before
-    it, the slice's first token by an earlier slice.
+    it, the slice's first token by an earlier slice. ``num_next``: drafts that the last stage is to make behind what is
+    sampled.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -57,6 +58,7 @@ class Slice:
     token_ids: tuple[int, ...]
     num_logits: int
     num_drafts: int = 0
+    num_next: int = 0
 
     def __post_init__(self) -> None:
         size = len(self.token_ids)
@@ -64,6 +66,8 @@ class Slice:
             raise ValueError(f"a slice of {size} tokens from {self.start} wants {self.num_logits} logits")
         if not 0 <= self.num_drafts <= size or (self.num_drafts and self.num_logits != min(self.num_drafts + 1, size)):
             raise ValueError(f"a slice of {size} tokens with {self.num_drafts} drafts wants {self.num_logits} logits")
+        if self.num_next < 0 or self.num_next > 0 == self.num_logits:
+            raise ValueError(f"a slice with {self.num_logits} logits wants {self.num_next} drafts")
 
     @property
     def end(self) -> int:
@@ -230,10 +234,11 @@ class SampledToken:
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
     """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one, and
-    there are none if the slice was void."""
+    there are none if the slice was void. ``drafts``: what the last stage has drafted behind them."""
 
     seq_id: int
     tokens: tuple[SampledToken, ...]
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +253,7 @@ class StageFigures:
     unfit: rows that the link's codec could not hold and that were sent as they are.
     fetching: seconds that reading the plan's fetches took.
     lacking: ids of the fetches' blocks that it could not read.
+    drafting: seconds of making drafts behind the step, after ``ended``.
     written: keys of blocks written to its disk since the last figures.
     notes: what the device says of this step besides; nothing is learned from the times of a step with notes.
     """
@@ -266,6 +272,7 @@ class StageFigures:
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
     notes: tuple[str, ...] = ()
+    drafting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, model_in
+from splitinfer.engine.drafts.drafters import MTP, Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
@@ -107,6 +107,7 @@ class PipelineSetup:
                 worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
+            drafts_at_end=has_heads(self.layout.draft) and self.make_drafter is None,
             forces=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
@@ -119,8 +120,8 @@ class PipelineSetup:
         name = self.layout.draft
         if self.make_drafter is not None:
             return self.make_drafter()
-        if name is None:
-            return None
+        if name is None or has_heads(name):
+            return None  # heads are the last stage's
         small = model_in(name)
         if small is None:
             return NGramDrafter()
@@ -161,7 +162,8 @@ class PipelineSetup:
         v = own_versions()
         layout, weights = self.layout, self.fingerprint.digest()
         inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
-        return hashlib.blake2b(repr(inputs).encode(), digest_size=KEY_BYTES).digest()
+        heads = MTP if has_heads(layout.draft) else ""  # whose KV is kept with the last stage's
+        return hashlib.blake2b((repr(inputs) + heads).encode(), digest_size=KEY_BYTES).digest()
 
     def _root_of(self, pipeline: Pipeline) -> Key:
         """The same root with the links' codecs: blocks on disk whose prompts crossed by another codec are not found."""

@@ -61,6 +61,8 @@ class _Relay:
         self.received: list[mx.array | None] = []
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
+        self.last: mx.array | None = None  # on the last stage: all rows of the last layer, where those are kept
+        self.keeps_last = False
         self.head_in_float32 = False
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
@@ -117,6 +119,8 @@ class _Tap(StandIn):
         result, keep = self._real(*args, **kwargs), self._relay.keep
         if keep is None:
             return result
+        if self._relay.keeps_last:
+            self._relay.last = get_at(result, self._rows[0][0])
         for path, axis in self._rows:
             rows = keep(get_at(result, path), axis)
             result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)
@@ -239,6 +243,21 @@ class StageModel:
         if not self._is_tapped:
             raise ModelError(NO_FLOAT32_HEAD)
         self._relay.head_in_float32 = True
+
+    def keep_last_hidden(self) -> None:
+        """From now on keep what the last layer returns for all rows (``take_last_hidden``).
+
+        Raises:
+            ModelError: what comes behind the last layer of this model does not work on rows.
+        """
+        if not self._is_tapped or len(self._result_rows) != 1 or self._result_rows[0][1] != 1:
+            raise ModelError(f"draft mtp: the last hidden states of {type_name(self._model)} are not in rows")
+        self._relay.keeps_last = True
+
+    def take_last_hidden(self) -> mx.array | None:
+        """What the last layer returned in the last call: [1, n, d] or [T, 1, d]; ``None`` if that is not kept."""
+        last, self._relay.last = self._relay.last, None
+        return last
 
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""

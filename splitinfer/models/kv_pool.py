@@ -15,6 +15,7 @@ from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.rollback import Block, Rollback, state_caches
 from splitinfer.models.step import nbytes
@@ -38,7 +39,7 @@ class KVPool:
     """Caches by sequence id, blocks by block id. Does what plans command; decides nothing. ``rollback``: how states go
     back."""
 
-    def __init__(self, model: StageModel, rollback: Rollback = Rollback.MODULES) -> None:
+    def __init__(self, model: StageModel | WithHeads, rollback: Rollback = Rollback.MODULES) -> None:
         self._model, self.rollback = model, rollback
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[int, KVBlock] = {}

@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from splitinfer import cleanup
+from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.tensor_info import TensorInfo
@@ -33,6 +34,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
+from splitinfer.models.heads import PREFIX, Heads, WithHeads, tensors_of
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
@@ -100,9 +102,15 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
 
 
 def survey(
-    checkpoint: Checkpoint, start: int, end: int, dtype: str | None, kv_format: KVFormat | None = None
+    checkpoint: Checkpoint,
+    start: int,
+    end: int,
+    dtype: str | None,
+    kv_format: KVFormat | None = None,
+    *,
+    heads: bool = False,
 ) -> Survey:
-    """What the stage of layers [start, end) reads and needs. Reads no weight.
+    """What the stage of layers [start, end) reads and needs, and its prediction ``heads``. Reads no weight.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
@@ -118,11 +126,18 @@ def survey(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
+    drafting = _with_heads(stage, checkpoint, placeholders, dtype) if heads else None
+    if drafting is not None:
+        outputs += drafting.probe()
+        parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}
     tensors = arrays_read(outputs, placeholders)
     read = arrays_read(outputs, parameters)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
+    if drafting is not None:
+        kv_per_token += drafting.bytes_per_token
+        kv_stored += drafting.bytes_per_token * BLOCK
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
@@ -169,6 +184,47 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
+    return _load(checkpoint, found, start, end, dtype, report, heads=False)[0]
+
+
+def load_with_heads(checkpoint: Checkpoint, found: Survey, start: int, dtype: str | None, report: Report) -> WithHeads:
+    """The same for the last stage and its prediction heads."""
+    _, drafting = _load(checkpoint, found, start, found.num_layers, dtype, report, heads=True)
+    assert drafting is not None
+    drafting.stage.keep_last_hidden()
+    return drafting
+
+
+def _with_heads(
+    stage: StageModel, checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None
+) -> WithHeads:
+    """A stage with the prediction heads among ``arrays``.
+
+    Raises:
+        ModelError: there are none, they belong to another model, or this one cannot have any.
+    """
+    if not tensors_of(list(arrays)):
+        raise ModelError(
+            f"{checkpoint.folder} has no prediction heads ({PREFIX}*): mlx-lm leaves them out when it converts; copy "
+            "these tensors from the original repository into a file model-mtp.safetensors of this folder, or draft "
+            "with a small model or 'ngram'"
+        )
+    heads = Heads(stage.whole, arrays)
+    _cast(heads, dtype)
+    try:
+        found = WithHeads(stage, heads)
+        list(found.probe())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"the prediction heads in {checkpoint.folder} do not fit the layers of {type_name(stage.whole)} ({error}); "
+            "they belong to another model, or are of a form that is not known"
+        ) from error
+    return found
+
+
+def _load(
+    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report, *, heads: bool
+) -> tuple[StageModel, WithHeads | None]:
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path in paths:
@@ -180,6 +236,10 @@ def load_stage(
     outputs, _ = stage.probe()
     if not stage.traceable:
         outputs = list(parameters.values())
+    drafting = _with_heads(stage, checkpoint, arrays, dtype) if heads else None
+    if drafting is not None:
+        outputs += drafting.probe()
+        parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
@@ -187,7 +247,7 @@ def load_stage(
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
-    return stage
+    return stage, drafting
 
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:
@@ -279,7 +339,8 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()
         try:
-            model = _built(folder, arrays)
+            # Not every architecture leaves prediction heads out by itself.
+            model = _built(folder, {name: a for name, a in arrays.items() if not name.startswith(PREFIX)})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     return _cast(model, dtype)

@@ -11,7 +11,7 @@ see sequences, and that is one call in each layer:
     scaled_dot_product_attention(q, k, v, ...)  ... and the attention of each sequence is done here
 
 The cache list holds ``RowCache`` objects, which know every sequence of the step. For keys and values they
-return placeholders (``_NewKV``) and not arrays, so a model that does anything else with them fails while the
+return placeholders (``NewKV``) and not arrays, so a model that does anything else with them fails while the
 graph is built, and no wrong number is ever computed. The function that a model's module imported as
 ``scaled_dot_product_attention`` is replaced by one that resolves those placeholders and passes everything
 else to mlx-lm's.
@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -105,11 +105,11 @@ class RowMask:
 
 
 @dataclass(slots=True)
-class _NewKV:
+class NewKV:
     """Placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: all keys and
     values of each part or cohort once the new ones are stored, by first row; another layer may attend to them again."""
 
-    cache: "RowCache"
+    cache: Any  # whose ``attend`` stores them
     array: mx.array
     fetched: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
 
@@ -160,12 +160,12 @@ class RowCache:
             self.step.masks[key] = RowMask(tuple(made))
         return self.step.masks[key]
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_NewKV, _NewKV]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[NewKV, NewKV]:
         """Placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
-        return _NewKV(self, keys), _NewKV(self, values)
+        return NewKV(self, keys), NewKV(self, values)
 
     def attend(
-        self, queries: mx.array, keys: _NewKV, values: _NewKV, scale: float, mask: Any, sinks: mx.array | None
+        self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """[T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
         if mask is not None and not isinstance(mask, RowMask):
@@ -237,8 +237,8 @@ def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if isinstance(keys, _NewKV) and isinstance(values, _NewKV):
-            return keys.cache.attend(queries, keys, values, scale, mask, sinks)
+        if isinstance(keys, NewKV) and isinstance(values, NewKV):
+            return cast(mx.array, keys.cache.attend(queries, keys, values, scale, mask, sinks))
         if isinstance(keys, Packed) and isinstance(values, Packed):
             return attention(queries, keys, values, scale, mask, sinks)
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

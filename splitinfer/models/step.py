@@ -69,6 +69,7 @@ class StepModel:
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, EachSequence]] = []
+        self.last_hidden: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if they are kept
 
     @cached_property
     def way(self) -> Way:
@@ -170,15 +171,18 @@ class StepModel:
     def _one_by_one(
         self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
     ) -> list[mx.array]:
-        outputs, at, tokens = [], 0, _ids(tokens)
+        outputs, at, tokens, last = [], 0, _ids(tokens), list[mx.array]()
         for part in parts:
             rows = slice(at, at := at + part.count)
             part.caches.release()
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             with children_replaced(self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])):
                 y = self.stage(ids, part.caches, given, part.num_logits)
+            kept = self.stage.take_last_hidden()
+            last += [] if kept is None else [kept[0]]
             if part.num_logits or not self.stage.is_last:
                 outputs.append(y[0])
+        self.last_hidden = mx.concatenate(last) if last else None
         return outputs
 
     def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, OfBlock]]:
@@ -211,6 +215,9 @@ class StepModel:
                 cache.bind(None)  # otherwise they would hold the keys and values of finished sequences
         for part in parts:
             part.caches.place.position += part.count
+        kept = self.stage.take_last_hidden()
+        if kept is not None:
+            self.last_hidden = kept[:, 0] if ordered.to_step is None else kept[:, 0][mx.argsort(ordered.to_step)]
         if self.stage.is_last:
             return self._logits(y[:, 0], parts, ordered) if wants else []
         return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]

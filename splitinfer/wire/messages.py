@@ -101,6 +101,7 @@ class Load:
     max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
     peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
     reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights
+    heads: bool = False  # for the last stage: draft with the checkpoint's prediction heads
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

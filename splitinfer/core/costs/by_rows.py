@@ -13,13 +13,15 @@ MAX_ROWS = 16  # of a block; verifying more is nearly free on no machine
 class RowCosts:
     """Seconds. ``stages``: of a step, by stage and number of rows (from 0); ``drafts``: of a round of drafts by the
     number of sequences, empty without a drafter; ``link``: one way; ``host``: what a step takes besides. ``most_rows``:
-    up to which a step's time is known well enough to be tried."""
+    up to which a step's time is known well enough to be tried; ``at_end``: whether the last stage makes the drafts, not
+    the first."""
 
     stages: tuple[tuple[float, ...], ...]
     drafts: tuple[float, ...] = ()
     link: float = 0.0
     host: float = 0.0
     most_rows: int = MOST_ROWS
+    at_end: bool = False
 
     @classmethod
     def through(cls, stages: Iterable[Mapping[int, float]], draft: float, link: float) -> "RowCosts":

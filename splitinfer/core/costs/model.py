@@ -27,6 +27,7 @@ class CostModel:
     is_known: whether the costs are given and ``learn`` changes nothing.
     drafts: of a round of drafts, whose rows are its sequences.
     host: seconds that the coordinator takes for a step besides drafts, computing and links.
+    drafts_at_end: whether the last stage makes the drafts.
     """
 
     stages: list[StageCosts]
@@ -34,6 +35,7 @@ class CostModel:
     is_known: bool = False
     drafts: StageCosts = field(default_factory=StageCosts)
     host: float = 0.0
+    drafts_at_end: bool = False
     _hops: Usual = field(default_factory=Usual)
     _hosts: Usual = field(default_factory=Usual)
 
@@ -92,7 +94,7 @@ class CostModel:
         rows = range(1, min(most_rows, MOST_ROWS) + 1)
         stages = tuple((0.0, *(stage.at_position(n, position) for n in rows)) for stage in self.stages)
         rounds = tuple(self.drafting(n) for n in range(_MOST_SEQUENCES + 1)) if self.drafts.num_seen else ()
-        return RowCosts(stages, rounds, self.hop, self.host, len(rows))
+        return RowCosts(stages, rounds, self.hop, self.host, len(rows), self.drafts_at_end)
 
     def slowest(self, shape: Shape) -> float:
         """Seconds of a step on its slowest stage."""
@@ -120,8 +122,10 @@ class CostModel:
 
 
 def beyond_computing(figures: Sequence[StageFigures], returned_at: float) -> float:
-    """Seconds that a step took from its end on the first stage, less the time in which it was on the others."""
-    return returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
+    """Seconds that a step took from its end on the first stage, less the time in which it was on the others, or drafts
+    were made behind it."""
+    others = sum(each.ended - each.received for each in figures[1:])
+    return returned_at - figures[0].ended - others - figures[-1].drafting
 
 
 # Numbers of rows that fill the tiles of kernels: with one row more, another tile is computed.

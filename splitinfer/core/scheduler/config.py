@@ -24,6 +24,7 @@ class SchedulerConfig:
     kv: the stages' KV memory, and the size of its blocks; ``None``: no bound.
     blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
     speculates: whether there is a drafter.
+    drafts_at_end: whether the last stage makes the drafts, behind the step whose tokens they follow.
     forces: whether tokens that a request's rules force go out as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
@@ -43,6 +44,7 @@ class SchedulerConfig:
     kv: KVBudget | None = None
     blocks: PrefixCacheConfig = field(default_factory=PrefixCacheConfig)
     speculates: bool = False
+    drafts_at_end: bool = False
     forces: bool = False
     num_stages: int = 0
     rewind: int | None = None

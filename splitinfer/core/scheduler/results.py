@@ -23,6 +23,9 @@ def check_result(result: StepResult, oldest: StepInFlight | None, running: Mappi
         _may_lack(part, running) for part in oldest.plan.slices if part.seq_id in left_out
     ):
         raise _wrong(result, rows)
+    asked = {part.seq_id: part.num_next for part in oldest.plan.slices}
+    if any(len(one.drafts) > asked[one.seq_id] for one in result.sampled):
+        raise ValueError(f"step {result.step} has more drafts than it asked for")
     if not all(_answers(part, got, running) for part in oldest.plan.slices):
         raise _wrong(result, rows)
     return oldest

@@ -84,6 +84,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
+        costs.drafts_at_end = config.drafts_at_end
         groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,
@@ -91,7 +92,14 @@ class Scheduler:
             costs=costs,
             prefix_cache=PrefixCache(config.blocks, kv),
             batches=MicroBatches(config.num_groups),
-            speculation=Speculation(costs, groups, config.rewind, config.blocks.keeps_blocks, kv.block)
+            speculation=Speculation(
+                costs,
+                groups,
+                config.rewind,
+                config.blocks.keeps_blocks,
+                kv.block,
+                is_at_end=config.drafts_at_end,
+            )
             if config.speculates or config.forces
             else None,
             groups=groups,
@@ -160,6 +168,7 @@ class Scheduler:
         plan = self.state.in_flight.popleft().plan
         self.state.now, self.state.returned_at = max(self.state.now, returned_at), returned_at
         sampled = {s.seq_id: s.tokens for s in result.sampled}
+        drafts = {s.seq_id: s.drafts for s in result.sampled if s.drafts and s.tokens}
         self._missed = set()
         events: list[TokenEvent] = []
         joining: list[Sequence] = []
@@ -169,6 +178,8 @@ class Scheduler:
                 continue  # it ended while this step was under way
             seq.num_in_flight -= 1
             events += self._append(seq, part, sampled.get(part.seq_id, ()))
+            if part.seq_id in drafts and seq.finish_reason is None and self.speculation is not None:
+                self.speculation.propose(seq, drafts[part.seq_id], self.config.longest(seq))
             if part.num_logits and seq.finish_reason is None and seq not in self.batches:
                 joining.append(seq)
         for seq in joining:  # after those that end have left, so that groups stay equal
@@ -463,7 +474,8 @@ class Scheduler:
         if not plan.has_only_logits:
             return None
         if self.state.returned_at and not self.state.in_flight:
-            return self.state.returned_at + max(drafts, default=0) * self.costs.drafting(len(drafts))
+            rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
+            return self.state.returned_at + rounds * self.costs.drafting(len(drafts))
         return self.state.now if drafts else None
 
     def _preempt(self, seq: Sequence) -> None:
@@ -504,7 +516,14 @@ class Scheduler:
         seq.num_awaited += 1
         self.state.used += self.state.budget.growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
-        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts)
+        num_next = self._num_next(seq) if num_logits else 0
+        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next)
+
+    def _num_next(self, seq: Sequence) -> int:
+        """How many drafts the last stage is to make behind what it samples."""
+        if self.speculation is None or not self.config.drafts_at_end:
+            return 0
+        return self.speculation.num_next(seq, self.config.longest(seq))
 
     def _introduce(self, new: Admission) -> NewSequence:
         seq = new.seq

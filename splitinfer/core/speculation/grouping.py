@@ -91,9 +91,11 @@ def period(costs: RowCosts, rows: Sequence[int], drafting: Sequence[float], in_f
     others = [0.0] * num_stages
     for count, seconds in zip(rows, drafting, strict=True):
         times = [costs.at(stage, count) for stage in range(num_stages)]
-        first += seconds + (costs.host if seconds else 0.0) + times[0]
+        at_first = 0.0 if costs.at_end else seconds
+        first += at_first + (costs.host if at_first else 0.0) + times[0]
         passing = max(passing, seconds + costs.host + sum(times))
         others = [a + b for a, b in zip(others, times, strict=True)]
+        others[-1] += seconds - at_first
     if num_stages > 1:
         passing += num_stages * costs.link
     crowded = max(1.0, len(rows) * in_flight / num_stages)
@@ -248,7 +250,8 @@ def best_grouping(
     ranked = sorted(members, key=lambda one: -one.acceptance)
     places = sorted(range(len(members)), key=lambda i: -members[i].acceptance)
     found = dict[tuple[int, int], Grouping]()
-    for groups, in_flight in shapes(len(members), len(costs.stages), most_groups, flies=bool(costs.drafts)):
+    flies = bool(costs.drafts) and not costs.at_end
+    for groups, in_flight in shapes(len(members), len(costs.stages), most_groups, flies=flies):
         if fixed and groups != most_groups:
             continue
         best = best_with(costs, ranked, groups, in_flight, longest, floor)

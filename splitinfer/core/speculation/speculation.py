@@ -13,6 +13,7 @@ no block of drafts goes beyond the end of a block of KV, and none follows one th
 verdict.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from splitinfer.core.costs.by_rows import MAX_ROWS
@@ -83,13 +84,14 @@ class Speculation:
     block: int = BLOCK  # tokens of one
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
+    is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
 
     def __post_init__(self) -> None:
-        self.controller = Controller(self.costs, len(self.costs.stages))
+        self.controller = Controller(self.costs, 1 if self.is_at_end else len(self.costs.stages))
 
     @property
     def has_states(self) -> bool:
@@ -136,6 +138,17 @@ class Speculation:
             self._chosen_at[seq.seq_id] = len(seq.tokens)
             self._flights[seq.seq_id] = self._next_flight(seq)
         return self._wish(seq, self._flights[seq.seq_id].first, longest)
+
+    def num_next(self, seq: Sequence, longest: int) -> int:
+        """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
+        return max(0, min(self._next_flight(seq).first, MAX_ROWS - 1, longest - 2 - seq.num_streamed))
+
+    def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
+        """Take in the drafts that the last stage has made behind a sequence's last token."""
+        wish = None if seq.has_guesses else self._wish(seq, len(drafts), longest)
+        if wish is not None:
+            wish.drafts = [Draft(token_id, seconds=0.0) for token_id in drafts[: wish.count]]
+            self.take(wish, longest)
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block behind those under way."""
@@ -223,6 +236,9 @@ class Speculation:
         if len(figures) != len(self.costs.stages):
             return
         self.counts.computed([each.rows for each in figures])
+        asked = [part.num_next for part in plan.slices if part.num_next]
+        if asked and figures[-1].drafting:
+            self.took(max(asked), figures[-1].drafting, len(asked))
         if len(plan.slices) == 1 and plan.has_only_logits:
             for each in figures:
                 if 0 < each.rows <= MAX_ROWS:

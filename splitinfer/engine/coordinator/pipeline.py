@@ -28,6 +28,7 @@ from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.worker_group import Event, Notice, WorkerGroup, WorkerHandle, start_command
 from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.links.codecs import codecs_of
 from splitinfer.engine.links.keys import Keys, upstream_key
 from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
@@ -209,6 +210,7 @@ class Pipeline:
             peers=self._others(stage),
             reader_keys=tuple(peer.key for peer in self._others(stage) if peer.key),
             float32_head=config.layout.float32_head and stage == config.layout.num_stages - 1,
+            heads=has_heads(config.layout.draft) and stage == config.layout.num_stages - 1,
         )
 
     def _upstream_key(self, stage: int) -> str:

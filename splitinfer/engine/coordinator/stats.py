@@ -8,7 +8,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.drafts.drafters import Drafter
+from splitinfer.engine.drafts.drafters import MTP, Drafter
 
 
 def stats_of(
@@ -30,7 +30,8 @@ def stats_of(
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()
-        stats["speculation"] = _draft_stats(drafter, scheduler.speculation)
+        name = MTP if drafter is None and scheduler.config.drafts_at_end else None if drafter is None else drafter.name
+        stats["speculation"] = _draft_stats(name, scheduler.speculation)
         for stage, memory in zip(stats["stages"], scheduler.state.budget.stages, strict=False):
             stage["kv_budget_bytes"] = memory.budget_bytes
             stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
@@ -47,13 +48,13 @@ def stats_of(
     return stats
 
 
-def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> dict[str, Any] | None:
+def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
     """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
     if drafter is None or speculation is None:
         return None
     costs = speculation.costs
     return {
-        "drafter": drafter.name,
+        "drafter": drafter,
         **speculation.counts.as_dict(),
         "flight": asdict(speculation.controller.last),
         "round_seconds": costs.drafts.measured,

@@ -21,11 +21,17 @@ from splitinfer.engine.device.device import Device
 from splitinfer.errors import LayoutError
 
 NGRAM = "ngram"
+MTP = "mtp"  # the prediction heads of the model's own checkpoint, on the last stage
 WITH_NGRAMS = "+" + NGRAM  # behind the name of a draft model
 
 
+def has_heads(drafter: str | None) -> bool:
+    """Whether a layout's ``draft`` means the prediction heads of the model's checkpoint, which the last stage runs."""
+    return drafter == MTP
+
+
 def model_in(drafter: str) -> str | None:
-    """The draft model in a layout's ``draft``; ``None`` for n-grams alone.
+    """The draft model in a layout's ``draft``; ``None`` for n-grams or prediction heads alone.
 
     Raises:
         LayoutError: it names no model beside the n-grams.
@@ -34,9 +40,9 @@ def model_in(drafter: str) -> str | None:
     ('small', 'small', None)
     """
     name = drafter.removesuffix(WITH_NGRAMS)
-    if name != drafter and name in ("", NGRAM, "none"):
+    if name != drafter and name in ("", NGRAM, MTP, "none"):
         raise LayoutError(f"draft {drafter!r} names no model before {WITH_NGRAMS!r}; n-grams alone are {NGRAM!r}")
-    return None if name == NGRAM else name
+    return None if name in (NGRAM, MTP) else name
 
 
 class Drafter(Protocol):

@@ -26,7 +26,8 @@ from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import off_by, try_blocks
-from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
+from splitinfer.models.layers import type_name
+from splitinfer.models.loader import Survey, load_stage, load_with_heads, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -126,7 +127,8 @@ def load(
     if difference:
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
-    found = survey(checkpoint, command.start, command.end, dtype, format_of(command.kv_format))
+    kv_format = format_of(command.kv_format)
+    found = survey(checkpoint, command.start, command.end, dtype, kv_format, heads=command.heads)
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -159,7 +161,8 @@ def _read(
         held.now()
         report(Progress("load", done, total))
 
-    model = load_stage(checkpoint, found, command.start, command.end, dtype, reading)
+    heads = load_with_heads(checkpoint, found, command.start, dtype, reading) if command.heads else None
+    model = heads.stage if heads else load_stage(checkpoint, found, command.start, command.end, dtype, reading)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -176,13 +179,13 @@ def _read(
     num_arrays = 0 if trial.sample is None else len(trial.sample.arrays())
     if trial.sample is None:
         log.info("no KV is cached for other requests: %s", trial.why_not)
-    on_disk = (
-        StageDisk.open(disk, command, dtype, model.own_places, trial.sample)
-        if disk is not None and trial.sample is not None
-        else None
-    )
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk)
+    sample = heads.sample() if heads and trial.sample is not None else trial.sample
+    places = heads.own_places if heads else model.own_places
+    on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads)
     runner.prepare()
+    if heads and not runner.may_have_heads:
+        raise ModelError(f"draft mtp: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV")
     free = free_bytes()
     ready = Ready(
         stage=command.stage,

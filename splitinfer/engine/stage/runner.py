@@ -22,9 +22,10 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, RowMask, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, round_of
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
+from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.masking import RowMasks, StageMasks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
@@ -33,9 +34,11 @@ from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.cut import StageModel
+from splitinfer.models.heads import WithHeads
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
@@ -83,6 +86,14 @@ class _Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftsUnderWay:
+    """Drafts on the device, behind their step: a launch for each round."""
+
+    drafts: HeadDrafts
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A step under way on the device."""
 
@@ -91,6 +102,7 @@ class Launched:
     graph: StepGraph
     applied: _Applied
     ticket: Ticket
+    drafts: DraftsUnderWay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +140,21 @@ class StageRunner:
     """
 
     def __init__(
-        self, model: StageModel, stage: int, vocab_size: int, device: Device, disk: StageDisk | None = None
+        self,
+        model: StageModel,
+        stage: int,
+        vocab_size: int,
+        device: Device,
+        disk: StageDisk | None = None,
+        heads: WithHeads | None = None,
     ) -> None:
         self._model, self._stage, self.device, self._disk = model, stage, device, disk
         self._step = StepModel(model)
-        self._pool = KVPool(model)
+        self._pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
         self._sampler = Sampler(vocab_size)
         self._masks = StageMasks(vocab_size)
+        self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
@@ -149,6 +168,11 @@ class StageRunner:
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
         self._codec = codec
+
+    @property
+    def may_have_heads(self) -> bool:
+        """Whether a rollback leaves the KV of prediction heads where that of the layers is."""
+        return self._pool.rollback is not Rollback.STAGE
 
     @property
     def pool(self) -> KVPool:
@@ -178,6 +202,8 @@ class StageRunner:
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
+        if self._drafter is not None:
+            self._drafter.clear()
         mx.clear_cache()
 
     # -- keeping the device awake --------------------------------------------------------------
@@ -235,11 +261,11 @@ class StageRunner:
         applied = self._apply(plan)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
-            slices, graph = self._graph_of(plan, rows, masks)
+            slices, parts, graph = self._graph_of(plan, rows, masks)
             outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
             graph = graph.without_pending()
         else:
-            slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
+            slices, parts, graph, outputs = plan.slices, [], prepared.graph, prepared.outputs
             pending = [*applied.pending, *prepared.pending]
             self._fill(prepared, plan, received)
         outputs += [array for _, block in applied.for_disk for array in block.arrays()]
@@ -247,6 +273,7 @@ class StageRunner:
         self._end_first(slices)
         try:
             ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
+            drafts = self._draft(slices, parts, graph)
         except DeviceFailed as failure:
             self._failure = failure
             raise
@@ -256,7 +283,25 @@ class StageRunner:
             self._prepared.note(plan)
         self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
-        return Launched(plan, slices, graph, applied, ticket)
+        return Launched(plan, slices, graph, applied, ticket, drafts)
+
+    def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
+        """Launch the drafts behind a step, a round at a time, where this stage makes some."""
+        hidden, self._step.last_hidden = self._step.last_hidden, None
+        if self._drafter is None or hidden is None or not parts:
+            return None
+        began = time.monotonic()
+        drafts = self._drafter.of(slices, parts, hidden, graph.rows, graph.choices)
+        written = self._drafter.written(parts)
+        if not drafts.rounds:
+            self.device.launch((), written, Work(Shape()), began)
+            return None
+        work, last = round_of(len(drafts.counts)), len(drafts.rounds) - 1
+        tickets = [
+            self.device.launch((one,), written if number == last else (), work, time.monotonic() if number else began)
+            for number, one in enumerate(drafts.rounds)
+        ]
+        return DraftsUnderWay(drafts, tuple(tickets))
 
     def _end_first(self, slices: tuple[Slice, ...]) -> None:
         """Wait for steps in flight where launching now would copy too much of what they write."""
@@ -270,8 +315,8 @@ class StageRunner:
 
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
-    ) -> tuple[tuple[Slice, ...], StepGraph]:
-        """The slices of a plan that are computed here, and their graph."""
+    ) -> tuple[tuple[Slice, ...], list[Part], StepGraph]:
+        """The slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
         parts = []
         for part in slices:
@@ -280,7 +325,7 @@ class StageRunner:
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits, block))
         rows = tuple(row for part in slices for row in self._rows_of(part))
         token_ids = [t for part in slices for t in part.token_ids]
-        return slices, self._build(slices, parts, token_ids, hidden, rows, masks)
+        return slices, parts, self._build(slices, parts, token_ids, hidden, rows, masks)
 
     def _rows_of(self, part: Slice) -> Iterator[Row]:
         """Append a slice's tokens to its sequence, on the last stage; the rows that want logits."""
@@ -317,7 +362,7 @@ class StageRunner:
         Raises:
             DeviceFailed: it had no memory left. ``reset`` is all that may be called then.
         """
-        slices = self._prepared.next_wanted()
+        slices = () if self._drafter is not None else self._prepared.next_wanted()
         if slices and self._can_prepare(slices):
             self._prepared.add(self._prepare(slices))
         return bool(slices)
@@ -407,6 +452,8 @@ class StageRunner:
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)
+            if self._drafter is not None:
+                self._drafter.forget(seq_id)
         copied: list[mx.array] = []
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
@@ -460,8 +507,14 @@ class StageRunner:
             raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
         self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
-        tokens = read(graph.choices, graph.rows)
-        return Finished(launched.plan, figures, graph.hidden, graph.packed, self._verdicts(launched, tokens))
+        tokens, drafts = read(graph.choices, graph.rows), dict[int, tuple[int, ...]]()
+        if launched.drafts is not None:
+            spans = [self.device.wait(ticket) for ticket in launched.drafts.tickets]
+            drafts = launched.drafts.drafts.read()
+            figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
+        verdicts = self._verdicts(launched, tokens)
+        verdicts = tuple(replace(one, drafts=drafts.get(one.seq_id, ())) for one in verdicts) if drafts else verdicts
+        return Finished(launched.plan, figures, graph.hidden, graph.packed, verdicts)
 
     def store(self, launched: Launched) -> None:
         """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""

@@ -98,11 +98,13 @@ class _Data:
     log_min_p: mx.array
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "_Data":
+    def of(cls, rows: Sequence[Row], keys: mx.array | None = None) -> "_Data":
         """The settings of these rows; for a filter that is off, any number."""
         params = [row.params for row in rows]
+        if keys is None:
+            keys = mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32)
         return cls(
-            mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32),
+            keys,
             _column([1.0 / max(p.temperature, _MIN_TEMPERATURE) for p in params]),
             _column([p.top_p for p in params]),
             _column([math.log(p.min_p) if p.min_p > 0 else 0.0 for p in params]),
@@ -130,21 +132,25 @@ class Sampler:
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
         self.num_traced = 0
 
-    def choose(self, logits: mx.array, rows: Sequence[Row]) -> list[Choice]:
-        """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it."""
+    def choose(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> list[Choice]:
+        """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it. ``keys``:
+        uint32 [n, 2], the rows' random keys where their positions are not known yet."""
         alike: dict[_Structure, list[int]] = defaultdict(list)
         for i, row in enumerate(rows):
             alike[_Structure.of(row)].append(i)
-        return [self._choose_alike(logits, rows, *one) for one in alike.items()]
+        return [self._choose_alike(logits, rows, keys, *one) for one in alike.items()]
 
-    def _choose_alike(self, logits: mx.array, rows: Sequence[Row], structure: _Structure, indices: list[int]) -> Choice:
+    def _choose_alike(
+        self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
+    ) -> Choice:
         picked = logits if len(indices) == len(rows) else logits[mx.array(indices)]
         own_rows = [rows[i] for i in indices]
         if structure.is_adjusted:
             picked = adjusted(picked, own_rows)
         if structure.is_masked:
             picked = masked(picked, own_rows)
-        data = _Data.of(own_rows).arrays() if structure.samples else ()
+        own_keys = None if keys is None else keys[mx.array(indices)]
+        data = _Data.of(own_rows, own_keys).arrays() if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
 

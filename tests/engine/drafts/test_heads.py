@@ -1,0 +1,160 @@
+"""Prediction heads on the last stage: the tokens are those without drafts, whatever the heads are."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import tiny
+from effort import thorough
+from mlx_lm.utils import load_model
+from stages import pipeline, prompt
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.speculation import Speculation
+from splitinfer.errors import ModelError
+from splitinfer.kvstore.store import Disk
+from splitinfer.models.heads import _renamed
+
+NUM = 16
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "seed": 5}
+
+
+def add_heads(folder: Path, *, size: int = 64, drop: str = "", about: float = 1.0) -> Path:
+    """Give a tiny model prediction heads: one of its layers with attention, and random weights beside it."""
+    weights: dict[str, mx.array] = {}
+    for path in folder.glob("model*.safetensors"):
+        weights |= mx.load(str(path))  # type: ignore[arg-type]
+    config = json.loads((folder / "config.json").read_text())
+    layers = range(config["num_hidden_layers"])
+    prefix = next(p for p in map("model.layers.{}.".format, layers) if f"{p}self_attn.q_proj.weight" in weights)
+    mx.random.seed(7)
+    heads = {f"mtp.layers.0.{name.removeprefix(prefix)}": a for name, a in weights.items() if name.startswith(prefix)}
+    heads |= {"mtp.fc.weight": mx.random.normal((size, 2 * size)) / size**0.5}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    heads |= {f"mtp.{name}.weight": about + 0.1 * mx.random.normal((size,)) for name in norms}
+    heads = {name: array for name, array in heads.items() if not drop or drop not in name}
+    mx.save_safetensors(str(folder / "model-mtp.safetensors"), heads)
+    return folder
+
+
+def with_heads(tmp_path: Path, name: str, **changes: Any) -> Path:
+    return add_heads(tiny.save(tmp_path / name, name, **changes))
+
+
+@pytest.mark.parametrize(("name", "cuts"), [
+    ("qwen3_next", [2, 2]), ("qwen3", [4]), ("qwen3_moe", [1, 2, 1]),
+    *thorough((), (("qwen3_next", [4]), ("qwen3_next", [1, 2, 1]), ("qwen3_next", [3, 1]), ("llama", [1, 3]))),
+], ids=str)  # fmt: skip
+def test_tokens_are_those_without_drafts(name: str, cuts: list[int], tmp_path: Path) -> None:
+    folder = with_heads(tmp_path, name)
+    with pipeline(folder, cuts, token_budget=16) as llm:
+        requests = [(prompt(20 + 9 * i, seed=i), SamplingParams(max_tokens=NUM, ignore_eos=True, **how))
+                    for i, how in enumerate(({}, SAMPLED, {}, SAMPLED | {"repetition_penalty": 1.3}))]  # fmt: skip
+        expected = [llm.submit(tokens, params).result().token_ids for tokens, params in requests]
+    with pipeline(folder, cuts, token_budget=16, draft="mtp") as llm:
+        alone = [llm.submit(tokens, params).result().token_ids for tokens, params in requests[:2]]
+        assert alone == expected[:2]
+        for flight in (None, Flight(3)):
+            together = [llm.submit(tokens, params, flight=flight) for tokens, params in requests]
+            assert [one.result().token_ids for one in together] == expected
+        assert llm.stats()["speculation"]["sent"] > 20
+
+
+def test_drafts_are_the_heads_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
+    folder, proposed = with_heads(tmp_path, "qwen3"), list[tuple[list[int], list[int]]]()
+    propose = Speculation.propose
+
+    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
+        proposed.append((list(seq.tokens), list(drafts)))
+        propose(self, seq, drafts, longest)
+
+    monkeypatch.setattr(Speculation, "propose", noted)
+    with pipeline(folder, [2, 2], token_budget=16, draft="mtp") as llm:
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        for one in [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3)) for i in range(2)]:
+            one.result()
+    assert len(proposed) > 8
+    heads = Reference(folder)
+    assert [drafts for _, drafts in proposed] == [heads.drafts(tokens, len(drafts)) for tokens, drafts in proposed]
+
+
+class Reference:
+    """A whole model of mlx-lm and heads, by their formula alone."""
+
+    def __init__(self, folder: Path) -> None:
+        arrays: dict[str, mx.array] = mx.load(str(folder / "model-mtp.safetensors"))  # type: ignore[assignment]
+        (folder / "model-mtp.safetensors").unlink()
+        self.model, self.args = load_model(folder)[0], {k.removeprefix("mtp."): v for k, v in arrays.items()}
+        self.layer = copy.deepcopy(self.model.layers[0])
+        self.layer.load_weights([
+            (k.removeprefix("layers.0."), v) for k, v in self.args.items() if k.startswith("layers.0.")
+        ])  # fmt: skip
+
+    def norm(self, name: str, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.args[f"{name}.weight"], 1e-5)
+
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        hidden, ids = self.model.model(mx.array([tokens[:-1]])), tokens[1:]
+        found: list[int] = []
+        while len(found) < count:
+            embedded = self.model.model.embed_tokens(mx.array([ids]))
+            rows = [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", hidden)]
+            x = mx.concatenate(rows, axis=-1) @ self.args["fc.weight"].T
+            states = self.norm("norm", self.layer(x, mask="causal"))
+            found.append(self.model.model.embed_tokens.as_linear(states[:, -1]).argmax(-1).item())
+            hidden, ids = mx.concatenate([hidden, states[:, -1:]], axis=1), [*ids, found[-1]]
+        return found
+
+
+def test_another_cut_and_the_same_prompt_again(tmp_path: Path) -> None:
+    folder = with_heads(tmp_path, "qwen3", num_hidden_layers=3)
+    with pipeline(folder, [1, 2], draft="mtp", token_budget=64) as llm:
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        outs = [llm.submit(prompt(300, seed=2), params, flight=Flight(2)).result() for _ in range(2)]
+        assert outs[0].token_ids == outs[1].token_ids
+        assert outs[1].num_cached_tokens >= 256, "its KV is kept with the heads'"
+        assert llm.stats()["speculation"]["drafter"] == "mtp"
+        under_way = [llm.submit(prompt(40, seed=i), params, flight=Flight(2)) for i in range(3)]
+        llm.recut([2, 1])
+        found = [one.result().token_ids for one in under_way]
+        assert found == [llm.submit(prompt(40, seed=i), params, flight=Flight()).result().token_ids for i in range(3)]
+
+
+def test_kv_on_disk_has_the_heads_own(tmp_path: Path) -> None:
+    folder, tokens = with_heads(tmp_path, "qwen3"), prompt(300, seed=3)
+    disks = [Disk(tmp_path / f"kv{i}", 2**30) for i in range(2)]
+    params, outs = SamplingParams(max_tokens=12, ignore_eos=True), []
+    for _ in range(2):
+        with pipeline(folder, [2, 2], draft="mtp", disks=disks, token_budget=64) as llm:
+            outs.append(llm.submit(tokens, params, flight=Flight(3)).result())
+    assert outs[0].token_ids == outs[1].token_ids
+    assert outs[1].num_cached_tokens >= 256
+
+
+def test_a_checkpoint_without_heads_is_refused(tiny_folder: Callable[..., Path]) -> None:
+    folder = tiny_folder("qwen3")
+    reason = r"has no prediction heads.*copy these tensors"
+    with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
+        pass
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"size": 32}, "belong to another model"), ({"drop": "pre_fc_norm_hidden"}, "lack mtp.pre_fc_norm_hidden"),
+], ids=str)  # fmt: skip
+def test_other_heads_are_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = add_heads(tiny.save(tmp_path / "qwen3", "qwen3"), **changes)
+    with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
+        pass
+
+
+def test_published_norms_are_about_0(tmp_path: Path) -> None:
+    own = {"mtp.norm.weight": mx.array([0.1, -0.2]), "mtp.fc.weight": mx.zeros((2, 4))}
+    assert _renamed(own)["norm.weight"].tolist() == pytest.approx([1.1, 0.8])
+    own["mtp.norm.weight"] = mx.array([1.1, 0.8])
+    assert _renamed(own)["norm.weight"].tolist() == pytest.approx([1.1, 0.8])
