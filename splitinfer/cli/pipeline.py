@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,7 @@ from splitinfer.cli.options import (
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
@@ -55,6 +57,10 @@ def coord(
     max_tokens: MaxTokens = ANSWER_TOKENS,
     temp: Temp = None,
     stop: Stop = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option("--json-schema", help="Hold the answer to the JSON schema in this file.", metavar="FILE"),
+    ] = None,
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
     ] = None,
@@ -85,6 +91,7 @@ def coord(
             if text is None:
                 return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
             params = choice.over(NOTHING if raw else llm.recommended_sampling).params
+            params = params if json_schema is None else replace(params, grammar=_grammar_in(json_schema))
             return answer(llm, text, params, raw=raw, as_json=as_json, status=status)
 
     finish(run, options.verbose)
@@ -168,6 +175,13 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
     ):
         typer.echo(said, err=True)
         return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
+
+
+def _grammar_in(file: Path) -> Grammar:
+    try:
+        return Grammar.json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not a JSON schema: {error}") from error
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

@@ -49,9 +49,10 @@ class Grammar:
 
     @classmethod
     def json(cls, schema: Any = None) -> "Grammar":
-        """JSON that a schema admits: a mapping, its text, or a pydantic model; ``None``: any JSON object."""
+        """JSON that a schema admits: a mapping, its text, or a pydantic model, of whose fields there are no others;
+        ``None``: any JSON object."""
         if hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
+            schema = _closed(schema.model_json_schema())
         if schema is None:
             schema = {"type": "object"}
         if isinstance(schema, str):
@@ -64,9 +65,10 @@ class Grammar:
         if _is_deep(schema):
             raise ValueError(f"a JSON schema may have {_MAX_NESTED} objects and lists in each other")
         try:
-            return cls(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+            text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"the JSON schema cannot be written as JSON: {error}") from None
+        return cls(GrammarKind.JSON_SCHEMA, text)
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
@@ -86,7 +88,7 @@ class Grammar:
             raise ValueError("choices must be a list of one or more texts, none of them empty")
         if len(texts) > MAX_CHOICES:
             raise ValueError(f"there may be {MAX_CHOICES:,} choices, not {len(texts):,}")
-        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        return cls.lark("start: ANSWER\nANSWER: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
 
     @classmethod
     def of(cls, given: Any) -> "Grammar":
@@ -100,6 +102,17 @@ class Grammar:
         if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):
             return cls.json(given)
         raise ValueError(f"grammar must be a Grammar, a JSON schema or a pydantic model, not {given!r:.40}")
+
+
+def _closed(schema: Any) -> Any:
+    """A model's schema without further fields, which the model would leave out anyway."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: _closed(one) for name, one in schema.items()}
+    is_object = found.get("type") == "object" and isinstance(found.get("properties"), Mapping)
+    return {"additionalProperties": False, **found} if is_object else found
 
 
 def _is_deep(value: Any) -> bool:

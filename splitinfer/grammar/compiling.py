@@ -1,8 +1,9 @@
 """A grammar as a matcher, within bounds of time and size.
 
-llguidance bounds what compiling costs by its own limits, and it lets the GIL go meanwhile, so that nobody waits. What
-it does not support it refuses, and so does this: a schema is enforced as a whole, or not at all. Lenient schemas and
-approximations are switched off, whatever the schema says of them.
+A grammar is tried in another process first, within bounds of time and memory (``trial``); then it is compiled here, by
+llguidance's own limits, which lets the GIL go meanwhile, so that nobody waits. What it does not support it refuses, and
+so does this: a schema is enforced as a whole, or not at all. Lenient schemas and approximations are switched off,
+whatever the schema says of them.
 
 JSON is written without blanks unless the schema asks for them (``"x-guidance": {"whitespace_flexible": true}``).
 """
@@ -14,9 +15,12 @@ from typing import Any
 
 from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.errors import RequestError
+from splitinfer.grammar.trial import Trials, first_lines
 from splitinfer.grammar.vocabulary import Vocabulary
 
 _KEPT = 32  # compiled grammars
+_MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
+_MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
 _DEFAULTS = {"whitespace_flexible": False}
 _OVERRIDES = {"lenient": False, "coerce_one_of": False}
 
@@ -28,6 +32,11 @@ class Compiler:
         self._vocabulary = vocabulary
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self._lock = Lock()
+        self._trials = Trials()
+
+    def close(self) -> None:
+        """End the processes that try grammars."""
+        self._trials.close()
 
     def matcher(self, grammar: Grammar) -> Any:
         """A matcher of its own at the grammar's beginning: llguidance's ``LLMatcher``.
@@ -50,9 +59,12 @@ class Compiler:
         tokenizer = self._vocabulary.tokenizer
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(tokenizer, _as_llguidance(grammar, LLMatcher), log_level=0, limits=LLParserLimits())
+        text = _as_llguidance(grammar, LLMatcher)
+        self._trials.check(text)
+        limits = LLParserLimits(step_max_items=_MAX_ITEMS)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
-            raise RequestError(f"the grammar cannot be enforced: {_first_lines(matcher.get_error())}")
+            raise RequestError(f"the grammar cannot be enforced: {first_lines(matcher.get_error())}")
         return matcher
 
 
@@ -60,21 +72,21 @@ def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return str(compiler.grammar_from_json_schema(_as_object(grammar.text), _DEFAULTS, _OVERRIDES))
+                schema = json.loads(grammar.text)
+                _check_numbers(schema)
+                as_object = grammar.text if isinstance(schema, dict) else json.dumps({} if schema else {"enum": []})
+                return str(compiler.grammar_from_json_schema(as_object, _DEFAULTS, _OVERRIDES))
             case GrammarKind.REGEX:
                 return str(compiler.grammar_from_regex(grammar.text))
             case GrammarKind.LARK:
                 return str(compiler.grammar_from_lark(grammar.text))
     except ValueError as error:
-        raise RequestError(f"the grammar cannot be enforced: {_first_lines(str(error))}") from None
+        raise RequestError(f"the grammar cannot be enforced: {first_lines(str(error))}") from None
 
 
-def _as_object(text: str) -> str:
-    """A schema as an object: `true` admits everything, and `false` nothing."""
-    schema = json.loads(text)
-    return text if not isinstance(schema, bool) else json.dumps({} if schema else {"enum": []})
-
-
-def _first_lines(error: str) -> str:
-    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
-    return " ".join(lines[:4])[:400]
+def _check_numbers(value: Any) -> None:
+    """Refuse whole numbers that llguidance would round."""
+    if isinstance(value, int) and abs(value) > _MOST_EXACT:
+        raise RequestError(f"the grammar cannot be enforced: {value} has more digits than can be compared")
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(each)

@@ -150,6 +150,7 @@ class AnswerRules:
         if token in self.plan.ends and self.plan.matcher.is_accepting():
             return replace(before, run=(), is_dead=True)  # the end: nothing follows
         if self.plan.matcher.try_consume_tokens([token]) != 1:
+            self._check()
             return replace(before, run=(), is_dead=True)
         return _Place(None, before.matched + 1, run)
 

@@ -4,15 +4,19 @@ Compiling happens in the caller's thread, before the engine hears of a request: 
 there, and nobody waits for it.
 """
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import ModelError, RequestError
+from splitinfer.errors import ModelError
+from splitinfer.grammar.calls import call_grammar
 from splitinfer.grammar.compiling import Compiler
 from splitinfer.grammar.rules import AnswerRules, Plan
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary
 from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.text.answer import Tool
 
 _CLOSING = "\nThere is no time left to think, so I answer now.\n"
 
@@ -28,7 +32,7 @@ class AnswerForms:
         with reasoning that the prompt has not opened.
 
         Raises:
-            RequestError: the grammar is invalid, or cannot be enforced; or the model does not mark its reasoning.
+            RequestError: the grammar is invalid, or cannot be enforced.
             ModelError: the model's folder has no tokenizer.
             ConfigError: llguidance is not installed.
         """
@@ -37,8 +41,6 @@ class AnswerForms:
         vocabulary, tokenizer = self._vocabulary, self._prompts.tokenizer
         if params.grammar is not None and tokenizer is None:
             raise ModelError("the model's folder has no tokenizer, so that no grammar can be enforced")
-        if params.thinking_budget is not None and vocabulary.thinking is None:
-            raise RequestError("thinking_budget is given, but the model does not mark its reasoning")
         opened = tokenizer.has_opened(prompt) if tokenizer is not None and vocabulary.thinking is not None else False
         return AnswerRules(
             Plan(
@@ -51,6 +53,32 @@ class AnswerForms:
                 ends=self._prompts.end_tokens(params),
             )
         )
+
+    def call_grammar(self, tools: Sequence[Tool]) -> Grammar:
+        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax.
+
+        Raises:
+            RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+        """
+        tokenizer = self._prompts.tokenizer
+        syntax = None if tokenizer is None else tokenizer.tool_syntax
+        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark)
+
+    def _as_lark(self, text: str) -> str:
+        """A text of the model's own in Lark: special tokens by their ids, all else as it is."""
+        special, found, plain = self._vocabulary.special, list[str](), ""
+        for token in self._prompts.encode(text, adds_special=False) if text else ():
+            if token in special:
+                found += [json.dumps(plain)] * bool(plain) + [f"<[{token}]>"]
+                plain = ""
+            else:
+                plain += self._prompts.decode([token])
+        return " ".join([*found, *([json.dumps(plain)] if plain else [])])
+
+    def close(self) -> None:
+        """End what was begun for compiling."""
+        if "_compiler" in self.__dict__:
+            self._compiler.close()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

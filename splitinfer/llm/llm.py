@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from splitinfer.core import sequence as core
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.metrics.recent import RecentSteps
@@ -215,11 +216,15 @@ class LLM:
     # -- requests ----------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        grammar: Any = None,
     ) -> list[RequestOutput]:
         """Answer prompts (texts or token ids); return one output for each, in their order.
 
-        ``params``: one for all, or one for each.
+        ``params``: one for all, or one for each. ``grammar``: the form of all answers, as in ``SamplingParams``.
 
         Raises:
             RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
@@ -227,6 +232,8 @@ class LLM:
         """
         all_prompts = as_prompts(prompts)
         all_params = as_params(params, len(all_prompts))
+        if grammar is not None:
+            all_params = [replace(one, grammar=grammar) for one in all_params]
         requests: list[Request] = []
         try:
             for prompt, p in zip(all_prompts, all_params, strict=True):
@@ -359,6 +366,15 @@ class LLM:
             ModelError: the model's folder has no tokenizer, so only token ids can be given.
         """
         return self._prompts.encode(text, adds_special=adds_special)
+
+    def call_grammar(self, tools: Sequence[Tool]) -> Grammar:
+        """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
+        API.
+
+        Raises:
+            RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+        """
+        return self._forms.call_grammar(tools)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
@@ -531,6 +547,7 @@ class LLM:
         answers takes to be saved, where it is kept on disk: a moment, at most 20 seconds on a machine that is busy."""
         if hasattr(self, "_engine"):
             self._engine.close(timeout=1.0)
+            self._forms.close()
         if self._trace is not None:
             self._trace.close()
 

@@ -286,6 +286,8 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
     """
     prompt, text = await asyncio.to_thread(known_tokens, llm, ask.prompt, known)
     room = llm.context_length - len(prompt)
+    if ask.must_call:
+        ask = replace(ask, sampling={**ask.sampling, "grammar": llm.call_grammar(ask.must_call)})
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
     try:

@@ -49,13 +49,15 @@ Prompt = Chat | str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
-    many as the context has room for. ``one_call``: the answer ends with its first call of a tool."""
+    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: the
+    tools one of which it must call, as in OpenAI's API; empty: it need not."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
     max_tokens: int | None = None
     num_choices: int = 1
     one_call: bool = False
+    must_call: tuple[Mapping[str, Any], ...] = ()
 
     def params(self, defaults: Recommended, room: int, choice: int = 0) -> SamplingParams:
         """The sampling parameters of one choice. ``room``: tokens that the context has left for the answer.

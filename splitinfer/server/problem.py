@@ -119,6 +119,11 @@ def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
     return Problem(503, failure or _NOT_NOW, retry_after=None if isinstance(error, ModelError) else AGAIN)
 
 
+def invalid(param: str, sentence: str) -> Problem:
+    """A field's value is not one that it takes."""
+    return Problem(400, sentence, param=param, code="invalid_value")
+
+
 def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
     """A field that is not honoured, named."""
     shown = "" if value is None else f" {value!r:.40}"

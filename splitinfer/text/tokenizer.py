@@ -232,6 +232,12 @@ class Tokenizer:
         """The ids that no text is made of."""
         return self._special_ids
 
+    @property
+    def tool_syntax(self) -> str | None:
+        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
+        parser = getattr(self._wrapper, "tool_parser", None) if self._harmony is None else None
+        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
+
     def as_json(self) -> str | None:
         """The tokenizer as Hugging Face's tokenizers write it; ``None`` if it is of another kind."""
         backend = getattr(self._wrapper, "backend_tokenizer", None)

@@ -1,7 +1,9 @@
 """A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
 
 import shutil
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,17 @@ def forms(folder: Path = TARGET) -> AnswerForms:
     return AnswerForms(PromptEncoder(open_model(str(folder))))
 
 
+@contextmanager
+def open_forms() -> Iterator[AnswerForms]:
+    """``forms`` of the built-in model, closed in the end."""
+    made = forms()
+    try:
+        rules(made, SamplingParams(grammar={}))  # begins what lasts longer than one test
+        yield made
+    finally:
+        made.close()
+
+
 def rules(made: AnswerForms, params: SamplingParams) -> AnswerRules:
     """The rules of an answer to a prompt without reasoning."""
     found = made.rules(params, PROMPT, may_think=False)
@@ -66,7 +79,9 @@ def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0) 
     """What mlx-lm samples a token at a time, under each place's mask, with the random keys of the positions."""
     model, _ = load_model(folder)
     model.set_dtype(mx.float32)
-    cache, walking = make_prompt_cache(model), forms(folder).rules(params, tokens, may_think=False)
+    cache, made = make_prompt_cache(model), forms(folder)
+    walking = made.rules(params, tokens, may_think=False)
+    made.close()
     answer, following = list[int](), mx.array([list(tokens)])
     while len(answer) < params.max_tokens and end not in answer:
         logits = model(following, cache=cache)[0, -1]

@@ -1,9 +1,10 @@
 """Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from constrained import PROMPT, SCHEMA, allowed, forms, rules, schemas
+from constrained import PROMPT, SCHEMA, allowed, open_forms, rules, schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,9 @@ EVERY = frozenset(range(2048))
 
 
 @pytest.fixture(scope="module")
-def made() -> AnswerForms:
-    return forms()
+def made() -> Iterator[AnswerForms]:
+    with open_forms() as found:
+        yield found
 
 
 def text(made: AnswerForms, tokens: list[int]) -> str:
@@ -155,6 +157,7 @@ def test_no_end_before_min_tokens(made: AnswerForms) -> None:
     assert rules(made, SamplingParams(min_tokens=1, stop_token_ids=(9,))).admitted([], [9, 3]) == []
 
 
-def test_a_budget_needs_marked_reasoning(made: AnswerForms) -> None:
-    with pytest.raises(RequestError, match="does not mark"):
-        made.rules(SamplingParams(thinking_budget=5), PROMPT, may_think=True)
+def test_a_budget_changes_nothing_where_no_reasoning_is_marked(made: AnswerForms) -> None:
+    found = made.rules(SamplingParams(thinking_budget=5), PROMPT, may_think=True)
+    assert found is not None
+    assert found.masks([7] * 9, 0) == [None] * 10

@@ -6,6 +6,7 @@ import openai
 import pytest
 from stages import pipeline
 
+from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
@@ -15,6 +16,7 @@ from splitinfer.server.service import Service
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with pipeline(TARGET, [6, 6]) as running:
+        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running
 
 

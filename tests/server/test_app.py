@@ -4,12 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anthropic
 import httpx2 as httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
@@ -106,10 +107,40 @@ def test_models(client: openai.OpenAI, llm: LLM):
         client.models.retrieve("other")
 
 
+class Hero(BaseModel, extra="forbid"):
+    kind: Literal["king", "shepherd"]
+    age: Annotated[int, Field(ge=1, le=99)]
+
+
+PING: Any = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_answers_have_the_form_of_a_model(client: openai.OpenAI):
+    """By the official clients' own helpers, which send a schema and read the answer by it."""
+    sampling: Any = {"model": "demo", "temperature": 1.0, "seed": 3}
+    chat = client.chat.completions.parse(messages=TALE, response_format=Hero, max_tokens=40, **sampling)
+    assert isinstance(chat.choices[0].message.parsed, Hero)
+    del sampling["seed"]
+    response = client.responses.parse(input="Who?", text_format=Hero, max_output_tokens=40, **sampling)
+    assert isinstance(response.output_parsed, Hero)
+    plain = client.chat.completions.create(
+        messages=TALE, response_format={"type": "json_object"}, max_tokens=60, logit_bias={"95": 100}, **sampling
+    )
+    assert isinstance(json.loads(str(plain.choices[0].message.content)), dict)
+    with anthropic.Anthropic(base_url=str(client.base_url).removesuffix("v1/"), api_key="none") as theirs:
+        form: Any = {"format": {"type": "json_schema", "schema": Hero.model_json_schema()}}
+        said = theirs.messages.create(model="demo", max_tokens=40, messages=TALE, output_config=form)
+        assert Hero.model_validate_json(said.content[0].text)
+
+
 def test_what_is_not_honoured_is_a_400_that_names_it(client: openai.OpenAI):
-    with pytest.raises(openai.BadRequestError, match="response_format is not supported") as caught:
-        client.chat.completions.create(model="demo", messages=TALE, response_format={"type": "json_object"})
-    assert caught.value.param == "response_format"
+    schema = {"name": "n", "schema": {"type": "array", "uniqueItems": True}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.chat.completions.create(
+            model="demo", messages=TALE, response_format={"type": "json_schema", "json_schema": schema}
+        )
+    with pytest.raises(openai.BadRequestError, match="the model has no syntax for calls"):
+        client.chat.completions.create(model="demo", messages=TALE, tools=[PING], tool_choice="required")
     with pytest.raises(openai.BadRequestError, match=r"the prompt has [\d,]+ tokens, but the context is") as caught:
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "a b " * 5000}])
     assert caught.value.code == "context_length_exceeded"

@@ -29,12 +29,11 @@ from splitinfer.server.anthropic.blocks import (
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import EMPTY, MOST_TOKENS, Count, Fields, Ignored, Kinds, Name, Refused
-from splitinfer.server.openai.generating import FOR_TEMPLATE, NOT_FORCED, ByKeys, Cached, OneTier, Stops
+from splitinfer.server.openai.generating import FOR_TEMPLATE, HELD, ByKeys, Cached, OneTier, Stops, grammar_of
 from splitinfer.server.openai.messages import merged_systems
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.problem import Problem, invalid, unsupported
 
 _NO_SANDBOX = "nothing is run here"
-_NO_FORMAT = "answers cannot be held to a format"
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
 _OfAnswer = Annotated[Any, Ignored("only the content of an earlier answer is used")]
@@ -109,8 +108,23 @@ Turn = UserTurn | AssistantTurn | SystemTurn
 class Choice(Fields):
     """A choice of tools of Anthropic"""
 
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any"]
     disable_parallel_tool_use: bool = Field(False, description="An answer ends after its first call")
+
+
+class NamedTool(Fields):
+    """The tool to call"""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = Field(True, description="An answer ends after its first call")
+
+
+class SchemaOutput(Fields):
+    """JSON of a schema, of Anthropic"""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema", description=HELD)
 
 
 class Enabled(Fields):
@@ -118,9 +132,7 @@ class Enabled(Fields):
 
     type: Literal["enabled"]
     display: _Display = Field("summarized", description="`summarized` returns all of it; `omitted` leaves it out")
-    budget_tokens: Annotated[
-        Any, Ignored("the model decides how long it thinks; max_tokens limits the answer")
-    ] = None  # fmt: skip
+    budget_tokens: Count | None = Field(None, description="Most tokens of thinking; then the answer begins")
 
 
 class Adaptive(Fields):
@@ -139,7 +151,7 @@ class Plain(Fields):
 class Output(Effort):
     """Configuration of the output"""
 
-    format: Annotated[Any, Refused(_NO_FORMAT)] = None
+    format: Annotated[SchemaOutput, Kinds("type")] | None = Field(None, description="The form of the answer")
     task_budget: Annotated[Any, Refused("the model is not told how many tokens are left")] = None
 
 
@@ -155,9 +167,9 @@ class CountRequest(Fields):
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list, description="Tools with an input_schema that the model may call"
     )
-    tool_choice: Annotated[
-        Choice, Kinds("type", refused=dict.fromkeys(("any", "tool"), NOT_FORCED))
-    ] | None = Field(None, description="Whether the model may call a tool")  # fmt: skip
+    tool_choice: Annotated[Choice | NamedTool, Kinds("type")] | None = Field(
+        None, description="Whether the model may call a tool, or must, and which"
+    )
     thinking: Annotated[Enabled | Adaptive | Plain, Kinds("type")] | None = Field(None, description=FOR_TEMPLATE)
     output_config: Output | None = None
     cache_control: Cached = None
@@ -170,7 +182,9 @@ class CountRequest(Fields):
         Any, Ignored("no edit is applied, and the answer says so; a prompt that is too long is refused")
     ] = None
     mcp_servers: Annotated[Any, Refused(_NO_SANDBOX, EMPTY)] = None
-    output_format: Annotated[Any, Refused(_NO_FORMAT)] = None
+    output_format: Annotated[SchemaOutput, Kinds("type")] | None = Field(
+        None, description="The form of the answer; output_config.format takes precedence"
+    )
     compaction: Annotated[Any, Refused("a conversation is taken as it is", EMPTY)] = None
     billing_policy: _NotPaid = None
 
@@ -249,7 +263,31 @@ class MessageRequest(CountRequest):
             found["stop"] = (
                 (self.stop_sequences,) if isinstance(self.stop_sequences, str) else tuple(self.stop_sequences)
             )
+        if isinstance(self.thinking, Enabled) and self.thinking.budget_tokens is not None:
+            found["thinking_budget"] = self.thinking.budget_tokens
+        form = self.output_format if self.output_config is None else self.output_config.format or self.output_format
+        if form is not None:
+            found["grammar"] = grammar_of(form.schema_, "output_config.format")
         return found
+
+    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions one of which the model must call; none where it need not.
+
+        Raises:
+            Problem: 400, there is none of the name, or none at all.
+        """
+        choice = self.tool_choice
+        if choice is None or choice.type in ("auto", "none"):
+            return ()
+        told = self.chat().tools
+        found = tuple(one for one in told if not isinstance(choice, NamedTool) or _name_of(one) == choice.name)
+        if not found:
+            raise invalid("tool_choice", "tool_choice must name one of the tools")
+        return found
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    return str(tool["function"]["name"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,4 +315,7 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.context_management is not None,
     )
     one_call = choice is not None and choice.disable_parallel_tool_use
-    return Ask(request.chat(), request.sampling(), request.max_tokens, one_call=one_call), shape
+    sampling, must_call = request.sampling(), request.forced_tools()
+    if must_call and "grammar" in sampling:
+        raise invalid("tool_choice", "output_config.format is for answers, and tool_choice requires a call")
+    return Ask(request.chat(), sampling, request.max_tokens, one_call=one_call, must_call=must_call), shape

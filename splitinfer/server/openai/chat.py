@@ -16,7 +16,7 @@ from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import EMPTY, AsGiven, Count, Fields, Kinds, Refused
+from splitinfer.server.fields import EMPTY, AsGiven, Count, Fields, Ignored, Kinds, Refused
 from splitinfer.server.openai.generating import (
     FOR_TEMPLATE,
     NO_STORE,
@@ -36,16 +36,17 @@ from splitinfer.server.openai.generating import (
     TextFormat,
     allowed,
     check_stream_options,
+    form_of,
     small_metadata,
     template_options,
 )
 from splitinfer.server.openai.messages import Messages, template_messages
-from splitinfer.server.problem import Problem
+from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
-NOT_HELD = "Shown to the model unchanged; calls are not held to the schema"
+NOT_HELD = "Shown to the model; its calls have the schema where tool_choice requires them"
 
 
 class Function(Fields):
@@ -69,8 +70,21 @@ class Tool(Fields):
 class _Allowed(Fields):
     """Allowed tools"""
 
-    mode: Annotated[Any, Refused(NOT_FORCED, ("auto",))] = "auto"
+    mode: Literal["auto", "required"] = Field("auto", description="Whether one must be called")
     tools: Entries = Field(description="The other tools are not shown to the model")
+
+
+class _NamedFunction(Fields):
+    """A function by its name"""
+
+    name: str
+
+
+class _Named(Fields):
+    """The function to call"""
+
+    type: Literal["function"]
+    function: _NamedFunction
 
 
 class _Choice(Fields):
@@ -84,7 +98,7 @@ Tools = Annotated[
     list[Annotated[Tool, Kinds("type", refused={"custom": "tools are functions"})]],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
-ToolChoice = Annotated[str | _Choice, Kinds("type", words=("auto", "none"), no_words=NOT_FORCED)]
+ToolChoice = Annotated[str | _Choice | _Named, Kinds("type", words=("auto", "none", "required"), no_words=NOT_FORCED)]
 
 
 class Conversation(Fields):
@@ -115,11 +129,41 @@ class Conversation(Fields):
         choice, names = self.tool_choice, [tool.function["name"] for tool in self.tools]
         tools = [{"type": "function", "function": tool.function} for tool in self.tools]
         if isinstance(choice, str):
-            return tuple(tools) if choice == "auto" else ()
+            return () if choice == "none" else tuple(tools)
+        if isinstance(choice, _Named):
+            if choice.function.name not in names:
+                given = f"not {choice.function.name!r:.60}"
+                raise invalid("tool_choice", f"tool_choice must name one of the tools, {given}")
+            return tuple(tools)
         may = allowed(
             "tool_choice.allowed_tools", choice.allowed_tools.tools, names, lambda one: one.get("function")
         )  # fmt: skip
         return tuple(tool for tool, name in zip(tools, names, strict=True) if name in may)
+
+    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions one of which the model must call; none where it need not.
+
+        Raises:
+            Problem: 400, as ``told_tools``, or there are none.
+        """
+        choice, told = self.tool_choice, self.told_tools()
+        if isinstance(choice, _Named):
+            return tuple(tool for tool in told if tool["function"]["name"] == choice.function.name)
+        must = choice == "required" if isinstance(choice, str) else choice.allowed_tools.mode == "required"
+        if must and not told:
+            raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
+        return told if must else ()
+
+
+class ChatReasoning(Fields):
+    """Reasoning of chats"""
+
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Most tokens of reasoning; then the answer begins"
+    )
+    effort: str | None = Field(None, description=f"{FOR_TEMPLATE}; `none` turns reasoning off")
+    exclude: Annotated[Any, Refused("reasoning is returned whole", (False,))] = None
+    enabled: Annotated[Any, Ignored("effort `none` turns it off")] = None
 
 
 class ChatRequest(Conversation, Generating, OfMlxLm, OfLlamaCpp):
@@ -145,7 +189,8 @@ class ChatRequest(Conversation, Generating, OfMlxLm, OfLlamaCpp):
     prompt_cache_key: CacheKey = None
     prompt_cache_options: CacheRoom = None
     prompt_cache_retention: CacheRoom = None
-    response_format: TextFormat = None
+    response_format: TextFormat | None = Field(None, description="The form of the answer")
+    reasoning: ChatReasoning | None = Field(None, description="How much to reason")
     audio: Annotated[Any, Refused("answers are text")] = None
     modalities: Annotated[Any, Refused("answers are text", (["text"],))] = None
     prediction: Annotated[Any, Refused("drafts come from the layout's draft model")] = None
@@ -185,9 +230,15 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     num_top = (request.top_logprobs or 0) if request.logprobs else None
     chat = Chat(template_messages(request.messages), request.told_tools(), request.template_options())
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
+    sampling |= form_of(request.response_format)
+    if request.reasoning is not None and request.reasoning.max_tokens is not None:
+        sampling["thinking_budget"] = request.reasoning.max_tokens
+    must_call = request.forced_tools()
+    if must_call and "grammar" in sampling:
+        raise invalid("response_format", "response_format is for answers, and tool_choice requires a call")
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, request.stream_options, num_top, model, names_tier=request.service_tier is not None)
-    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls), shape
+    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, must_call), shape
 
 
 def shape_of(

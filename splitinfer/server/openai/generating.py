@@ -1,10 +1,11 @@
 """Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import MAX_BIASED, REPETITION_CONTEXT
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
@@ -12,6 +13,7 @@ from splitinfer.server.fields import (
     MOST_NAME,
     Fields,
     Ignored,
+    Kinds,
     Name,
     OneOrMore,
     Refused,
@@ -20,7 +22,7 @@ from splitinfer.server.fields import (
     not_supported,
     wrong,
 )
-from splitinfer.server.problem import Problem
+from splitinfer.server.problem import Problem, invalid
 
 MAX_STOPS = 16  # OpenAI's own limit is 4
 _MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
@@ -35,20 +37,70 @@ CacheRoom = Annotated[Any, Ignored("the cache keeps as much as it has room for")
 OneTier = Annotated[
     Any, Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
 ]
-NOT_FORCED = "a model cannot be made to call a tool; auto and none are"
+NOT_FORCED = "there are auto, none, required, and functions by their names"
 NO_STORE = "nothing is stored here"
 NOT_HIDDEN = "Ignored: events are as long as what they hold"
 FOR_TEMPLATE = "Passed to the model's template"
 
 
-def is_text_format(value: Any) -> bool:
-    """Whether a response format asks for nothing but text."""
-    return isinstance(value, dict) and value.get("type") == "text"
+class PlainFormat(Fields):
+    """Any text"""
+
+    type: Literal["text"]
 
 
-TextFormat = Annotated[
-    Any, Refused("answers cannot be held to a format", is_neutral=is_text_format, said='{"type": "text"}')
-]
+class JsonFormat(Fields):
+    """Any JSON object"""
+
+    type: Literal["json_object"]
+
+
+HELD = "The JSON schema that the answer has; one that cannot be enforced is refused"
+
+
+class NamedSchema(Fields):
+    """A schema by name"""
+
+    name: Name | None = None
+    description: Annotated[Any, Ignored("the schema itself is enforced")] = None
+    schema_: dict[str, Any] = Field(alias="schema", description=HELD)
+    strict: Annotated[Any, Ignored("every schema is enforced")] = None
+
+
+class SchemaFormat(Fields):
+    """JSON of a schema"""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
+
+
+def grammar_of(schema: Any, param: str) -> Grammar:
+    """The form of JSON that a schema admits; ``None``: of any object.
+
+    Raises:
+        Problem: 400, it is not a schema.
+    """
+    try:
+        return Grammar.json(schema)
+    except ValueError as error:
+        raise invalid(param, f"{param}: {error}") from error
+
+
+def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any]:
+    """The fields of ``SamplingParams`` that a format asks for.
+
+    Raises:
+        Problem: 400, its schema is not one.
+    """
+    match asked:
+        case SchemaFormat():
+            return {"grammar": grammar_of(asked.json_schema.schema_, "response_format")}
+        case JsonFormat():
+            return {"grammar": Grammar.json()}
+    return {}
 
 
 def small_metadata(value: Any) -> Any:
@@ -130,9 +182,12 @@ class Generating(Fields):
     stream: bool = Field(False, description="Sends the answer in parts as it is generated")
     user: ByKeys = None
     cache_prompt: Cached = None
-    min_tokens: Annotated[
-        Any, Refused("an answer ends where the model ends it, or with ignore_eos at its token limit", (0,))
-    ] = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="The answer does not end before it has so many tokens"
+    )
+    thinking_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Most tokens of reasoning; then the answer begins"
+    )
     length_penalty: Annotated[Any, Refused(_NO_SEARCH, (1, 1.0))] = None
     use_beam_search: Annotated[Any, Refused(_NO_SEARCH, (False,))] = None
     skip_special_tokens: Annotated[Any, Refused(_NO_TEXT, (True,))] = None
@@ -142,7 +197,8 @@ class Generating(Fields):
 
     def sampling(self) -> dict[str, Any]:
         """The fields of ``SamplingParams`` that were given."""
-        names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos")
+        names = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"]
+        names += ["min_tokens", "thinking_budget"]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.repetition_penalty is not None:
             found["repetition_penalty"] = self.repetition_penalty or 1.0

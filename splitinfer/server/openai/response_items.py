@@ -26,6 +26,7 @@ from splitinfer.server.fields import Fields, Ignored, Kinds, OneOrMore, Refused
 from splitinfer.server.openai.chat import NOT_HELD
 from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
+from splitinfer.server.problem import invalid
 
 # -- tools -----------------------------------------------------------------------------------------
 
@@ -72,8 +73,15 @@ class AllowedFunctions(Fields):
     """A choice of allowed functions"""
 
     type: Literal["allowed_tools"]
-    mode: Annotated[Any, Refused(NOT_FORCED, ("auto",))] = "auto"
+    mode: Literal["auto", "required"] = Field("auto", description="Whether one must be called")
     tools: Entries = Field(description="The other tools are not shown to the model")
+
+
+class NamedFunction(Fields):
+    """The function to call"""
+
+    type: Literal["function"]
+    name: str
 
 
 ResponseTools = Annotated[
@@ -81,8 +89,9 @@ ResponseTools = Annotated[
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 FunctionChoice = Annotated[
-    str | AllowedFunctions, Kinds("type", words=("auto", "none"), no_words=NOT_FORCED)
-]  # fmt: skip
+    str | AllowedFunctions | NamedFunction,
+    Kinds("type", words=("auto", "none", "required"), no_words=NOT_FORCED),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ def functions_of(
     return found
 
 
-def callable_names(choice: str | AllowedFunctions, functions: Sequence[Function]) -> frozenset[str]:
+def callable_names(choice: str | AllowedFunctions | NamedFunction, functions: Sequence[Function]) -> frozenset[str]:
     """The names of the functions that the model may call, as it is told them.
 
     Raises:
@@ -135,7 +144,11 @@ def callable_names(choice: str | AllowedFunctions, functions: Sequence[Function]
     """
     names = [one.told_name for one in functions]
     if isinstance(choice, str):
-        return frozenset(names if choice == "auto" else ())
+        return frozenset(() if choice == "none" else names)
+    if isinstance(choice, NamedFunction):
+        if choice.name not in names:
+            raise invalid("tool_choice", f"tool_choice must name one of the tools, not {choice.name!r:.60}")
+        return frozenset(names)
     return allowed("tool_choice", choice.tools, names)
 
 

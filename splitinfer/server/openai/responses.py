@@ -4,14 +4,14 @@ with each request, and nothing is kept of it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Name, Refused, not_supported
+from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Kinds, Name, Refused, not_supported
 from splitinfer.server.openai.generating import (
     FOR_TEMPLATE,
     NOT_HIDDEN,
@@ -19,24 +19,28 @@ from splitinfer.server.openai.generating import (
     CacheKey,
     CacheRoom,
     Generating,
+    JsonFormat,
+    NamedSchema,
     OneTier,
+    PlainFormat,
     TemplateOptions,
-    TextFormat,
     check_stream_options,
+    form_of,
+    grammar_of,
     small_metadata,
     template_options,
 )
 from splitinfer.server.openai.response_items import (
-    AllowedFunctions,
     Function,
     FunctionChoice,
     Input,
+    NamedFunction,
     ResponseTools,
     callable_names,
     conversation,
     functions_of,
 )
-from splitinfer.server.problem import Problem
+from splitinfer.server.problem import Problem, invalid
 
 _NO_STORE = Refused("nothing is stored here; give the whole conversation as input")
 _NOT_STORED = Refused(_NO_STORE.why, (False,))
@@ -70,13 +74,24 @@ class Reasoning(Fields):
     generate_summary: Annotated[Any, _WHOLE] = None
     context: Annotated[Any, Ignored("the model's template decides which reasoning it keeps")] = None
     mode: Annotated[Any, Refused("there is one mode, standard", ("standard",))] = None
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Most tokens of reasoning; then the answer begins"
+    )
+
+
+class FlatSchema(NamedSchema):
+    """JSON of a schema, in one object"""
+
+    type: Literal["json_schema"]
 
 
 class Text(Fields):
     """Text of responses"""
 
     verbosity: str | None = Field(None, description=FOR_TEMPLATE)
-    format: TextFormat = None
+    format: Annotated[PlainFormat | JsonFormat | FlatSchema, Kinds("type")] | None = Field(
+        None, description="The form of the answer"
+    )
 
 
 class CacheOptions(Fields):
@@ -115,6 +130,20 @@ class _Asked(Fields):
     def effort(self) -> str | None:
         """How much to reason."""
         return None if self.reasoning is None else self.reasoning.effort
+
+    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions one of which the model must call; none where it need not.
+
+        Raises:
+            Problem: 400, there is none of the name, or none at all.
+        """
+        choice, told = self.tool_choice, self.chat().tools
+        if isinstance(choice, NamedFunction):
+            return tuple(tool for tool in told if tool["function"]["name"] == choice.name)
+        must = choice == "required" if isinstance(choice, str) else choice.mode == "required"
+        if must and not told:
+            raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
+        return told if must else ()
 
     def chat(self) -> Chat:
         """The conversation."""
@@ -172,6 +201,17 @@ class ResponseRequest(_Asked, Generating):
     image: Annotated[Any, Refused("the model is given text only", EMPTY)] = None
     context_management: Annotated[Any, Refused(_AS_IT_IS, EMPTY)] = None
 
+    def form(self) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that its format and its reasoning ask for."""
+        form = None if self.text is None else self.text.format
+        if isinstance(form, FlatSchema):
+            found: dict[str, Any] = {"grammar": grammar_of(form.schema_, "text.format")}
+        else:
+            found = form_of(form)
+        if self.reasoning is not None and self.reasoning.max_tokens is not None:
+            found["thinking_budget"] = self.reasoning.max_tokens
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -207,8 +247,12 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
     if request.top_logprobs and _PROBABILITIES not in request.include:
         raise Problem(400, f"top_logprobs needs {_PROBABILITIES} in include", param="top_logprobs")
     num_top = request.top_logprobs if _PROBABILITIES in request.include else None
-    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(request.chat(), sampling, request.max_output_tokens, one_call=not request.parallel_tool_calls)
+    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top}) | request.form()
+    must_call = request.forced_tools()
+    if must_call and "grammar" in sampling:
+        raise invalid("text.format", "text.format is for answers, and tool_choice requires a call")
+    one_call = not request.parallel_tool_calls
+    ask = Ask(request.chat(), sampling, request.max_output_tokens, one_call=one_call, must_call=must_call)
     functions = functions_of(request.tools)
     shape = Shape(
         model if request.model is None else request.model,
@@ -219,6 +263,11 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None},
     )
     return ask, shape
+
+
+def _format_said(request: ResponseRequest) -> dict[str, Any]:
+    form = None if request.text is None else request.text.format
+    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]:
@@ -232,8 +281,8 @@ def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]
         "metadata": request.metadata,
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": {"effort": request.effort, "summary": None},
-        "text": {"format": {"type": "text"}},
-        "tool_choice": choice.model_dump(exclude_unset=True) if isinstance(choice, AllowedFunctions) else choice,
+        "text": {"format": _format_said(request)},
+        "tool_choice": choice.model_dump(exclude_unset=True) if isinstance(choice, Fields) else choice,
         "tools": [{"description": None, "parameters": None, "strict": None, **one.document} for one in functions],
         "top_logprobs": request.top_logprobs,
     }

@@ -1,0 +1,135 @@
+"""Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses.
+
+A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two families are known:
+
+    JSON    the arguments are one JSON object, inside words of the model's own: json_tools, longcat, mistral, kimi_k2
+    tags    each argument has a tag around it, text as it is and other values as JSON: qwen3_coder, glm47, minimax_m2,
+            minicpm5
+
+Text between tags cannot hold ``<``, which might begin a tag, nor blanks at its ends, which parsers take off. Of a
+text's schema its choices and its lengths are enforced; what else there is about it is refused.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from splitinfer.core.grammar import Grammar
+from splitinfer.errors import RequestError
+
+Marker = Callable[[str], str]
+"""The Lark for a text of the model's own, which may be special tokens."""
+
+_NOTES = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "minLength", "maxLength"})
+_NAME = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Syntax:
+    """``around``: what stands before and behind a call's arguments, with ``NAME`` for the function's; ``argument``:
+    what stands before and behind each argument's value, with ``KEY``; ``None``: they are one JSON object."""
+
+    around: tuple[str, str]
+    argument: tuple[str, str] | None = None
+
+
+_JSON_TOOLS = _Syntax(('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
+SYNTAXES: Mapping[str, _Syntax] = {
+    "json_tools": _JSON_TOOLS,
+    "longcat": _Syntax(('<longcat_tool_call>{"name": "NAME", "arguments": ', "}</longcat_tool_call>")),
+    "mistral": _Syntax(("[TOOL_CALLS]NAME[ARGS]", "")),
+    "kimi_k2": _Syntax(
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_calls_section_end|>",
+        )
+    ),
+    "qwen3_coder": _Syntax(
+        ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), ("<parameter=KEY>\n", "\n</parameter>\n")
+    ),
+    "glm47": _Syntax(("<tool_call>NAME", "</tool_call>"), ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>")),
+    "minimax_m2": _Syntax(
+        ('<minimax:tool_call>\n<invoke name="NAME">\n', "</invoke>\n</minimax:tool_call>"),
+        ('<parameter name="KEY">', "</parameter>\n"),
+    ),
+    "minicpm5": _Syntax(('<function name="NAME">', "</function>"), ('<param name="KEY">', "</param>")),
+}
+"""The known syntaxes, by mlx-lm's names."""
+
+
+def call_grammar(syntax: str | None, tools: Sequence[Mapping[str, Any]], marker: Marker) -> Grammar:
+    """An answer that calls one of some functions. ``tools``: each with ``name`` and ``parameters``.
+
+    Raises:
+        RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+    """
+    known = None if syntax is None else SYNTAXES.get(syntax)
+    if known is None:
+        why = (
+            "the model has no syntax for calls"
+            if syntax is None
+            else f"calls in the syntax {syntax} cannot be enforced"
+        )
+        raise RequestError(f"tool_choice: {why}; those in {', '.join(sorted(SYNTAXES))} can be")
+    rules = [f"start: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+    for i, tool in enumerate(tools):
+        rules += _call(i, tool, known, marker)
+    return Grammar.lark("\n".join(rules))
+
+
+def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:
+    name, schema = str(tool["name"]), dict(tool.get("parameters") or {"type": "object", "properties": {}})
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"tool_choice: the function's name {name!r:.60} cannot be enforced")
+    before, behind = (marker(text.replace("NAME", name)) for text in syntax.around)
+    inside = f"args_{number}"
+    rules = [f"call_{number}: {before} {inside} {behind}"]
+    if syntax.argument is None:
+        return [*rules, f"{inside}: %json {json.dumps({'type': 'object', **schema})}"]
+    return [*rules, *_tagged(inside, name, schema, syntax.argument, marker)]
+
+
+def _tagged(inside: str, name: str, schema: Mapping[str, Any], around: tuple[str, str], marker: Marker) -> list[str]:
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if unknown := sorted(set(required) - set(properties)):
+        raise RequestError(f"tool_choice: {name} requires {unknown[0]!r}, which is not among its properties")
+    parts, rules = [], []
+    for i, (key, value) in enumerate(properties.items()):
+        if not _NAME.fullmatch(key):
+            raise RequestError(f"tool_choice: the parameter {key!r:.60} of {name} cannot be enforced in tags")
+        rule = f"{inside}_{i}"
+        before, behind = (marker(text.replace("KEY", key)) for text in around)
+        parts.append(rule if key in required else f"{rule}?")
+        rules += [f"{rule}: {before} {rule}_value {behind}", *_value(f"{rule}_value", f"{name}.{key}", value, schema)]
+    return [f"{inside}: {' '.join(parts)}" if parts else f'{inside}: ""', *rules]
+
+
+def _value(rule: str, where: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
+    if not isinstance(value, Mapping) or value.get("type") != "string":
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        given = dict(value) if isinstance(value, Mapping) else {}
+        if not _is_typed(given):
+            raise RequestError(f"tool_choice: the parameter {where} needs a type to be enforced in tags")
+        return [f"{rule}: %json {json.dumps({**shared, **given})}"]
+    if unknown := sorted(set(value) - _NOTES):
+        raise RequestError(f"tool_choice: {unknown[0]} of the parameter {where} cannot be enforced in tags")
+    choices = value.get("enum", [value["const"]] if "const" in value else None)
+    if choices is not None:
+        texts = [choice for choice in choices if isinstance(choice, str) and choice and "<" not in choice]
+        if not texts:
+            raise RequestError(f"tool_choice: the choices of the parameter {where} cannot be enforced in tags")
+        return [f"{rule}: {rule.upper()}", f"{rule.upper()}: {' | '.join(map(json.dumps, texts))}"]
+    least, most = max(1, value.get("minLength", 1)), value.get("maxLength")
+    inner = "{" + f"{max(0, least - 2)},{'' if most is None else max(0, most - 2)}" + "}"
+    edge = r"[^<\s]"
+    longer = f"{edge}[^<]{inner}{edge}"
+    only = longer if least > 1 else edge if most == 1 else f"{edge}|{longer}"
+    return [f"{rule}: {rule.upper()}", f"{rule.upper()}: /{only}/"]
+
+
+def _is_typed(schema: Mapping[str, Any]) -> bool:
+    """Whether a value of a schema is never text, which would stand between tags as it is."""
+    kinds = schema.get("type")
+    return isinstance(kinds, str) and kinds in ("integer", "number", "boolean", "null", "array", "object")
