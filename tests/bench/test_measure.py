@@ -88,7 +88,7 @@ class Behind:
     def stats(self) -> dict[str, object]:
         return stats([0.0], 0, [0], next(self.made))
 
-    def submit(self, _prompt: object, _params: object) -> "Behind":
+    def submit(self, _prompt: object, _params: object, **_: object) -> "Behind":
         return self
 
     def __iter__(self) -> Iterator[None]:
