@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,28 @@ def test_published_norms_are_about_0(tmp_path: Path) -> None:
     assert _renamed(own)["norm.weight"].tolist() == pytest.approx([1.1, 0.8])
     own["mtp.norm.weight"] = mx.array([1.1, 0.8])
     assert _renamed(own)["norm.weight"].tolist() == pytest.approx([1.1, 0.8])
+
+
+def test_heads_that_are_always_right(tmp_path: Path) -> None:
+    """A model whose next token follows from the last one alone, and heads that know how: every draft is right."""
+    folder, size = tiny.save(tmp_path / "llama", "llama"), 64
+    for path in folder.glob("model*.safetensors"):
+        weights: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        silent = {k: mx.zeros_like(v) for k, v in weights.items() if "o_proj" in k or "down_proj" in k}
+        mx.eval(weights)
+        mx.save_safetensors(str(path), weights | silent)
+    add_heads(folder)
+    heads: dict[str, mx.array] = mx.load(str(folder / "model-mtp.safetensors"))  # type: ignore[assignment]
+    mx.eval(heads)
+    heads |= {name: mx.ones_like(array) for name, array in heads.items() if array.ndim == 1}
+    heads["mtp.fc.weight"] = mx.concatenate([mx.eye(size), mx.zeros((size, size))], axis=1)
+    mx.save_safetensors(str(folder / "model-mtp.safetensors"), heads)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with pipeline(folder, [2, 2], draft="mtp", token_budget=64) as llm:
+        for how in (params, replace(params, temperature=0.7, seed=3)):
+            expected = llm.submit(prompt(20, seed=1), how, flight=Flight()).result().token_ids
+            before = llm.stats()["speculation"]
+            together = [llm.submit(prompt(20, seed=1), how, flight=Flight(count)) for count in (4, 2)]
+            assert [one.result().token_ids for one in together] == [expected] * 2
+            found = llm.stats()["speculation"]
+            assert found["accepted"] - before["accepted"] >= 0.95 * (found["sent"] - before["sent"]) > 30
