@@ -1,4 +1,4 @@
-"""Which request of whom is answered, for every route of the real application: the table in docs/use/server.md.
+"""Which request of whom is answered, for every route of the real application: the table in docs/use/server-access.md.
 
 A page of another site gets nothing anywhere, whatever it knows.
 """
@@ -21,7 +21,7 @@ from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "use" / "server.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "use" / "server-access.md"
 KEYS = {scope: ApiKey(scope, digest(f"for {scope}"), frozenset({scope})) for scope in Scope}
 HOSTS, ORIGINS = frozenset({"ai.example"}), frozenset({"https://chat.example"})
 KEY = ("X-Api-Key", "for admin")
