@@ -98,10 +98,14 @@ class RowStep:
 
 
 @dataclass(frozen=True, slots=True)
-class RowMask:
-    """The result of ``make_mask``: each part's own mask, made before the model writes to the caches."""
+class ByPart:
+    """Something that each part has of its own, and only modules that are called for each sequence can read."""
 
     by_part: tuple[Any, ...]
+
+
+class RowMask(ByPart):
+    """The result of ``make_mask``: each part's own mask, made before the model writes to the caches."""
 
 
 @dataclass(slots=True)
@@ -284,7 +288,7 @@ def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -
     """An argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
     if type(value) is RowCache:
         return value.of(part)
-    if isinstance(value, RowMask):
+    if isinstance(value, ByPart):
         return value.by_part[number]
     if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (count, 1):
         return value[rows].swapaxes(0, 1)
@@ -294,11 +298,13 @@ def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -
 def _concatenated(results: Sequence[Any]) -> Any:
     """[T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
     first = results[0]
+    if any(isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating) for result in results):
+        return ByPart(tuple(results))  # a choice among each sequence's own tokens; None of one that is too short
     if isinstance(first, mx.array):
         return mx.concatenate([result.swapaxes(0, 1) for result in results])
     if isinstance(first, tuple):
         return tuple(_concatenated(parts) for parts in zip(*results, strict=True))
-    if first is None:
+    if all(result is None for result in results):
         return None
     raise NotByRows(f"a module returns {type(first).__name__} beside its rows")
 

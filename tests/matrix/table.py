@@ -126,7 +126,7 @@ def render_vlm(findings: Mapping[str, compare.Finding]) -> str:
 
 def vlm(arguments: Sequence[str]) -> int:
     """The same as ``main`` for mlx-vlm's models."""
-    findings, wrong = _examine_all(vlm_configs.CONFIGS, compare.mlx_vlms)
+    findings, wrong = _examine_all(vlm_configs.CONFIGS, compare.mlx_vlms, compare.QUICK)
     known, before = written("mlx-vlm")
     now = {name: row(name, f) for name, f in findings.items()}
     changes = _changes(before, now, list(vlm_configs.CONFIGS))
@@ -157,12 +157,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine_all(
-    described: Mapping[str, configs.Config], make: compare.Make | None = None
+    described: Mapping[str, configs.Config], make: compare.Make | None = None, care: compare.Care = compare.ALL
 ) -> tuple[dict[str, compare.Finding], list[str]]:
     findings, wrong = {}, []
     for name, config in described.items():
         try:
-            findings[name] = compare.examine(config, make=make)
+            findings[name] = compare.examine(config, care, make)
         except Exception as error:  # noqa: BLE001 - whatever a new release does, the others are examined too
             wrong.append(f"WRONG    {name}: {type(error).__name__}: {error}")
             print(wrong[-1], flush=True)

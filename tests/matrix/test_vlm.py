@@ -83,6 +83,12 @@ def test_a_choice_among_tokens_crosses_once_there_are_enough() -> None:
     assert all(stage.sends_whole_numbers for stage in [StageModel(model, 0, 2, structure)])
 
 
+@pytest.mark.parametrize(("name", "looks"), [("qwen4_exp/ple", True), ("qwen3_vl", False)])
+def test_a_model_that_looks_at_its_tokens_is_known(name: str, looks: bool) -> None:
+    """Its graph is that of these tokens, so it must not be built before they are known."""
+    assert ModelStructure(compare.build(vlm_configs.CONFIGS[name], make=compare.mlx_vlms)).reads_tokens is looks
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
     border = Border(1, (Row((0, 0), 1, (1, 4), dtype), Row((0, 3), 1, (1, 3), mx.int32, since=6)), ())

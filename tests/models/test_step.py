@@ -9,11 +9,13 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
 
+from splitinfer.models.caches import Place
 from splitinfer.models.cohort import Cohort, SequenceCaches, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.rows import Part
+from splitinfer.models.rows import EachSequence, Group, Part, RowCache, RowStep
 from splitinfer.models.step import StepModel, Way, nbytes
 
 ROUNDING = 2e-5  # relative, float32
@@ -236,3 +238,18 @@ def test_a_trial_sees_unequal_members_that_attend_without_a_mask(monkeypatch: py
     monkeypatch.setattr(Cohort, "attend", unmasked)
     step = Both("llama", exact=False).steps[0]
     assert (step.way, step._places) == (Way.ROWS, [])
+
+
+def test_choices_among_tokens_stay_each_sequence_s_own():
+    """An indexer returns numbers of a sequence's tokens, or nothing while there are few: neither is a row."""
+    parts = [Part(SequenceCaches([KVCache()], [], Place()), 0, rows) for rows in (2, 1)]
+    step = RowStep((Group((parts[0],), 0, 2), Group((parts[1],), 2, 3)))
+    cache = RowCache(0, KVCache())
+    cache.bind(step)
+    choices = [mx.array([[[[1, 0], [0, 1]]]], mx.int32), None]
+    made = iter(choices)
+    rows, own = EachSequence(lambda x, _cache: (x + 1, next(made)))(mx.zeros((3, 1, 4)), cache)
+    assert rows.shape == (3, 1, 4)
+    seen = []
+    EachSequence(lambda x, _cache, choice: seen.append(choice) or x)(rows, cache, own)
+    assert seen == choices
