@@ -354,8 +354,11 @@ def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
     except _NoClass as error:
         if not mlx_vlm.is_installed():
             raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
-    with _found_in(mlx_vlm.module("utils"), arrays):
-        return mlx_vlm.tower(folder)
+    try:
+        with _found_in(mlx_vlm.module("utils"), arrays):
+            return mlx_vlm.tower(folder)
+    except ValueError as error:
+        raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
 
 
 class _NoClass(Exception):

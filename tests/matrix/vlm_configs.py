@@ -129,11 +129,8 @@ CONFIGS: dict[str, Config] = {
     "locateanything": _with_tower("locateanything", "qwen2", "moonvit"),
     "unlimited_ocr": _with_tower("unlimited_ocr", "deepseek_v2", "vision"),
     "moondream2": _with_tower("moondream2"),
-    "molmo": _with_tower("molmo", "molmo", "molmo"),
     "internvl": _with_tower("internvl", "qwen3", rope_parameters=_SECTIONS),
     "qwen3_5_moe": _with_tower("qwen3_5_moe", **{**_EXPERTS_EVERYWHERE, **_HALF}),
-    "plamo2vl": _with_tower("plamo2vl", tower="siglip_vision_model", **_MAMBA),
     "gemma4_unified": _with_tower("gemma4_unified"),
     "mistral_large3": _with_tower("mistral_large3", tower="pixtral", **_LATENT),
-    "kimi_k3": _with_tower("kimi_k3", tower="moonvit3d", **_LATENT),
 }  # fmt: skip
