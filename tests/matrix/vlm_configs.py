@@ -6,7 +6,7 @@ smaller than the prompts, so that layers do choose.
 
 from typing import Any
 
-from configs import _BASE, _EXPERTS, _INDEXED, _LATENT, _LINEAR, _MAMBA, _SLIDING_FULL, VOCAB, WINDOW, Config
+from configs import _BASE, _EXPERTS, _INDEXED, _LATENT, _LINEAR, _SLIDING_FULL, VOCAB, WINDOW, Config
 
 _VISION: Config = {
     "model_type": "vision", "depth": 2, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32,
