@@ -32,7 +32,8 @@ from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
+from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft, Wish
 

@@ -62,10 +62,6 @@ class MicroBatches:
         """How many groups are in use."""
         return self._active
 
-    def use(self, count: int) -> None:
-        """Use only the first ``count`` groups, or as many as there are; ``balance`` moves the members."""
-        self._active = max(1, min(count, len(self._groups)))
-
     @property
     def groups(self) -> tuple[tuple[Sequence, ...], ...]:
         """The members of each group."""
@@ -123,13 +119,15 @@ class MicroBatches:
             group.clear()
         self._id_to_group.clear()
 
-    def balance(self) -> None:
+    def balance(self, active: int | None = None) -> None:
         """Move members until no active group is larger than another by two or more and the others are empty, as far as
-        results allow.
+        results allow. ``active``: use only the first so many groups from now on, or as many as there are.
 
         A sequence in flight stays: its result would come in the turn of another group. The last to join moves, so
         that the KV of the others stays where it is.
         """
+        if active is not None:
+            self._active = max(1, min(active, len(self._groups)))
         while (seq := self._next_to_move()) is not None:
             self.leave(seq)
             self.join(seq)

@@ -1,10 +1,137 @@
-"""Checks that a step's result answers its plan. The pipeline keeps order, so only a broken peer sends another."""
+"""What a result does: its tokens are appended, drafts come to their verdict, and what lies behind a wrong one is void.
 
-from collections.abc import Mapping
+The pipeline keeps order, so a result that does not answer the oldest plan comes from a broken peer (``check_result``).
+"""
 
-from splitinfer.core.plan import SampledToken, Slice, StepResult
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from splitinfer.core.plan import SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.sequence import Sequence
+from splitinfer.core.scheduler.lifecycle import Lifecycle
+from splitinfer.core.scheduler.state import SchedulerState
+from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.speculation.speculation import Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One sampled token of a sequence; ``finish_reason`` is set if the sequence ends with it."""
+
+    seq_id: int
+    token: SampledToken
+    finish_reason: FinishReason | None
+
+
+class Results:
+    """Takes in the results of a scheduler's plans."""
+
+    def __init__(self, state: SchedulerState, life: Lifecycle) -> None:
+        self._state, self._life = state, life
+        self._missed: set[int] = set()  # sequences with wrong drafts in the last result
+
+    def take(self, result: StepResult, returned_at: float) -> tuple[StepInFlight, list[TokenEvent]]:
+        """Take the result of the oldest step in flight; returns that step and its tokens. ``returned_at``: when it
+        came, in seconds on the first stage's clock.
+
+        Raises:
+            ValueError: the result does not answer that step.
+        """
+        state = self._state
+        step = check_result(result, next(iter(state.in_flight), None), state.running)
+        state.in_flight.popleft()
+        state.now, state.returned_at = max(state.now, returned_at), returned_at
+        events = self._tokens(step.plan, result)
+        state.prefix_cache.learn(step.plan, result.figures)
+        state.groups.returned(step.plan)
+        if state.speculation is not None:
+            state.speculation.returned(step.plan, result, returned_at)
+        return step, events
+
+    def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Append what was sampled for a plan."""
+        sampled = {s.seq_id: s.tokens for s in result.sampled}
+        drafts = {s.seq_id: s.drafts for s in result.sampled if s.drafts and s.tokens}
+        self._missed = set()
+        events: list[TokenEvent] = []
+        joining: list[Sequence] = []
+        for part in plan.slices:
+            seq = self._state.running.get(part.seq_id)
+            if seq is None:
+                continue  # it ended while this step was under way
+            seq.num_in_flight -= 1
+            events += self._append(seq, part, sampled.get(part.seq_id, ()))
+            if part.seq_id in drafts and seq.finish_reason is None and self._state.speculation is not None:
+                self._state.speculation.propose(seq, drafts[part.seq_id], self._state.config.longest(seq))
+            if part.num_logits and seq.finish_reason is None and seq not in self._state.batches:
+                joining.append(seq)
+        for seq in joining:  # after those that end have left, so that groups stay equal
+            self._state.batches.join(seq)
+        return events
+
+    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
+        """Append what was sampled for a slice, unless that is void."""
+        if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
+            if self._state.speculation is not None:
+                self._state.speculation.counts.void += 1
+            return
+        seq.num_awaited -= 1
+        tried = accepted = 0
+        for row, token in enumerate(tokens):
+            misses, is_tried = seq.num_misses, bool(seq.ahead)
+            is_forced = len(seq.tokens) in seq.forced
+            reason = seq.append(token.token_id, self._state.config.max_len)
+            seq.token_at = self._state.now
+            seq.num_forced += is_tried and is_forced
+            if is_tried and not is_forced and self._state.speculation is not None:
+                is_right = self._state.speculation.appended(seq, part, row, misses)
+                tried, accepted = tried + 1, accepted + is_right
+                seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right
+                if seq.num_misses > misses:
+                    self._missed.add(seq.seq_id)
+            yield TokenEvent(seq.seq_id, token, reason)
+            if reason is not None:
+                self._life.end(seq, reason)
+                break
+        if self._state.speculation is not None and seq.finish_reason is None:
+            self._goes_on(seq, self._state.speculation, tried, accepted)
+
+    def _goes_on(self, seq: Sequence, speculation: Speculation, tried: int, accepted: int) -> None:
+        """Learn from the verdict on a sequence's drafts, and store the blocks of KV that only it has completed."""
+        if tried:
+            speculation.controller.tried(seq.seq_id, tried, accepted)
+        if speculation.has_states and seq.has_drafted and not seq.num_awaited:
+            self._state.prefix_cache.store_full_blocks(seq, self._state.used)  # the state is that at their end only now
+
+    def still_wanted(self, plan: StepPlan) -> StepPlan:
+        """Return a plan that has not left the first stage, without slices that a result has voided since."""
+        step = next((step for step in self._state.in_flight if step.plan is plan), None)
+        if step is None:
+            return plan  # the plans were cleared since, and its sequences may have been planned again
+        void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
+        if not void:
+            return plan
+        for part in void:
+            self._state.running[part.seq_id].num_in_flight -= 1
+            if self._state.speculation is not None:
+                self._state.speculation.counts.unsent += 1
+        step.plan = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        self._state.batches.balance()  # a sequence without a step under way may move
+        return step.plan
+
+    def void_slices(self) -> tuple[tuple[int, int], ...]:
+        """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
+        missed, self._missed = self._missed, set()
+        return tuple(
+            (step.plan.step, part.seq_id)
+            for step in self._state.in_flight
+            for part in step.plan.slices
+            if part.seq_id in missed and part.begins_with_draft and self._is_void(part)
+        )
+
+    def _is_void(self, part: Slice) -> bool:
+        seq = self._state.running.get(part.seq_id)
+        return seq is not None and not seq.num_awaited
 
 
 def check_result(result: StepResult, oldest: StepInFlight | None, running: Mapping[int, Sequence]) -> StepInFlight:

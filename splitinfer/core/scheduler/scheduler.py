@@ -40,40 +40,31 @@ decision. Both read the same state (``core.scheduler.state``).
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
 from splitinfer.core.kv.prefix_cache import PrefixCache
-from splitinfer.core.kv.rewind import UNLIMITED
-from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Admission, Decision
+from splitinfer.core.scheduler.drafts import Drafts
 from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
 from splitinfer.core.scheduler.policy import PolicyConfig, policy_of
-from splitinfer.core.scheduler.results import check_result
+from splitinfer.core.scheduler.regrouping import regroup
+from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
-from splitinfer.core.scheduler.waiting_queue import Deadlines
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.group_controller import GroupController
-from splitinfer.core.speculation.grouping import Member
 from splitinfer.core.speculation.speculation import Speculation, Wish
 
 _MOST_UNLEARNED = 16  # steps
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One sampled token of a sequence; ``finish_reason`` is set if the sequence ends with it."""
-
-    seq_id: int
-    token: SampledToken
-    finish_reason: FinishReason | None
 
 
 class Scheduler:
@@ -108,11 +99,10 @@ class Scheduler:
         self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
         self._admission = AdmissionControl(state)
         self.planner = StepPlanner(state, self._admission)
-        self._deadlines = Deadlines()
+        self._life = Lifecycle(state, self._admission)
+        self._results, self._drafts = Results(state, self._life), Drafts(state, self.planner)
         self._unlearned: deque[tuple[StepInFlight, StepResult, float]] = deque()
         self._next_step = self._num_arrived = 0
-        self._missed: set[int] = set()  # sequences with wrong drafts in the last result
-        self.num_preemptions = 0  # times a running sequence was preempted
         self._is_lowered = False  # the budget, below the config's
 
     @property
@@ -135,7 +125,7 @@ class Scheduler:
             seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.state.budget.block)
         self._num_arrived += 1
         self.waiting.add(seq)
-        self._deadlines.add(seq)
+        self._life.deadlines.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
         """End a sequence from outside (abort, a stop string); False if it has ended already.
@@ -145,14 +135,14 @@ class Scheduler:
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
             return False
-        self._end(seq, reason)
-        self._regroup()
+        self._life.end(seq, reason)
+        regroup(self.state)
         return True
 
     def expire(self, now: float) -> list[int]:
         """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
         clock."""
-        seq_ids = self._deadlines.over(now)
+        seq_ids = self._life.deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
@@ -164,58 +154,12 @@ class Scheduler:
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
         """
-        step = check_result(result, next(iter(self.state.in_flight), None), self.running)
-        plan = self.state.in_flight.popleft().plan
-        self.state.now, self.state.returned_at = max(self.state.now, returned_at), returned_at
-        sampled = {s.seq_id: s.tokens for s in result.sampled}
-        drafts = {s.seq_id: s.drafts for s in result.sampled if s.drafts and s.tokens}
-        self._missed = set()
-        events: list[TokenEvent] = []
-        joining: list[Sequence] = []
-        for part in plan.slices:
-            seq = self.running.get(part.seq_id)
-            if seq is None:
-                continue  # it ended while this step was under way
-            seq.num_in_flight -= 1
-            events += self._append(seq, part, sampled.get(part.seq_id, ()))
-            if part.seq_id in drafts and seq.finish_reason is None and self.speculation is not None:
-                self.speculation.propose(seq, drafts[part.seq_id], self.config.longest(seq))
-            if part.num_logits and seq.finish_reason is None and seq not in self.batches:
-                joining.append(seq)
-        for seq in joining:  # after those that end have left, so that groups stay equal
-            self.batches.join(seq)
-        self.prefix_cache.learn(plan, result.figures)
+        step, events = self._results.take(result, returned_at)
         self._unlearned.append((step, result, returned_at))
         if learn or len(self._unlearned) > _MOST_UNLEARNED:
             self.learn()
-        self.state.groups.returned(plan)
-        if self.speculation is not None:
-            self.speculation.returned(plan, result, returned_at)
-        self._regroup()
+        regroup(self.state)
         return events
-
-    def _regroup(self) -> None:
-        """Choose groups and drafts again where that is due, and move members."""
-        groups, speculation = self.state.groups, self.speculation
-        members = {seq.seq_id: seq for group in self.batches.groups for seq in group}
-        if len(members) < 2:
-            groups.forget()
-            self.batches.use(groups.most_groups)
-        elif groups.is_due(frozenset(members)):
-            asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
-            objective = self.config.policy_config.itl_slo
-            position = sum(len(seq.tokens) for seq in members.values()) // len(members)
-            groups.choose(asked, objective, position, has_drafter=self.config.speculates)
-            self.batches.use(groups.most_groups if groups.choice is None else groups.choice.groups)
-        if speculation is not None:
-            speculation.are_several = len(members) > 1
-        self.batches.balance()
-
-    def _member(self, seq: Sequence) -> Member:
-        """A sequence as the choice of groups sees it."""
-        if self.speculation is None or not self.config.speculates:
-            return Member(0.0, 0)
-        return self.speculation.member(seq)
 
     def learn(self) -> None:
         """Refine the stages' costs by the steps that have returned."""
@@ -234,10 +178,10 @@ class Scheduler:
         self.state.freed.clear()
         self.prefix_cache.clear(kept)
         self.batches.clear()
-        self._regroup()
+        regroup(self.state)
         self.state.used, self.state.share_left = NOTHING, 0
         for seq in self.running.values():
-            self._forget_drafts(seq)
+            self._life.forget_drafts(seq)
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
@@ -252,8 +196,8 @@ class Scheduler:
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
-        new.state.now, new.num_preemptions = self.state.now, self.num_preemptions
-        new._next_step, new._num_arrived, new._deadlines = self._next_step, self._num_arrived, self._deadlines
+        new.state.now, new._life.num_preemptions = self.state.now, self.num_preemptions
+        new._next_step, new._num_arrived, new._life.deadlines = self._next_step, self._num_arrived, self._life.deadlines
         for seq in self.waiting:
             if config.blocks.keeps_blocks:
                 seq.keys = full_keys(config.blocks.root, seq.tokens, new.state.budget.block)
@@ -297,91 +241,31 @@ class Scheduler:
         groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
         groups.fixed = self.config.fixed_groups or count is not None
         groups.forget()
-        self._regroup()
+        regroup(self.state)
 
     # -- drafts ------------------------------------------------------------------------------
 
     def wishes(self) -> list[Wish]:
         """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
         are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
-        if not self.config.speculates or self.speculation is None or len(self.state.in_flight) >= self.state.limit:
-            return []
-        self._force()
-        order = self.planner.groups_in_turn()
-        for group in order:
-            members = self.batches.members(group)
-            if members and not self.batches.is_in_flight(group):
-                return [] if self.planner.keeps_decodes_waiting(group) else self._wishes_of(members)
-        if self.state.reads_prompts:
-            return []
-        for group in order:
-            if found := self._wishes_of(self.batches.going_on(group, self.speculation.may_follow)):
-                return found
-        return []
-
-    def _wishes_of(self, members: list[Sequence]) -> list[Wish]:
-        """Wishes for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
-        assert self.speculation is not None
-        room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
-        room = room // 2 if self.state.reads_prompts else room
-        found = list[Wish]()
-        for seq in members:
-            ask = self.speculation.further if seq.num_awaited else self.speculation.first
-            wish = ask(seq, self.config.longest(seq))
-            if wish is not None and room > 0:
-                found.append(wish if wish.count <= room else replace(wish, count=room))
-                room -= found[-1].count
-        return found
+        return self._drafts.wishes()
 
     def take(self, wish: Wish) -> None:
         """Take in the drafts made for a wish: all, fewer or none. Results may have come since the wish."""
-        if self.speculation is not None and self.running.get(wish.seq.seq_id) is wish.seq:
-            self.speculation.take(wish, self.config.longest(wish.seq))
+        self._drafts.take(wish)
 
     @property
     def drafts_next(self) -> list[Sequence]:
         """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
-        if self.speculation is None or not self.config.speculates:
-            return []
-        return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
-
-    def _force(self) -> None:
-        """Have the tokens that must come next go out as drafts."""
-        if self.speculation is None:
-            return
-        for seq in self.running.values():
-            if seq.rules is not None and seq in self.batches:
-                self.speculation.force(seq, self.config.longest(seq))
+        return self._drafts.next()
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """Return a plan that has not left the first stage, without slices that a result has voided since."""
-        step = next((step for step in self.state.in_flight if step.plan is plan), None)
-        if step is None:
-            return plan  # the plans were cleared since, and its sequences may have been planned again
-        void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
-        if not void:
-            return plan
-        for part in void:
-            self.running[part.seq_id].num_in_flight -= 1
-            if self.speculation is not None:
-                self.speculation.counts.unsent += 1
-        step.plan = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
-        self.batches.balance()  # a sequence without a step under way may move
-        return step.plan
+        return self._results.still_wanted(plan)
 
     def void_slices(self) -> tuple[tuple[int, int], ...]:
         """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
-        missed, self._missed = self._missed, set()
-        return tuple(
-            (step.plan.step, part.seq_id)
-            for step in self.state.in_flight
-            for part in step.plan.slices
-            if part.seq_id in missed and part.begins_with_draft and self._is_void(part)
-        )
-
-    def _is_void(self, part: Slice) -> bool:
-        seq = self.running.get(part.seq_id)
-        return seq is not None and not seq.num_awaited
+        return self._results.void_slices()
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -392,7 +276,7 @@ class Scheduler:
         not.
         """
         self.state.now = max(self.state.now, now)
-        self._force()
+        self._drafts.force()
         decision = self.planner.decide()
         return None if decision is None else self._apply(decision)
 
@@ -404,7 +288,12 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         """When ``expire`` will end the next sequence, in seconds on the caller's clock; ``None``: never."""
-        return self._deadlines.next
+        return self._life.deadlines.next
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that a running sequence was preempted."""
+        return self._life.num_preemptions
 
     @property
     def num_in_flight(self) -> int:
@@ -437,9 +326,9 @@ class Scheduler:
         for block in decision.allocation.evicted:
             self.prefix_cache.evict(block)
         for seq in decision.allocation.preempted:
-            self._preempt(seq)
+            self._life.preempt(seq)
         for new in decision.admissions:
-            self._admit(new)
+            self._life.admit(new)
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
         policy_input = self.state.policy_input(decision.group)
@@ -465,7 +354,7 @@ class Scheduler:
             self.batches.had_turn(decision.group, decision.late)
             self.state.policy.scheduled(policy_input)
             self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
-            self._regroup()
+            regroup(self.state)
         return plan
 
     def _idle_since(self, plan: StepPlan, drafts: list[int]) -> float | None:
@@ -477,31 +366,6 @@ class Scheduler:
             rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
             return self.state.returned_at + rounds * self.costs.drafting(len(drafts))
         return self.state.now if drafts else None
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Free a running sequence's KV and queue it again, with its tokens."""
-        del self.running[seq.seq_id]
-        self.batches.leave(seq)
-        if self.config.rewind is UNLIMITED and self._admission.reads_faster(seq.num_sure):
-            self.prefix_cache.swap_out(seq)
-        self._release(seq)
-        self._forget_drafts(seq)
-        seq.forget_stages()
-        seq.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.add(seq)
-
-    def _admit(self, new: Admission) -> None:
-        seq, match = new.seq, new.match
-        self.waiting.remove(seq)
-        self.running[seq.seq_id] = seq
-        seq.num_reused = seq.num_scheduled = match.num_tokens
-        seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
-        here = [block for block in match.blocks if block.is_here]  # the others it takes over
-        seq.blocks = here[: match.num_tokens // self.state.budget.block]
-        seq.is_stored = len(here) == len(match.blocks)
-        self.prefix_cache.tree.use(here)
-        self.state.used += self.state.budget.use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
@@ -531,67 +395,3 @@ class Scheduler:
         blocks = tuple(block.block_id for block in new.match.blocks)
         prefix = tuple(seq.tokens[: seq.num_reused])
         return NewSequence(seq.seq_id, seq.params.for_stages, seq.seed, blocks, prefix, seq.num_prompt_tokens)
-
-    # -- taking in results -------------------------------------------------------------------
-
-    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
-        """Append what was sampled for a slice, unless that is void."""
-        if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
-            if self.speculation is not None:
-                self.speculation.counts.void += 1
-            return
-        seq.num_awaited -= 1
-        tried = accepted = 0
-        for row, token in enumerate(tokens):
-            misses, is_tried = seq.num_misses, bool(seq.ahead)
-            is_forced = len(seq.tokens) in seq.forced
-            reason = seq.append(token.token_id, self.config.max_len)
-            seq.token_at = self.state.now
-            seq.num_forced += is_tried and is_forced
-            if is_tried and not is_forced and self.speculation is not None:
-                is_right = self.speculation.appended(seq, part, row, misses)
-                tried, accepted = tried + 1, accepted + is_right
-                seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right
-                if seq.num_misses > misses:
-                    self._missed.add(seq.seq_id)
-            yield TokenEvent(seq.seq_id, token, reason)
-            if reason is not None:
-                self._end(seq, reason)
-                break
-        if self.speculation is not None and seq.finish_reason is None:
-            self._goes_on(seq, self.speculation, tried, accepted)
-
-    def _goes_on(self, seq: Sequence, speculation: Speculation, tried: int, accepted: int) -> None:
-        """Learn from the verdict on a sequence's drafts, and store the blocks of KV that only it has completed."""
-        if tried:
-            speculation.controller.tried(seq.seq_id, tried, accepted)
-        if speculation.has_states and seq.has_drafted and not seq.num_awaited:
-            self.prefix_cache.store_full_blocks(seq, self.state.used)  # the state is that at their end only now
-
-    def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        seq.finish_reason = reason
-        self._forget_drafts(seq)
-        self._deadlines.remove(seq)
-        if self.waiting.get(seq.seq_id) is seq:
-            self.waiting.remove(seq)
-            self.prefix_cache.leave(seq)
-            return
-        del self.running[seq.seq_id]
-        self.batches.leave(seq)
-        if self.speculation is not None and self.speculation.has_states and seq.has_drafted:
-            seq.is_stored = False  # its state may be one behind its last token
-        if reason is not FinishReason.ERROR:
-            # Its KV is freed by the plan that stores it, so the blocks may take its place.
-            self.prefix_cache.store_rest(
-                seq, self.state.used - self.state.budget.use_of(seq.kv_tokens), again=self.config.rewind is UNLIMITED
-            )
-        self._release(seq)
-
-    def _forget_drafts(self, seq: Sequence) -> None:
-        if self.speculation is not None:
-            self.speculation.forget(seq)
-
-    def _release(self, seq: Sequence) -> None:
-        """Have the next plan free a sequence's KV."""
-        self.state.used -= self.state.budget.use_of(seq.kv_tokens)
-        self.state.freed.append(seq.seq_id)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
-from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
+from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.requests import Came, RequestState
