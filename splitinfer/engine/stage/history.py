@@ -41,8 +41,13 @@ class History:
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
         """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
-        accepted = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+        accepted = accepted_of(part, sampled)
         if accepted:
             del self.tokens[part.end - part.num_logits + len(accepted) :]
             self.next = accepted[-1].token_id
         return accepted
+
+
+def accepted_of(part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+    """The sampled tokens of a slice up to the first that differs from its draft."""
+    return tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])

@@ -26,7 +26,7 @@ from splitinfer.engine.device.device import Device, Span, Ticket, Work, round_of
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
-from splitinfer.engine.stage.history import History
+from splitinfer.engine.stage.history import History, accepted_of
 from splitinfer.engine.stage.masking import RowMasks, StageMasks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
@@ -537,7 +537,9 @@ class StageRunner:
 
     def _verdict(self, part: Slice, sampled: list[SampledToken]) -> tuple[SampledToken, ...]:
         history = self._histories.get(part.seq_id)
-        return tuple(sampled) if history is None else history.verdict(part, sampled)
+        if history is None:  # a step behind this one has freed the sequence already
+            return accepted_of(part, sampled)
+        return history.verdict(part, sampled)
 
     def _figures(self, launched: Launched, span: Span) -> StageFigures:
         """What a step cost, and the keys of the blocks written to disk since the step before."""

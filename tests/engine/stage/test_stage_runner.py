@@ -230,6 +230,21 @@ def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunne
     assert [done.plan for done in finished] == plans
 
 
+def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
+    """An aborted sequence: its last step is under way while the plan that frees it is launched."""
+    whole.reset()
+    wrong = (expected[1] + 1) % 64
+    plans = [
+        StepPlan(0, (NewSequence(1, GREEDY, 0),), (Slice(1, 0, tuple(PROMPT), 1),)),
+        StepPlan(1, (), (Slice(1, 20, (expected[0], wrong, wrong), 3, num_drafts=2),)),
+        StepPlan(2, (), (), (1,)),
+    ]
+    whole.finish(whole.launch(plans[0], None))
+    launched = [whole.launch(plan, None) for plan in plans[1:]]
+    (sampled,) = whole.finish(launched[0]).sampled
+    assert [token.token_id for token in sampled.tokens] == [expected[1]]
+
+
 def test_a_plan_that_only_saves_is_done_when_its_blocks_are(whole: StageRunner):
     steps = Steps(whole)
     steps.run(Slice(1, 0, (1, 2, 3), 1), new=[NewSequence(1, GREEDY, 0)])
