@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from splitinfer.chat.markdown import MarkdownStream, drawn
@@ -35,8 +35,14 @@ def screen_of(written: str, columns: int = SIZE[0]) -> list[str]:
     return [each.rstrip() for each in rows]
 
 
+def marked(block: str, columns: int) -> str:
+    """A block between marks, in lines that leave the last cell free."""
+    lines = f"<{block.strip()}>".split("\n")
+    return "".join(f"{line[at : at + columns - 1]}\n" for line in lines for at in range(0, len(line) or 1, columns - 1))
+
+
 def shown(*parts: str, size: tuple[int, int] = SIZE) -> list[str]:
-    stream = MarkdownStream(lambda: size, lambda block, _: f"<{block.strip()}>\n")
+    stream = MarkdownStream(lambda: size, marked)
     return screen_of("".join([*map(stream.feed, parts), stream.end()]))
 
 
@@ -66,6 +72,7 @@ PARTS = st.sampled_from(["# a", "\n", "- b ", "**c**", "`d`", "```\n", "word ", 
 
 
 @given(st.lists(PARTS, max_size=30))
+@example(["# a"] * 13)  # as wide as the terminal
 def test_it_does_not_matter_in_which_parts_an_answer_comes(parts: list[str]):
     assert shown(*parts) == shown("".join(parts))
 

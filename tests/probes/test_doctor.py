@@ -228,7 +228,7 @@ def test_links_with_keys(tmp_path: Path) -> None:
         both = (("w1", mini), ("w2", air))
         layout = layout_of(*({"name": name, "address": address(each), "key": key(each)} for name, each in both))
         refused = survey_layout(layout, 2, lambda _: None)
-        assert all("run there: splitinfer pair" in each.problem for each in refused.result.workers)
+        assert all("admit this machine there: splitinfer pair" in each.problem for each in refused.result.workers)
         for name in ("mini", "air"):
             keyring(tmp_path, name).admit(Keyring().own().public, "studio")
         report = survey_layout(layout, 5, lambda _: None)
