@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_tiny_model_beside_mlx_lm_and_a_peer_that_is_wrong(
+def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     layout_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(run, "PROMPTS", (300,))
@@ -104,17 +105,27 @@ def with_a_wrong_token(self: Any, part: Any, answer: Any) -> Any:
     return answer
 
 
-def test_without_a_reference_the_pipeline_reads_its_prompts_again(layout_file: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def one_stage(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """A comparison of one process, of one stream and one prompt."""
     monkeypatch.setattr(run, "PROMPTS", (200,))
     monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
-    monkeypatch.setattr(run, "_peers", lambda work, name, *_, **__: work.give_up(name, "left out"))
-    one_stage = yaml.safe_load(layout_file.read_text())
-    one_stage["stages"] = [{"name": "whole", "layers": 4}]
-    layout_file.with_name("whole.yaml").write_text(yaml.safe_dump(one_stage))
-    options = Options(
-        layout=str(layout_file.with_name("whole.yaml")), trials=1, decode_tokens=8, token_budget=64, baseline=False
-    )
-    found = run.measure(options)
+    layout = {**yaml.safe_load(layout_file.read_text()), "stages": [{"name": "whole", "layers": 4}]}
+    path = layout_file.with_name("whole.yaml")
+    path.write_text(yaml.safe_dump(layout))
+    return Options(layout=str(path), trials=1, decode_tokens=8, token_budget=64)
+
+
+def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run.Plain, "kept", with_a_wrong_token)
+    found = run.measure(one_stage)
+    assert {name: worst(each) for name, each in found["verdicts"].items()} == {PIPELINE: RIGHT, PLAIN: WRONG}
+    assert {each["at"] for each in found["verdicts"][PLAIN]} == {3}
+    assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
+
+
+def test_without_a_reference_the_pipeline_reads_its_prompts_again(one_stage: Options):
+    found = run.measure(replace(one_stage, baseline=False))
     assert found["judged_by"] == "the pipeline itself, with prompts in other chunks"
     assert [each["verdict"] for each in found["verdicts"][PIPELINE]] == [RIGHT, RIGHT]
     (table,) = tables(found)
