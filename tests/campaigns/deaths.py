@@ -207,7 +207,7 @@ def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float)
     troubles = rig.troubles()
     return Outcome(
         trial.name, trial.shape.name, trial.num_streams, f"{trial.kind}, {how}", same,
-        (*_endings(answers), *troubles), noticed - struck, resumed - struck,
+        (*_endings(answers), *_differences(rig, indices, answers), *troubles), noticed - struck, resumed - struck,
     )  # fmt: skip
 
 
@@ -247,6 +247,16 @@ def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[
     answers = [rig.ask(index, trial.num_streams) for index in indices]
     time.sleep(moment)
     return indices, answers
+
+
+def _differences(rig: Rig, indices: Sequence[int], answers: Sequence[Answer]) -> Iterator[str]:
+    """Where what was said is not what is said undisturbed."""
+    for index, answer in zip(indices, answers, strict=True):
+        pairs = enumerate(zip(answer.token_ids, rig.expected[index], strict=False))
+        at = next((i for i, (said, expected) in pairs if said != expected), None)
+        if at is not None or len(answer.token_ids) > len(rig.expected[index]):
+            said, expected = (tokens[at or 0 :][:6] for tokens in (answer.token_ids, rig.expected[index]))
+            yield f"request {index}, {answer.num_cached} cached: token {at} differs: {said}, expected {expected}"
 
 
 def _endings(answers: Sequence[Answer]) -> Iterator[str]:
