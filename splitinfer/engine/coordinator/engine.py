@@ -69,7 +69,14 @@ class Engine:
         self.pipeline = build(self._inbox.put)
         self.figures = Figures([spec.name for spec in self.pipeline.layout.stages], time.monotonic(), trace)
         self._requests = OpenRequests(self.figures, lambda seq_id: self._loop.forget_drafts(seq_id))
-        self._loop = Loop(self._inbox, self.pipeline, self._requests, self.figures, lambda: self._is_closing)
+        self._loop = Loop(
+            self._inbox,
+            self.pipeline,
+            self._requests,
+            self.figures,
+            is_closing=lambda: self._is_closing,
+            is_asked=lambda: self._reopening.is_asked,
+        )
         self._reopening = Reopening(self._loop, self.pipeline, self._requests, self.figures, configure, rejoin_timeout)
         self._thread = threading.Thread(target=self._run, args=(draft,), name="engine", daemon=True)
         self._thread.start()

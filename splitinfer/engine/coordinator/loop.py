@@ -56,7 +56,7 @@ class Loop:
     """Runs steps for the open requests. Everything here is on the engine's thread.
 
     ``use`` it with a scheduler before the first turn. ``is_closing``: whether the pipeline was closed from another
-    thread.
+    thread; ``is_asked``: whether another cut is to be loaded, before which no turn may wait.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class Loop:
         requests: OpenRequests,
         figures: Figures,
         is_closing: Callable[[], bool],
+        is_asked: Callable[[], bool],
     ) -> None:
         self._inbox, self._pipeline, self._requests, self._figures = inbox, pipeline, requests, figures
-        self._is_closing = is_closing
+        self._is_closing, self._is_asked = is_closing, is_asked
         self.own_steps = OwnSteps(pipeline, inbox.put, inbox.put)
         self.masking = Masking()
         self.watch = StallDetector()
@@ -110,8 +111,8 @@ class Loop:
         if plan is not None:
             self._launch(plan)
         self._watch_machine()  # after the launch: the device need not wait for it
-        if plan is None and (self._drafting is None or not self._drafting.is_wished_for):
-            self._idle()
+        if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.is_wished_for):
+            self._idle()  # what wakes the loop for another cut may have been taken in by this turn
 
     def _plan(self) -> StepPlan | None:
         """Take in what has come, and decide on the next step."""

@@ -1,17 +1,21 @@
 """Another cut is loaded while requests are under way: they wait, and no token changes."""
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 import stages
+from processes import until
 
 from splitinfer import SamplingParams
+from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.stage import loader
 from splitinfer.errors import LayoutError, SplitinferError
 from splitinfer.llm import LLM
 
+SECONDS = 20.0
 PARAMS = [
     SamplingParams(max_tokens=32, ignore_eos=True),
     SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.9, seed=5),
@@ -74,6 +78,24 @@ def test_what_was_tuned_stays_and_the_fingerprint_changes(
         llm.recut([2, 2])
         assert llm.fingerprint == before
         assert llm.stats()["token_budget"] == 512, "a GPU gets longer steps, whenever the default was restored"
+
+
+def test_a_cut_is_heard_whenever_it_is_asked_for(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """In the middle of an idle turn: what wakes the loop for it is taken in by that turn, which waits at its end."""
+    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm, ThreadPoolExecutor(1) as pool:
+        expire, paused = OpenRequests.expire, list[Future[float]]()
+
+        def ask_now(requests: OpenRequests) -> None:
+            expire(requests)
+            if not paused:
+                paused.append(pool.submit(llm.recut, [1, 3]))
+                until(lambda: not llm._engine._inbox.is_empty, "the loop is woken", SECONDS)
+                llm._engine._loop._receive()
+
+        monkeypatch.setattr(OpenRequests, "expire", ask_now)
+        hear(llm)
+        until(lambda: bool(paused), "a turn", SECONDS)
+        assert paused[0].result(SECONDS) > 0
 
 
 def test_with_other_stages_and_drafts(tiny_folder: Callable[..., Path], alone: list[list[int]]):
