@@ -14,7 +14,7 @@ from splitinfer.bench.shared.measure import Run, causes, prefill_share
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
-from splitinfer.bench.shared.workload import STEP_SIZES, Batch, Task, made_up
+from splitinfer.bench.shared.workload import STEP_SIZES, Batch, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.errors import WorkerLost
@@ -91,16 +91,14 @@ class Pipeline(System):
         return Cell([_rate(run)], rows / max(step_seconds(run.window)))
 
     def _prompt(self, part: Part, _: int) -> Cell:
-        run = self.kept(part, self._stages.run(self.tasks.task(part), OFF))
-        return Cell([run.ttft], self._reading_alone(part), said=self.needle(part, run))
-
-    def _reading_alone(self, part: Part) -> float:
-        """Seconds in which stages of equal speed can read a prompt at best, by what these computed for another one of
-        the same length."""
-        other = made_up(f"{self.tasks.seed} alone {part.prompt}", part.prompt, self.tasks.vocab_size)
-        spent = self._stages.run(Task("prefill", 0, other, 1), OFF).spent
-        assert spent is not None
-        return prefill_share(-(-part.prompt // self._chunk), self._stages.num_stages) * sum(spent.busy)
+        """The prompt is read for one token, and then answered from the KV that is kept of it: so what reading it alone
+        computes is known, and it is read once."""
+        task = self.tasks.task(part)
+        reading = self._stages.run(Task("prefill", 0, task.prompt, 1), OFF)
+        run = self.kept(part, self._stages.run(task, OFF))
+        assert reading.spent is not None
+        share = prefill_share(-(-part.prompt // self._chunk), self._stages.num_stages)
+        return Cell([reading.ttft], share * sum(reading.spent.busy), said=self.needle(part, run))
 
     def needle(self, part: Part, run: Run) -> str:
         """Whether the answer has the needle."""
