@@ -34,97 +34,18 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut, ModelError
+from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import Path, StandIn, call_model, change, find_layers, get_at, put_at, replaced, type_name
+from splitinfer.models.layers import StandIn, call_model, find_layers, get_at, replaced, type_name
 from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.structure import Border, CannotTrace, ModelStructure, Named, Recipe, mark
+from splitinfer.models.stand_ins import EndAtBorder, Inject, Keep, Passthrough, Reached, Relay, Tap, Watch, Watched
+from splitinfer.models.structure import CannotTrace, ModelStructure
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
-
-
-Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
-Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
-
-
-class _Reached(Exception):
-    """Ends a call of the model at the border."""
-
-
-class _Relay:
-    """The input and output of the call in progress."""
-
-    def __init__(self) -> None:
-        self.received: list[mx.array | None] = []
-        self.given: Any = None
-        self.keep: Keep | None = None  # on the last stage: the rows that want logits
-        self.last: mx.array | None = None  # on the last stage: all rows of the last layer, where those are kept
-        self.keeps_last = False
-        self.head_in_float32 = False
-        self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
-
-
-class _Passthrough(StandIn):
-    def __init__(self, real: Any, recipe: Recipe, relay: _Relay) -> None:
-        super().__init__(real)
-        self._recipe, self._relay = recipe, relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, stale = self._recipe((args, kwargs)), self._relay.stale
-        if stale is None:
-            return result
-        return change(result, lambda _path, array: mark(stale, f"stale {len(stale)}", array))
-
-
-class _Inject(StandIn):
-    def __init__(self, real: Any, border: Border, relay: _Relay) -> None:
-        super().__init__(real)
-        self._paths, self._relay = [row.path for row in border.rows], relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments: Any = (args, kwargs)
-        for path, array in zip(self._paths, self._relay.received, strict=True):
-            arguments = put_at(arguments, path, array)
-        return self._real(*arguments[0], **arguments[1])
-
-
-class _Border(StandIn):
-    def __init__(self, real: Any, relay: _Relay) -> None:
-        super().__init__(real)
-        self._relay = relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._relay.given = (args, kwargs)
-        raise _Reached
-
-
-class _Watched(StandIn):
-    def __init__(self, real: Any, watch: Watch) -> None:
-        super().__init__(real)
-        self._watch = watch
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._watch(self._real, args, kwargs)
-
-
-class _Tap(StandIn):
-    def __init__(self, real: Any, rows: list[tuple[Path, int]], relay: _Relay) -> None:
-        super().__init__(real)
-        self._rows, self._relay = rows, relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, keep = self._real(*args, **kwargs), self._relay.keep
-        if keep is None:
-            return result
-        if self._relay.keeps_last:
-            self._relay.last = get_at(result, self._rows[0][0])
-        for path, axis in self._rows:
-            rows = keep(get_at(result, path), axis)
-            result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)
-        return result
 
 
 def _rows_at(array: mx.array, rows: mx.array | None) -> mx.array:
@@ -162,7 +83,7 @@ class StageModel:
         if not 0 <= start < end <= len(self._slots):
             raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(self._slots)} layers")
         self.start, self.end, self.num_layers = start, end, len(self._slots)
-        self._model, self._relay = model, _Relay()
+        self._model, self._relay = model, Relay()
         self.traceable = True
         if structure is None:
             structure = self._read_structure()
@@ -331,12 +252,12 @@ class StageModel:
         for i in range(self.start, self.end):
             stand_in = before.get(i)
             if stand_in is None:
-                self._stand_ins[i] = _Watched(self.layer(i), watch)
+                self._stand_ins[i] = Watched(self.layer(i), watch)
                 continue
             while isinstance(stand_in._real, StandIn):
                 stand_in = stand_in._real
             outer.append((stand_in, stand_in._real))
-            stand_in._real = _Watched(stand_in._real, watch)
+            stand_in._real = Watched(stand_in._real, watch)
         try:
             yield
         finally:
@@ -369,7 +290,7 @@ class StageModel:
         try:
             with replaced(self._slots, self._stand_ins):
                 logits = call_model(self._model, tokens, caches, positions)
-        except _Reached:
+        except Reached:
             pass
         given, self._relay.given, self._relay.received = self._relay.given, None, []
         return logits, given
@@ -412,13 +333,13 @@ class StageModel:
         if self._incoming is not None:
             sources = {structure.first_user(i) for i in self._incoming.shared}
             for i in set(range(self.start)) - sources:
-                stand_ins[i] = _Passthrough(layers[i], structure.recipe(i), self._relay)
-            stand_ins[self.start] = _Inject(layers[self.start], self._incoming, self._relay)
+                stand_ins[i] = Passthrough(layers[i], structure.recipe(i), self._relay)
+            stand_ins[self.start] = Inject(layers[self.start], self._incoming, self._relay)
         if self._outgoing is not None:
-            stand_ins[self.end] = _Border(layers[self.end], self._relay)
+            stand_ins[self.end] = EndAtBorder(layers[self.end], self._relay)
         if self.is_last:
             last = self.num_layers - 1
-            stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
+            stand_ins[last] = Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
         return stand_ins
 
     def _tap(self, structure: ModelStructure) -> None:
@@ -427,7 +348,7 @@ class StageModel:
             self._is_tapped = False
             self._stand_ins.pop(self.num_layers - 1)
             if self._incoming is not None and self.start == self.num_layers - 1:
-                self._stand_ins[self.start] = _Inject(structure.layers[self.start], self._incoming, self._relay)
+                self._stand_ins[self.start] = Inject(structure.layers[self.start], self._incoming, self._relay)
 
     def _check(self, structure: ModelStructure) -> None:
         """Raises CannotCut if anything here depends on the layers before."""

@@ -20,11 +20,12 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
+from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
-from splitinfer.models.loader import build_model, kv_need, placeholders_of
+from splitinfer.models.loader import kv_need
 from splitinfer.models.structure import ModelStructure
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size

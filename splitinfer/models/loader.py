@@ -9,26 +9,19 @@ time, so that reads overlap; the peak is the stage and those few, or one large t
 stage reads must come from a file; a placeholder among them is an error, never a silent zero.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
-from splitinfer import cleanup
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
-from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import Attention, from_config, observed
+from splitinfer.models.building import build_model, cast_floats, placeholders_of
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
@@ -38,23 +31,13 @@ from splitinfer.models.heads import PREFIX, Heads, WithHeads, tensors_of
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
-from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
 
-_DTYPES = {
-    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
-    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
-    "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
-}  # fmt: skip
-_FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
-"""The files of a model's folder that say how to build it."""
 _OTHER_FILES = 64  # open ones that hold no weights
 _TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
-_patching = threading.Lock()  # two stages of one process may load at a time
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
 _LONG, _EVEN = (1024, 16384), (256, 512)
 
@@ -210,7 +193,7 @@ def _with_heads(
             "with a small model or 'ngram'"
         )
     heads = Heads(stage.whole, arrays)
-    _cast(heads, dtype)
+    cast_floats(heads, dtype)
     try:
         found = WithHeads(stage, heads)
         list(found.probe())
@@ -318,84 +301,3 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
         stage.use_format(None)
     if reason:
         raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
-
-
-def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
-    return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
-
-
-def dtype_of(info: TensorInfo) -> mx.Dtype:
-    """The dtype in which MLX loads a tensor."""
-    return _DTYPES[info.dtype]
-
-
-def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
-    """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
-    with cleanup.temporary_folder("splitinfer-") as name:
-        folder = Path(name)
-        for file in CONFIGURATION:
-            if (checkpoint.folder / file).exists():
-                (folder / file).symlink_to((checkpoint.folder / file).absolute())
-        (folder / "model.safetensors").touch()
-        try:
-            # Not every architecture leaves prediction heads out by itself.
-            model = _built(folder, {name: a for name, a in arrays.items() if not name.startswith(PREFIX)})
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
-    return _cast(model, dtype)
-
-
-def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
-    """mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
-    try:
-        with _found_in(mlx_lm_utils, arrays):
-            return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
-    except _NoClass as error:
-        if not mlx_vlm.is_installed():
-            raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
-    try:
-        with _found_in(mlx_vlm.module("utils"), arrays):
-            return mlx_vlm.tower(folder)
-    except ValueError as error:
-        raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
-
-
-class _NoClass(Exception):
-    """mlx-lm has no class for a configuration, or refuses a part of it."""
-
-
-def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's classes of a model and of its arguments."""
-    try:
-        model, arguments = mlx_lm_utils._get_classes(config=config)
-        arguments.from_dict(config)
-    except ValueError as error:
-        raise _NoClass(str(error)) from error
-    return model, arguments
-
-
-@contextmanager
-def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
-    """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
-    with _patching:
-        original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
-        try:
-            yield
-        finally:
-            utils.mx = original
-
-
-def _cast(model: nn.Module, dtype: str | None) -> nn.Module:
-    """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
-    if dtype is None:
-        return model
-    wanted = _FLOATS[dtype]
-    may_halve: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
-    changed = [
-        (name, p.astype(wanted))
-        for name, p in tree_flatten(model.parameters())
-        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or may_halve(name))
-    ]
-    model.update(tree_unflatten(changed))
-    return model

@@ -17,8 +17,8 @@ from math import prod
 import mlx.core as mx
 
 from splitinfer.core.tensor_info import TensorInfo
+from splitinfer.models.building import dtype_of
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.loader import dtype_of
 
 _SCALE = 1e-3  # of quantised weights: at 8 bits and 25,000 inputs, sums stay below half precision's largest number
 _MIXER = 2654435761  # odd: spreads 24 random bits over 32 (Knuth's multiplicative hash)

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 import table
 
+from splitinfer.models.border import Border
 from splitinfer.models.cut import StageModel
-from splitinfer.models.structure import Border, ModelStructure
+from splitinfer.models.structure import ModelStructure
 
 CONFIGS = configs.configurations()
 KNOWN, ROWS = table.written()

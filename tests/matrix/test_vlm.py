@@ -23,10 +23,11 @@ from mlx.utils import tree_flatten
 
 from splitinfer.errors import ModelError
 from splitinfer.models import mlx_vlm
+from splitinfer.models.border import Border, Row
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.structure import Border, ModelStructure, Row
+from splitinfer.models.structure import ModelStructure
 
 KNOWN, ROWS = table.written("mlx-vlm")
 USUAL = ("qwen3_vl", "qwen4_exp", "hy_v4")

@@ -14,9 +14,10 @@ from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile
+from splitinfer.models.building import build_model
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
-from splitinfer.models.loader import build_model, in_bunches, kv_need, resolve_dtype
+from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.openblas import use_transposed_products

@@ -19,8 +19,8 @@ from splitinfer import cleanup
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.tensor_info import ITEM_BITS
 from splitinfer.errors import ModelError, ProtocolError
+from splitinfer.models.building import CONFIGURATION
 from splitinfer.models.checkpoint import Checkpoint, parse_entries, read_config, table_of
-from splitinfer.models.loader import CONFIGURATION
 
 _MOST_BYTES = 64 * 2**20  # of a description
 

@@ -1,0 +1,118 @@
+"""Builds a model from a checkpoint's configuration and any arrays: mlx-lm's class, else mlx-vlm's.
+
+With placeholders for all tensors (lazy zeros, which take no memory) the model shows what it reads before anything is
+read.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from splitinfer import cleanup
+from splitinfer.core.tensor_info import TensorInfo
+from splitinfer.errors import ModelError
+from splitinfer.models import mlx_vlm
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.heads import PREFIX
+from splitinfer.models.mlx_lm import utils as mlx_lm_utils
+
+_DTYPES = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
+    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
+    "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
+}  # fmt: skip
+
+_FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
+"""The files of a model's folder that say how to build it."""
+
+_patching = threading.Lock()  # two stages of one process may load at a time
+
+
+def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
+    return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
+
+
+def dtype_of(info: TensorInfo) -> mx.Dtype:
+    """The dtype in which MLX loads a tensor."""
+    return _DTYPES[info.dtype]
+
+
+def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
+    """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
+    with cleanup.temporary_folder("splitinfer-") as name:
+        folder = Path(name)
+        for file in CONFIGURATION:
+            if (checkpoint.folder / file).exists():
+                (folder / file).symlink_to((checkpoint.folder / file).absolute())
+        (folder / "model.safetensors").touch()
+        try:
+            # Not every architecture leaves prediction heads out by itself.
+            model = _built(folder, {name: a for name, a in arrays.items() if not name.startswith(PREFIX)})
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
+    return cast_floats(model, dtype)
+
+
+def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
+    try:
+        with _found_in(mlx_lm_utils, arrays):
+            return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
+    except _NoClass as error:
+        if not mlx_vlm.is_installed():
+            raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
+    try:
+        with _found_in(mlx_vlm.module("utils"), arrays):
+            return mlx_vlm.tower(folder)
+    except ValueError as error:
+        raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
+
+
+class _NoClass(Exception):
+    """mlx-lm has no class for a configuration, or refuses a part of it."""
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes of a model and of its arguments."""
+    try:
+        model, arguments = mlx_lm_utils._get_classes(config=config)
+        arguments.from_dict(config)
+    except ValueError as error:
+        raise _NoClass(str(error)) from error
+    return model, arguments
+
+
+@contextmanager
+def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
+    """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
+    with _patching:
+        original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
+        try:
+            yield
+        finally:
+            utils.mx = original
+
+
+def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
+    """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
+    if dtype is None:
+        return model
+    wanted = _FLOATS[dtype]
+    may_halve: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
+    changed = [
+        (name, p.astype(wanted))
+        for name, p in tree_flatten(model.parameters())
+        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or may_halve(name))
+    ]
+    model.update(tree_unflatten(changed))
+    return model
