@@ -21,8 +21,9 @@ from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
-from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import MTP, Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams

@@ -100,9 +100,8 @@ def main() -> None:
                 f"{median(column):g} {title} ({min(column)} to {max(column)})"
                 for title, column in zip(("stays", "files", "returns", "calls"), columns, strict=True)
             )
-            print(
-                f"{name}, {num_sequences} sequences, {'no drafts' if right is None else f'drafts {right:g} right'}: {text}"
-            )
+            drafts = "no drafts" if right is None else f"drafts {right:g} right"
+            print(f"{name}, {num_sequences} sequences, {drafts}: {text}")
             if args.show:
                 shown = sorted(walks, key=lambda walk: len(walk.calls))[len(walks) // 2]
                 print("\n".join(f"    {Path(file).as_posix()} {function}" for file, function in shown.calls))

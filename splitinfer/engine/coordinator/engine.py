@@ -30,7 +30,7 @@ from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
-from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import clears_streams

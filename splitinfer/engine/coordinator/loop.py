@@ -29,7 +29,7 @@ from splitinfer.engine.coordinator.masking import Masking
 from splitinfer.engine.coordinator.open_requests import InForce, OpenRequests
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox

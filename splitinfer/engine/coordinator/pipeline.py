@@ -16,30 +16,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from splitinfer.core.fingerprint import Fingerprint
-from splitinfer.core.kv.block_tree import DiskBlock, Key
+from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
-from splitinfer.engine.coordinator.worker_group import Event, Notice, WorkerGroup, WorkerHandle, start_command
+from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, start_command
+from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.links.codecs import codecs_of
-from splitinfer.engine.links.keys import Keys, upstream_key
 from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.grammar.masks import Masked
-from splitinfer.kvstore.store import Disk
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.wire.messages import Load, Peer, Progress, Ready, Result, Void
-from transports import LinkClosed, TransportError, address_for_others
+from splitinfer.wire.messages import Progress, Ready, Result, Void
+from transports import LinkClosed, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +46,6 @@ _NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it i
 
 def _nothing() -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineConfig:
-    """What to open: the layout, and what every stage needs to know."""
-
-    layout: Layout
-    model: str
-    fingerprint: Fingerprint
-    vocab_size: int
-    kv_tokens: int  # that every stage must have room for
-    connect_timeout: float  # seconds to reach a worker
-    disk: Disk | None = None  # where this machine stores KV
-    kv_root: Key = b""  # what the keys of KV on disk begin with
-    keys: Keys | None = None  # for encrypted links
-    max_tokens: int = 0  # of a sequence, if there turns out to be room for more than ``kv_tokens``
-    checkpoint: Checkpoint | None = None  # the model's, for workers that lack weights
 
 
 class Pipeline:
@@ -110,7 +90,7 @@ class Pipeline:
         worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
-            worker_group.load([self._load_command(handle.stage) for handle in worker_group.workers])
+            worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
             own = self._load_own()
             self.ready = (own.offer(), *worker_group.await_ready(meanwhile))
             worker_group.connect_stages()
@@ -190,41 +170,8 @@ class Pipeline:
     def _load_own(self) -> LoadedStage:
         if self._own is None:
             name = self._config.layout.stages[0].name
-            self._own = load(self._load_command(0), name, self._own_progress, self._config.disk)
+            self._own = load(self._config.load(0), name, self._own_progress, self._config.disk)
         return self._own
-
-    def _load_command(self, stage: int) -> Load:
-        config, stages = self._config, self._config.layout.stages
-        return Load(
-            model=config.model,
-            dtype=config.layout.dtype,
-            stage=stage,
-            bounds=(0, *(spec.end for spec in stages)),
-            fingerprint=config.fingerprint,
-            vocab_size=config.vocab_size,
-            kv_tokens=config.kv_tokens,
-            max_tokens=config.max_tokens,
-            kv_root=config.kv_root,
-            kv_format=config.layout.kv_format,
-            upstream_key=self._upstream_key(stage),
-            peers=self._others(stage),
-            reader_keys=tuple(peer.key for peer in self._others(stage) if peer.key),
-            float32_head=config.layout.float32_head and stage == config.layout.num_stages - 1,
-            heads=has_heads(config.layout.draft) and stage == config.layout.num_stages - 1,
-        )
-
-    def _upstream_key(self, stage: int) -> str:
-        stages, keys = self._config.layout.stages, self._config.keys
-        return "" if keys is None or stage == 0 else upstream_key(stages[stage - 1], stages[stage], keys.own)
-
-    def _others(self, stage: int) -> tuple[Peer, ...]:
-        """The other workers, on whose machines there may be weights that this one lacks."""
-        specs = [spec for at, spec in enumerate(self._config.layout.stages) if at not in (0, stage)]
-        return tuple(
-            Peer(spec.name, address_for_others(spec.address), spec.key or "")
-            for spec in specs
-            if spec.address is not None and not spec.is_local
-        )
 
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""
@@ -238,7 +185,7 @@ class Pipeline:
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
         self._config = replace(self._config, layout=layout)
         self.codecs = None
-        if self._own is not None and not self._own.serves(self._load_command(0)):
+        if self._own is not None and not self._own.serves(self._config.load(0)):
             self._own.close()
             self._own = None
         names = {spec.name for spec in layout.stages if spec.is_local}

@@ -10,13 +10,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
+from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
@@ -35,7 +35,6 @@ from splitinfer.wire.messages import (
     Echo,
     Echoed,
     Expect,
-    Fault,
     Hello,
     Load,
     Measured,
@@ -43,15 +42,12 @@ from splitinfer.wire.messages import (
     Message,
     Progress,
     Ready,
-    Refuse,
     Welcome,
 )
-from splitinfer.wire.session import Session
 from transports import (
     AddressError,
     Frame,
     KeyPair,
-    Link,
     LinkClosed,
     LinkOptions,
     LinkRefused,
@@ -69,7 +65,6 @@ _CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at le
 _MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
 _MAX_NOTE = 300  # characters of a worker's note for a person
-_SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
 
 
 def _nothing() -> None:
@@ -78,82 +73,6 @@ def _nothing() -> None:
 
 def _no_key() -> KeyPair:
     raise PeerError("this pipeline has no key of its own for encrypted links")
-
-
-@dataclass(slots=True, eq=False)
-class WorkerHandle:
-    """One worker as the coordinator knows it."""
-
-    stage: int
-    spec: StageSpec
-    address: str
-    link: Link
-    session: Session = field(default_factory=lambda: Session(opened=True))
-    welcome: Welcome | None = None  # its versions, device and free memory
-    answers: Answers | None = None  # to its asks for weights
-    silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
-    last_frame: Frame | None = None  # received from it
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the process at the other end seems frozen: nothing is received from it, not even a goodbye."""
-        silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
-        return silence >= _SILENCE
-
-    @property
-    def fault(self) -> Fault | None:
-        """Its last message, if that says why it cannot go on."""
-        try:
-            message = None if self.last_frame is None else codec.decode(self.last_frame.header)
-        except ProtocolError:
-            return None
-        return message if isinstance(message, Fault) else None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether its process ends, as it says itself."""
-        return self.fault is not None and self.fault.is_ending
-
-    def lost(self, reason: str) -> WorkerLost:
-        """The error for the loss of this worker, with the reason that it gave itself, if it did."""
-        if self.fault is not None:
-            return self._faulty(self.fault)
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
-
-    def _faulty(self, fault: Fault) -> WorkerLost:
-        no_memory_on = self.stage if fault.no_memory else None
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {fault.reason}", no_memory_on)
-
-    def send(self, message: Message, *parts: memoryview) -> None:
-        """Send one message. Raises LinkClosed, ProtocolError."""
-        self.session.sending(message)
-        self.link.send(Frame(codec.encode(message), parts))
-
-    def receive(self, item: Frame | LinkClosed) -> Message:
-        """Read one message.
-
-        Raises:
-            WorkerLost: the link ended, or the worker sent a Fault.
-            Refused: the worker sent a Refuse.
-            ProtocolError: the message is not allowed in this state.
-        """
-        if isinstance(item, LinkClosed):
-            raise self.lost(item.reason)
-        message = codec.decode(item.header)
-        self.session.received(message)
-        if isinstance(message, Refuse):
-            raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
-        if isinstance(message, Fault):
-            raise self._faulty(message)
-        return message
-
-
-class Event(NamedTuple):
-    """A worker's frame, or the end of its link, and when it arrived, in seconds on the monotonic clock."""
-
-    worker: WorkerHandle
-    item: Frame | LinkClosed
-    at: float
 
 
 class WorkerGroup:

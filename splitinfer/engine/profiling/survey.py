@@ -20,7 +20,8 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
 from splitinfer.errors import ProtocolError, WorkerLost

@@ -13,8 +13,9 @@ from splitinfer.config import Layout
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.engine.coordinator import pipeline as module
-from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
-from splitinfer.engine.coordinator.worker_group import WorkerHandle
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.wire.messages import Ready
 from transports import LinkClosed
 

@@ -26,7 +26,8 @@ from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.open_requests import InForce, OpenRequests
 from splitinfer.engine.coordinator.own_steps import OwnSteps
 from splitinfer.engine.coordinator.reopening import Reopening
-from splitinfer.engine.coordinator.worker_group import Event, WorkerGroup
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.worker import worker as worker_module
 from splitinfer.errors import WorkerLost
