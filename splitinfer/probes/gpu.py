@@ -36,7 +36,8 @@ from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.stage.runner import Launched, StageRunner
+from splitinfer.engine.stage.launched import Launched
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import to_parts
 from splitinfer.models.kv_trial import try_blocks

@@ -14,8 +14,9 @@ from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import Encoded
+from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.runner import Launched, Masks
+from splitinfer.engine.stage.runner import Masks
 from splitinfer.grammar.masks import Masked
 
 

@@ -31,8 +31,9 @@ from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.links.codecs import codecs_of
 from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
+from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.runner import Finished, StageRunner
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.grammar.masks import Masked
 from splitinfer.wire.messages import Progress, Ready, Result, Void

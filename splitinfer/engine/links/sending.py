@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from splitinfer.core.plan import RowMask, StageFigures, StepPlan
-from splitinfer.engine.stage.runner import Finished
+from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.hidden_states import Sent, to_parts
 from splitinfer.models.tensors import spec_of

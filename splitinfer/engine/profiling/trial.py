@@ -14,7 +14,8 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.selection import open_device
-from splitinfer.engine.stage.runner import Launched, StageRunner
+from splitinfer.engine.stage.launched import Launched
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.spans import Span
 from splitinfer.models.cut import StageModel
 from splitinfer.models.openblas import use_transposed_products

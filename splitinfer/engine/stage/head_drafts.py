@@ -14,7 +14,7 @@ entry of a slice needs of the slice before is one hidden state (``_tails``); whe
 it is missing, and zeros are taken: a draft may be a little worse, and the tokens are the target's in any case.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -78,9 +78,10 @@ class HeadDrafter:
         self._model, self._sampler = model, sampler
         self._tails: dict[int, tuple[int, mx.array]] = {}  # by sequence: a position, and hidden states from there on
 
-    def forget(self, seq_id: int) -> None:
-        """A sequence was freed."""
-        self._tails.pop(seq_id, None)
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Sequences were freed."""
+        for seq_id in seq_ids:
+            self._tails.pop(seq_id, None)
 
     def clear(self) -> None:
         """All were."""

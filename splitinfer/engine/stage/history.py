@@ -1,10 +1,10 @@
 """What the last stage knows of a sequence beside its KV: its tokens, for penalties and for the verdict on drafts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from splitinfer.core.plan import SampledToken, Slice
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.row import Row
 
@@ -51,3 +51,31 @@ class History:
 def accepted_of(part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
     """The sampled tokens of a slice up to the first that differs from its draft."""
     return tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+
+
+def verdicts_of(
+    plan: StepPlan, computed: Seq[Slice], tokens: Seq[SampledToken], histories: Mapping[int, History]
+) -> tuple[SampledSlice, ...]:
+    """The tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``; the
+    others are void and get none."""
+    at, verdicts = 0, []
+    for part in plan.slices:
+        if part.num_logits and part in computed:
+            sampled = tokens[at : (at := at + part.num_logits)]
+            history = histories.get(part.seq_id)  # None: a step behind this one has freed the sequence already
+            counted = accepted_of(part, sampled) if history is None else history.verdict(part, sampled)
+            verdicts.append(SampledSlice(part.seq_id, counted))
+        elif part.num_logits:
+            verdicts.append(SampledSlice(part.seq_id, ()))
+    return tuple(verdicts)
+
+
+def rows_of_prompts(slices: Seq[Slice], histories: Mapping[int, History]) -> list[int]:
+    """Those of a step's rows that belong to prompts."""
+    rows, at = list[int](), 0
+    for part in slices:
+        history = histories.get(part.seq_id)
+        limit = 0 if history is None else history.num_prompt
+        rows += range(at, at + max(0, min(part.end, limit) - part.start))
+        at += len(part.token_ids)
+    return rows

@@ -4,12 +4,13 @@ They act behind biases and penalties, on the logits, so log probabilities are th
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from splitinfer.core.plan import RowMask
+from splitinfer.core.plan import RowMask, Slice
 from splitinfer.engine.stage.row import Row
 from splitinfer.grammar.masks import MaskReceiver
 
@@ -38,6 +39,12 @@ def as_array(words: NDArray[np.uint32], vocab_size: int) -> mx.array:
 def mask_of(raw: bytes, vocab_size: int) -> mx.array:
     """A mask's bytes as bool [vocabulary]."""
     return as_array(np.frombuffer(raw, np.uint32), vocab_size)
+
+
+def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
+    """The rows with logits of some slices, with their masks."""
+    places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
+    return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
 
 class StageMasks:

@@ -13,37 +13,37 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.kv.block_tree import Key, chained
-from splitinfer.core.plan import Fetch, RowMask, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.plan import RowMask, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work, round_of
 from splitinfer.engine.device.mlx_device import memory_errors
+from splitinfer.engine.stage.checks import check_plan
+from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
-from splitinfer.engine.stage.history import History, accepted_of
-from splitinfer.engine.stage.masking import RowMasks, StageMasks
+from splitinfer.engine.stage.head_drafts import HeadDrafter
+from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
+from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
+from splitinfer.engine.stage.masking import RowMasks, StageMasks, with_masks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.stage.step_graph import StepGraph
-from splitinfer.errors import DeviceFailed, ProtocolError
+from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.heads import WithHeads
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
-from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.models.tensors import HostRows, Rows
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
@@ -51,84 +51,6 @@ log = logging.getLogger(__name__)
 Masks = Callable[[], RowMasks]
 
 _TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """The cost of copying stored KV for sequences that begin with it. ``seconds``: 0 if it is a part of the step's."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def now(cls, arrays: list[mx.array]) -> "_Copied":
-        """Copy, and wait for it: it is rare and short, and its cost could not be measured otherwise."""
-        began = time.monotonic()
-        mx.eval(arrays)
-        return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
-
-    @classmethod
-    def with_step(cls, arrays: list[mx.array]) -> "_Copied":
-        """Copy with the step: waiting for it would be waiting for the step under way."""
-        return cls(sum(array.nbytes for array in arrays))
-
-
-@dataclass(slots=True)
-class _Applied:
-    """What carrying out a plan's commands other than its slices has left. ``for_disk``: blocks that ``store`` reads,
-    their arrays among the step's outputs: the pool's own are read by later launches."""
-
-    pending: list[mx.array]  # arrays to be computed with the step
-    copied: _Copied
-    for_disk: list[tuple[Save, KVBlock]]
-    fetching: float
-    lacking: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftsUnderWay:
-    """Drafts on the device, behind their step: a launch for each round."""
-
-    drafts: HeadDrafts
-    tickets: tuple[Ticket, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step under way on the device."""
-
-    plan: StepPlan
-    slices: tuple[Slice, ...]  # those that are computed here
-    graph: StepGraph
-    applied: _Applied
-    ticket: Ticket
-    drafts: DraftsUnderWay | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A completed step: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: the rows
-    of the hidden states that cross the link in fewer bytes."""
-
-    plan: StepPlan
-    figures: StageFigures
-    hidden: Rows | None
-    packed: PackedRows | None
-    sampled: tuple[SampledSlice, ...]
-
-    def reduced_to(self, plan: StepPlan) -> "Finished":
-        """The same step with only the slices of ``plan``. Their rows are copied by the host (``models.tensors``)."""
-        if plan is self.plan:
-            return self
-        rows, at = list[int](), 0
-        for part in self.plan.slices:
-            first, at = at, at + len(part.token_ids)
-            rows += range(first, at) if part in plan.slices else ()
-        hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
-        packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
-        wanted = {part.seq_id for part in plan.slices}
-        sampled = tuple(one for one in self.sampled if one.seq_id in wanted)
-        return replace(self, plan=plan, hidden=hidden, packed=packed, sampled=sampled)
 
 
 class StageRunner:
@@ -148,7 +70,7 @@ class StageRunner:
         disk: StageDisk | None = None,
         heads: WithHeads | None = None,
     ) -> None:
-        self._model, self._stage, self.device, self._disk = model, stage, device, disk
+        self._model, self._stage, self.device = model, stage, device
         self._step = StepModel(model)
         self._pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
@@ -157,7 +79,7 @@ class StageRunner:
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
-        self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
+        self._commands = Commands(self._pool, self._histories, disk, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
@@ -201,7 +123,7 @@ class StageRunner:
         self._failure = None
         self._pool.clear()
         self._histories.clear()
-        self._keys.clear()
+        self._commands.clear()
         if self._drafter is not None:
             self._drafter.clear()
         mx.clear_cache()
@@ -253,12 +175,14 @@ class StageRunner:
             DeviceFailed: the device did.
         """
         began = time.monotonic()
-        self._check(plan, hidden)
+        check_plan(plan, hidden, self._stage, self._num_ids, takes_rows=not self._model.is_first)
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         if masks is not None:
             self._prepared.undo(plan)  # it needs more than a prepared step's inputs
         prepared = self._prepared.take(plan, received)
-        applied = self._apply(plan)
+        applied = self._commands.apply(plan)
+        if self._drafter is not None:
+            self._drafter.forget(plan.freed)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
@@ -348,7 +272,7 @@ class StageRunner:
         if not self._model.is_last:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
         if masks is not None:
-            rows = _with_masks(slices, rows, masks())
+            rows = with_masks(slices, rows, masks())
         choices = () if joined is None else tuple(self._sampler.choose(joined, rows))
         return StepGraph(None, None, rows, choices, pending)
 
@@ -398,12 +322,7 @@ class StageRunner:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec that may change them."""
         if self._codec == NONE or self._model.is_last or hidden is None or self._model.sends_whole_numbers:
             return None
-        rows, at = list[int](), 0
-        for part in slices:
-            history = self._histories.get(part.seq_id)
-            limit = 0 if history is None else history.num_prompt
-            rows += range(at, at + max(0, min(part.end, limit) - part.start))
-            at += len(part.token_ids)
+        rows = rows_of_prompts(slices, self._histories)
         return PackedRows.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
@@ -432,61 +351,6 @@ class StageRunner:
             return part.begins_with_draft and (step, part.seq_id) in self._void
         return history is not None and history.is_void(part)
 
-    def _check(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> None:
-        """Raise ProtocolError for a plan that cannot be carried out here."""
-        rows, wanted = _num_rows(hidden), 0 if self._model.is_first else plan.num_tokens
-        if rows != wanted:
-            raise ProtocolError(
-                f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
-            )
-        known = range(self._num_ids if self._num_ids is not None else 2**31)
-        unknown = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
-        if unknown is not None:
-            raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
-
-    def _apply(self, plan: StepPlan) -> _Applied:
-        """Carry out a plan's commands other than its slices: save, free, open, drop, fetch, erase."""
-        if not plan.has_commands:
-            return _Applied([], _Copied(), [], 0.0, ())
-        saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
-        for seq_id in plan.freed:
-            self._pool.free(seq_id)
-            self._histories.pop(seq_id, None)
-            if self._drafter is not None:
-                self._drafter.forget(seq_id)
-        copied: list[mx.array] = []
-        for new in plan.new:
-            copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
-            self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
-        begun = {block_id for new in plan.new for block_id in new.blocks}
-        touched = [self._keys[block_id] for block_id in begun if block_id in self._keys]
-        for block_id in plan.dropped:
-            self._pool.drop(block_id)
-            self._keys.pop(block_id, None)
-        began = time.monotonic()
-        lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
-        fetching = time.monotonic() - began if plan.fetches else 0.0
-        for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
-        if not self.device.computes_at_launch:
-            for_disk = [(save, block.for_host()) for save, block in for_disk]
-        self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
-        if self._disk is not None:
-            self._disk.erase(plan.erased)
-            self._disk.touch(touched)
-        pending = layer_by_layer([block for _, block in saved])
-        if self.device.computes_at_launch:
-            return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
-        return _Applied([*pending, *copied], _Copied.with_step(copied), for_disk, fetching, lacking)
-
-    def _fetch(self, fetch: Fetch) -> bool:
-        """Read a block from disk into the pool; whether that succeeded."""
-        block = None if self._disk is None else self._disk.read(fetch)
-        if block is None:
-            return False
-        self._pool.put(fetch.block_id, block)
-        self._keys[fetch.block_id] = fetch.key
-        return True
-
     def wait(self, launched: Launched) -> Span:
         """Wait until the device is done with a step.
 
@@ -512,34 +376,13 @@ class StageRunner:
             spans = [self.device.wait(ticket) for ticket in launched.drafts.tickets]
             drafts = launched.drafts.drafts.read()
             figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
-        verdicts = self._verdicts(launched, tokens)
+        verdicts = verdicts_of(launched.plan, launched.slices, tokens, self._histories) if self._model.is_last else ()
         verdicts = tuple(replace(one, drafts=drafts.get(one.seq_id, ())) for one in verdicts) if drafts else verdicts
         return Finished(launched.plan, figures, graph.hidden, graph.packed, verdicts)
 
     def store(self, launched: Launched) -> None:
         """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
-        if self._disk is not None:
-            for save, block in launched.applied.for_disk:
-                self._disk.write(save, block)
-
-    def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
-        """The tokens of each slice with logits, on the last stage; void slices get none."""
-        if not self._model.is_last:
-            return ()
-        at, verdicts = 0, []
-        for part in launched.plan.slices:
-            if part.num_logits and part in launched.slices:
-                sampled = tokens[at : (at := at + part.num_logits)]
-                verdicts.append(SampledSlice(part.seq_id, self._verdict(part, sampled)))
-            elif part.num_logits:
-                verdicts.append(SampledSlice(part.seq_id, ()))
-        return tuple(verdicts)
-
-    def _verdict(self, part: Slice, sampled: list[SampledToken]) -> tuple[SampledToken, ...]:
-        history = self._histories.get(part.seq_id)
-        if history is None:  # a step behind this one has freed the sequence already
-            return accepted_of(part, sampled)
-        return history.verdict(part, sampled)
+        self._commands.store(launched.applied)
 
     def _figures(self, launched: Launched, span: Span) -> StageFigures:
         """What a step cost, and the keys of the blocks written to disk since the step before."""
@@ -553,18 +396,6 @@ class StageRunner:
             rows=sum(len(part.token_ids) for part in launched.slices),
             fetching=applied.fetching,
             lacking=applied.lacking,
-            written=() if self._disk is None else self._disk.written(),
+            written=self._commands.written(),
             notes=span.notes,
         )
-
-
-def _with_masks(slices: tuple[Slice, ...], rows: tuple[Row, ...], masks: RowMasks) -> tuple[Row, ...]:
-    """The rows with logits of some slices, with their masks."""
-    places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
-    return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
-
-
-def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:
-    if hidden is None:
-        return 0
-    return hidden.num_rows if isinstance(hidden, ReceivedRows) else hidden.shape[0]

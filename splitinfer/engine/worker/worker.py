@@ -44,8 +44,9 @@ from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.profiling.measure import answer
+from splitinfer.engine.stage.checks import check_step
+from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
@@ -408,7 +409,7 @@ class Worker:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._loaded()
         self._take_void()
-        _check_step(step, frame, stage)
+        check_step(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
         parts = tuple(memoryview(part) for part in frame.parts)
@@ -507,17 +508,6 @@ def _refuse(connection: Connection, error: SplitinferError) -> None:
 
 def _wait_for(under_way: _StepInFlight) -> None:
     under_way.stage.runner.wait(under_way.launched)
-
-
-def _check_step(step: Step, frame: Frame, stage: LoadedStage) -> None:
-    """Raise ProtocolError for a step whose payload or length cannot be right."""
-    if (step.tensor is not None) != bool(frame.parts):
-        raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
-    if step.tensor is not None and len(step.tensor.shape) != 2:
-        raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-    room = stage.command.longest
-    if any(part.end > room for part in step.plan.slices):
-        raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
 
 
 def _check_load(command: Load) -> None:

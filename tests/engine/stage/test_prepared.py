@@ -22,8 +22,9 @@ from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps, following
-from splitinfer.engine.stage.runner import Finished, StageRunner
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder

@@ -13,7 +13,8 @@ from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPla
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.history import History
-from splitinfer.engine.stage.runner import Finished, Launched, StageRunner
+from splitinfer.engine.stage.launched import Finished, Launched
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey

@@ -1,0 +1,86 @@
+"""What a plan has a stage do besides computing: save, free, open, drop, fetch and erase, in this order."""
+
+import time
+
+import mlx.core as mx
+
+from splitinfer.core.kv.block_tree import Key, chained
+from splitinfer.core.plan import Fetch, NewSequence, Save, StepPlan
+from splitinfer.engine.stage.disk import StageDisk
+from splitinfer.engine.stage.history import History
+from splitinfer.engine.stage.launched import Applied, Copied
+from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
+from splitinfer.models.kv_pool import KVPool
+
+
+class Commands:
+    """Carries them out on a stage's ``pool``, ``histories`` and ``disk``. ``waits``: whether to wait for what they
+    copy; else it is computed with the step."""
+
+    def __init__(self, pool: KVPool, histories: dict[int, History], disk: StageDisk | None, *, waits: bool) -> None:
+        self._pool, self._histories, self._disk, self._waits = pool, histories, disk, waits
+        self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
+
+    def clear(self) -> None:
+        """Forget every block."""
+        self._keys.clear()
+
+    def apply(self, plan: StepPlan) -> Applied:
+        """Carry out all of a plan's."""
+        if not plan.has_commands:
+            return Applied([], Copied(), [], 0.0, ())
+        saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
+        for seq_id in plan.freed:
+            self._pool.free(seq_id)
+            self._histories.pop(seq_id, None)
+        copied = [array for new in plan.new for array in self._open(new)]
+        self._drop(plan)
+        began = time.monotonic()
+        lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
+        fetching = time.monotonic() - began if plan.fetches else 0.0
+        for_disk = self._for_disk(saved)
+        if self._disk is not None:
+            self._disk.erase(plan.erased)
+        pending = layer_by_layer([block for _, block in saved])
+        if self._waits:
+            return Applied(pending, Copied.now(copied), for_disk, fetching, lacking)
+        return Applied([*pending, *copied], Copied.with_step(copied), for_disk, fetching, lacking)
+
+    def _open(self, new: NewSequence) -> list[mx.array]:
+        """Begin a sequence; the arrays that are copied for it."""
+        self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
+        return self._pool.open(new.seq_id, new.blocks, len(new.prefix))
+
+    def _drop(self, plan: StepPlan) -> None:
+        """Drop blocks; those that sequences begin with count as used, also on disk."""
+        if self._disk is not None:
+            begun = {block_id for new in plan.new for block_id in new.blocks}
+            self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
+        for block_id in plan.dropped:
+            self._pool.drop(block_id)
+            self._keys.pop(block_id, None)
+
+    def _fetch(self, fetch: Fetch) -> bool:
+        """Read a block from disk into the pool; whether that succeeded."""
+        block = None if self._disk is None else self._disk.read(fetch)
+        if block is None:
+            return False
+        self._pool.put(fetch.block_id, block)
+        self._keys[fetch.block_id] = fetch.key
+        return True
+
+    def _for_disk(self, saved: list[tuple[Save, KVBlock]]) -> list[tuple[Save, KVBlock]]:
+        """Those of the saved blocks that are to be written."""
+        found = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
+        self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in found}
+        return found if self._waits else [(save, block.for_host()) for save, block in found]
+
+    def store(self, applied: Applied) -> None:
+        """Have saved blocks written, once they are computed."""
+        if self._disk is not None:
+            for save, block in applied.for_disk:
+                self._disk.write(save, block)
+
+    def written(self) -> tuple[Key, ...]:
+        """The keys of the blocks written to disk since the last call."""
+        return () if self._disk is None else self._disk.written()

@@ -1,0 +1,92 @@
+"""A step on one stage, from its launch to its results: what a runner returns, and takes back."""
+
+import time
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from splitinfer.core.plan import SampledSlice, Save, Slice, StageFigures, StepPlan
+from splitinfer.engine.device.device import Ticket
+from splitinfer.engine.stage.head_drafts import HeadDrafts
+from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.models.hidden_states import PackedRows
+from splitinfer.models.kv_blocks import KVBlock
+from splitinfer.models.tensors import HostRows, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The cost of copying stored KV for sequences that begin with it. ``seconds``: 0 if it is a part of the step's."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def now(cls, arrays: list[mx.array]) -> "Copied":
+        """Copy, and wait for it: it is rare and short, and its cost could not be measured otherwise."""
+        began = time.monotonic()
+        mx.eval(arrays)
+        return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
+
+    @classmethod
+    def with_step(cls, arrays: list[mx.array]) -> "Copied":
+        """Copy with the step: waiting for it would be waiting for the step under way."""
+        return cls(sum(array.nbytes for array in arrays))
+
+
+@dataclass(slots=True)
+class Applied:
+    """What carrying out a plan's commands other than its slices has left. ``for_disk``: blocks that ``store`` reads,
+    their arrays among the step's outputs: the pool's own are read by later launches."""
+
+    pending: list[mx.array]  # arrays to be computed with the step
+    copied: Copied
+    for_disk: list[tuple[Save, KVBlock]]
+    fetching: float
+    lacking: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsUnderWay:
+    """Drafts on the device, behind their step: a launch for each round."""
+
+    drafts: HeadDrafts
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way on the device."""
+
+    plan: StepPlan
+    slices: tuple[Slice, ...]  # those that are computed here
+    graph: StepGraph
+    applied: Applied
+    ticket: Ticket
+    drafts: DraftsUnderWay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A completed step: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: the rows
+    of the hidden states that cross the link in fewer bytes."""
+
+    plan: StepPlan
+    figures: StageFigures
+    hidden: Rows | None
+    packed: PackedRows | None
+    sampled: tuple[SampledSlice, ...]
+
+    def reduced_to(self, plan: StepPlan) -> "Finished":
+        """The same step with only the slices of ``plan``. Their rows are copied by the host (``models.tensors``)."""
+        if plan is self.plan:
+            return self
+        rows, at = list[int](), 0
+        for part in self.plan.slices:
+            first, at = at, at + len(part.token_ids)
+            rows += range(first, at) if part in plan.slices else ()
+        hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
+        packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
+        wanted = {part.seq_id for part in plan.slices}
+        sampled = tuple(one for one in self.sampled if one.seq_id in wanted)
+        return replace(self, plan=plan, hidden=hidden, packed=packed, sampled=sampled)
