@@ -53,6 +53,11 @@ def layout(
     return {"model": str(model), "dtype": dtype, "stages": stages}
 
 
+def lose(llm: LLM) -> None:
+    """Break the link to a worker, as a machine that goes away does."""
+    llm._engine.pipeline._worker_group.workers[0].link.abort("it went away")
+
+
 @contextmanager
 def pipeline(
     model: Path | str,

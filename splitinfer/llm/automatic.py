@@ -16,7 +16,8 @@ from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
-from splitinfer.engine.profiling.drafts import measure_draft
+from splitinfer.engine.drafts.drafters import has_heads
+from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.survey import Notice, Surveyor
 from splitinfer.engine.versions import machine_name
@@ -147,8 +148,12 @@ def measured_profiles(
         own_key, timeout = Keyring().own, settings.connect_timeout
         surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
         (own, *others), links = surveyor.run()
-    described = describe(checkpoint, resolve_dtype(dtype, gpu=on_gpu()), model, kv_format=format_of(kv_format)).profile
-    if settings.draft not in (None, NO_DRAFT):
+    as_loaded = resolve_dtype(dtype, gpu=on_gpu())
+    found = describe(checkpoint, as_loaded, model, kv_format=format_of(kv_format))
+    described = found.profile
+    if has_heads(settings.draft):
+        described = replace(described, draft=describe_heads(str(settings.draft), checkpoint, found, as_loaded))
+    elif settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)
         described = replace(described, draft=draft)

@@ -60,7 +60,7 @@ class Accelerator:
     costs: seconds by the shape of a step.
     buffers: the command buffers of a step.
     traits: what the device is like.
-    draft, draft_buffers: seconds and command buffers of a draft, which only the first stage's device makes.
+    draft, draft_buffers: seconds and command buffers of a draft, which only the first or the last stage's device makes.
     draft_more: seconds for each further sequence in a round of drafts.
     """
 
@@ -84,13 +84,14 @@ class Machine(Numbers):
     hops: the hop after each stage.
     layers: the number of layers of each stage.
     host: seconds of the coordinator for each step, beside computing.
-    draft: seconds for each draft, on the first stage's device.
+    draft: seconds for each draft, on the device that makes them.
     launches_ahead: whether the devices compute while their hosts go on, as GPUs do.
     buffers: the command buffers of a step on each stage; empty: one.
     device: what the devices are like.
     draft_buffers: the command buffers of a draft.
     each_layer: the costs of stages of any number of layers; ``None``: they are proportional to the layers.
     draft_more: seconds for each further sequence in a round of drafts, which are made together.
+    drafts_at_end: whether the last stage's device makes the drafts, not the first's.
 
     Raises:
         ValueError: the parts contradict each other, or a number is out of its range.
@@ -107,6 +108,7 @@ class Machine(Numbers):
     draft_buffers: Count = 1
     each_layer: EachLayer | None = None
     draft_more: NotNegative = 0.0
+    drafts_at_end: bool = False
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):

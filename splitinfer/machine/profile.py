@@ -50,11 +50,13 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class DraftProfile:
-    """A drafter. ``weights``, ``kv_per_token``: bytes on the coordinator; zeros for n-grams."""
+    """A drafter. ``weights``, ``kv_per_token``: its bytes; zeros for n-grams. ``like``: for one on the last stage, the
+    kind of the model's layers that its own resemble; ``None``: it is on the coordinator."""
 
     name: str
     weights: Bytes = 0
     kv_per_token: Bytes = 0
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -87,6 +89,15 @@ class ModelProfile(Numbers):
     def kinds(self, start: int, end: int) -> dict[str, int]:
         """How many layers of each kind are among the layers [start, end)."""
         return dict(Counter(layer.kind for layer in self.layers[start:end]))
+
+    def drafter(self, start: int, end: int) -> tuple[int, int]:
+        """Bytes of the drafter's weights, and of its KV for each token, where a stage of the layers [start, end) has
+        it. One on the last stage reads the embedding there."""
+        draft, is_last = self.draft, end == self.num_layers
+        if draft is None or not (start == 0 if draft.like is None else is_last):
+            return 0, 0
+        read_too = 0 if start == 0 or self.is_tied or draft.like is None else self.embedding
+        return draft.weights + read_too, draft.kv_per_token
 
     def weights(self, start: int, end: int) -> int:
         """Bytes of the weights of a stage of the layers [start, end), with what comes before and behind them."""

@@ -22,7 +22,8 @@ quantised          a KV cache in few bits, and attention over it
 kv_pool            every sequence's caches on this stage, and stored blocks
 kv_blocks          blocks of KV, cut from caches and joined into new ones
 packed_tree        the arrays of a tree in one, byte by byte
-heads              the prediction heads of a checkpoint, which draft
+heads              drafters on the last stage: what they have in common, and how they run
+mtp                the prediction heads of a checkpoint
 rollback           rolling states back to any row of a block of drafts
 rollback_trial     how states can be rolled back, tried when a stage is loaded
 kv_trial           whether sequences can start from stored blocks, tried when a stage is loaded

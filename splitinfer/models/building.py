@@ -20,8 +20,8 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models import mlx_vlm
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.heads import PREFIX
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
+from splitinfer.models.mtp import tensors_of
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
@@ -57,10 +57,17 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
         (folder / "model.safetensors").touch()
         try:
             # Not every architecture leaves prediction heads out by itself.
-            model = _built(folder, {name: a for name, a in arrays.items() if not name.startswith(PREFIX)})
+            heads = tensors_of(arrays, _num_layers(checkpoint.config))
+            model = _built(folder, {name: a for name, a in arrays.items() if name not in heads})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     return cast_floats(model, dtype)
+
+
+def _num_layers(config: Mapping[str, Any]) -> int | None:
+    """The number of layers that a configuration tells; ``None`` where it does not."""
+    found = (config.get("text_config") or config).get("num_hidden_layers")
+    return found if isinstance(found, int) else None
 
 
 def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:

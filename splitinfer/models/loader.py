@@ -27,10 +27,11 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
-from splitinfer.models.heads import PREFIX, Heads, WithHeads, tensors_of
+from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
+from splitinfer.models.mtp import PREFIX, PredictionHeads, Target, tensors_of
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.system.open_files import make_room
 
@@ -109,7 +110,7 @@ def survey(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
-    drafting = _with_heads(stage, checkpoint, placeholders, dtype) if heads else None
+    drafting = with_heads(stage, checkpoint, placeholders, dtype) if heads else None
     if drafting is not None:
         outputs += drafting.probe()
         parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}
@@ -175,10 +176,11 @@ def load_with_heads(checkpoint: Checkpoint, found: Survey, start: int, dtype: st
     _, drafting = _load(checkpoint, found, start, found.num_layers, dtype, report, heads=True)
     assert drafting is not None
     drafting.stage.keep_last_hidden()
+    Target.of(drafting.stage.whole).check(drafting.stage)
     return drafting
 
 
-def _with_heads(
+def with_heads(
     stage: StageModel, checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None
 ) -> WithHeads:
     """A stage with the prediction heads among ``arrays``.
@@ -186,13 +188,13 @@ def _with_heads(
     Raises:
         ModelError: there are none, they belong to another model, or this one cannot have any.
     """
-    if not tensors_of(list(arrays)):
+    if not tensors_of(arrays, stage.num_layers):
         raise ModelError(
-            f"{checkpoint.folder} has no prediction heads ({PREFIX}*): mlx-lm leaves them out when it converts; copy "
-            "these tensors from the original repository into a file model-mtp.safetensors of this folder, or draft "
-            "with a small model or 'ngram'"
+            f"{checkpoint.folder} has no prediction heads ({PREFIX}* or model.layers.{stage.num_layers}.*): mlx-lm "
+            "leaves them out when it converts; copy these tensors from the original repository into a file "
+            "model-mtp.safetensors of this folder, or draft with a small model or 'ngram'"
         )
-    heads = Heads(stage.whole, arrays)
+    heads = PredictionHeads(stage.whole, arrays)
     cast_floats(heads, dtype)
     try:
         found = WithHeads(stage, heads)
@@ -219,7 +221,7 @@ def _load(
     outputs, _ = stage.probe()
     if not stage.traceable:
         outputs = list(parameters.values())
-    drafting = _with_heads(stage, checkpoint, arrays, dtype) if heads else None
+    drafting = with_heads(stage, checkpoint, arrays, dtype) if heads else None
     if drafting is not None:
         outputs += drafting.probe()
         parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}

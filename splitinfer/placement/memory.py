@@ -1,6 +1,6 @@
 """Whether a cut fits: bytes of each stage, counted as a coordinator counts them when it loads and admits.
 
-A stage with F bytes free, W of weights (the coordinator's drafter among them) and K of KV fits if
+A stage with F bytes free, W of weights (the drafter's among them, where it is) and K of KV fits if
 
     W + KV of one sequence + its scores + margin  <=  F              it is loaded (``models.memory.check_fit``)
     K of all sequences  <=  share (F - W)                            they are admitted (``llm.setup``)
@@ -35,12 +35,12 @@ class Memory:
 
     def weights(self, start: int, end: int, context: int = 0) -> int:
         """Bytes of the weights of the layers [start, end), with a drafter and its KV of ``context`` tokens where the
-        coordinator has one."""
+        stage has one."""
         weights = self._weights[end] - self._weights[start] + self._model.beside_layers(start, end)
-        draft = self._model.draft
-        if start == 0 and draft is not None and self._asked.acceptance is not None:
-            weights += draft.weights + draft.kv_per_token * context
-        return weights
+        if self._asked.acceptance is None:
+            return weights
+        own, per_token = self._model.drafter(start, end)
+        return weights + own + per_token * context
 
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place; 0 or

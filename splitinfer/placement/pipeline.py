@@ -9,31 +9,51 @@ which of their rows have logits, so rows beyond ``HEAD_ROWS`` cost the head noth
 and of a chunk it is little beside the layers.
 """
 
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.cuts import Cut
 
 HEAD_ROWS = 64
+_SEVERAL = 8  # sequences in a round of drafts
 _UNKNOWN_LATENCY, _UNKNOWN_BANDWIDTH = 0.001, 100e6  # of a link that nobody measured, where no other was either
 
 
 def pipeline_of(profiles: Profiles, cut: Cut) -> Machine:
     """The pipeline of a cut."""
     stages = list(cut.stages())
-    first = profiles.machines[0]
+    first, (draft, more) = profiles.machines[0], drafting(profiles, cut.machines[-1])
     return Machine(
         stages=tuple(costs_of(profiles.model, profiles.machines[m], start, end) for m, start, end in stages),
         hops=tuple(hop_of(profiles, a, b) for a, b in hop_ends(cut)),
         layers=cut.layers,
         host=first.host,
-        draft=first.draft,
+        draft=draft,
         launches_ahead=first.launches_ahead,
         buffers=tuple(max(1, round(profiles.machines[m].buffers * (end - start))) for m, start, end in stages),
         device=first.device,
         draft_buffers=first.draft_buffers,
-        draft_more=first.draft_more,
+        draft_more=more,
+        drafts_at_end=at_end(profiles),
     )
+
+
+def at_end(profiles: Profiles) -> bool:
+    """Whether the last stage makes the drafts."""
+    return profiles.model.draft is not None and profiles.model.draft.like is not None
+
+
+def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
+    """Seconds of a round of drafts for one sequence, and for each further one, where the machine ``last`` has the last
+    stage. A drafter there costs as much as layers of its bytes, and the head."""
+    first, machine, draft = profiles.machines[0], profiles.machines[last], profiles.model.draft
+    if draft is None or draft.like is None:
+        return first.draft, first.draft_more
+    weights = next(layer.weights for layer in profiles.model.layers if layer.kind == draft.like)
+    own = machine.layers[draft.like].scaled(draft.weights / max(1, weights))
+    one, several = (own.at(Shape(n)) + machine.head.at(Shape(n)) for n in (1, _SEVERAL))
+    return one, max(0.0, several - one) / (_SEVERAL - 1)
 
 
 def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int) -> StageCosts:

@@ -21,7 +21,7 @@ from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.pipeline import HEAD_ROWS, hop_ends, hop_of
+from splitinfer.placement.pipeline import HEAD_ROWS, at_end, drafting, hop_ends, hop_of
 
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
@@ -38,6 +38,8 @@ class Screen:
         self._at = min(asked.context, asked.prompt + asked.answer // 2)  # the usual position of a token
         self._sums: dict[tuple[int, Shape], tuple[list[float], float, float]] = {}
         count = len(profiles.machines)
+        self._drafts = [drafting(profiles, machine) for machine in range(count)]
+        self._at_end = at_end(profiles)
         self._hops = {(a, b): hop_of(profiles, a, b) for a in range(count) for b in range(count)}
 
     # -- one stream ----------------------------------------------------------------------------
@@ -54,12 +56,13 @@ class Screen:
         return max(plain, *(self._drafted(cut, k) for k in _ALONE))
 
     def _drafted(self, cut: Cut, k: int) -> float:
-        a, d = min(self._asked.acceptance or 0.0, _CERTAIN), self._first.draft
+        a, d = min(self._asked.acceptance or 0.0, _CERTAIN), self._drafting(cut, 1)
         once = k * d + self._latency(cut, k + 1)
         alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
         apart = max(first + k * d, *others, 0.0)
-        return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if others and a else 0.0)
+        flies = others and a and not self._at_end
+        return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
 
     def _latency(self, cut: Cut, rows: int) -> float:
         """Seconds of a step of one sequence from stage to stage and back."""
@@ -85,11 +88,16 @@ class Screen:
     def _grouped(self, cut: Cut, groups: int, k: int) -> float:
         streams, a = self._asked.streams, min(self._asked.acceptance or 0.0, _CERTAIN)
         members = -(-streams // groups)
-        drafting = k * (self._first.draft + self._first.draft_more * (members - 1))
-        first, *others = self._seconds(cut, self._block(k + 1, members))
-        passing = drafting + self._first.host + first + sum(others) + self._passing(cut, members * (k + 1))
-        period = max(groups * (first + drafting), *(groups * each for each in others), passing)
+        each = self._seconds(cut, self._block(k + 1, members))
+        each[-1 if self._at_end else 0] += k * self._drafting(cut, members)
+        passing = self._first.host + sum(each) + self._passing(cut, members * (k + 1))
+        period = max(groups * max(each), passing)
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
+
+    def _drafting(self, cut: Cut, members: int) -> float:
+        """Seconds of a round of drafts for so many sequences."""
+        one, more = self._drafts[cut.machines[-1]]
+        return one + more * (members - 1)
 
     # -- seconds -------------------------------------------------------------------------------
 

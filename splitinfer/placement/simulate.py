@@ -77,6 +77,7 @@ def _token_times(
         max_len=prompt + answer + 1,
         blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=acceptance is not None,
+        drafts_at_end=machine.drafts_at_end,
     )
     simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=seed, by_place=True)
     simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))

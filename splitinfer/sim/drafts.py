@@ -110,6 +110,7 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         max_len=2**40,
         blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=choice.flight is None or not choice.flight.is_off,
+        drafts_at_end=crowd.machine.drafts_at_end,
         num_stages=num_stages,
         policy_config=PolicyConfig(itl_slo=crowd.itl_slo),
         fixed_groups=choice.groups is not None,

@@ -6,7 +6,8 @@
 
 Where a device computes while its host goes on (``Machine.launches_ahead``), each stage has a queue
 (``machine.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
-when the step is done, whatever that thread is doing. Drafts stand in the first stage's queue, behind its steps. Where
+when the step is done, whatever that thread is doing. Drafts stand in the first stage's queue, behind its steps, or in
+the last one's, behind the step whose tokens they follow (``Machine.drafts_at_end``). Where
 a device computes while launching, the coordinator is busy until a step has ended, and then sends it.
 
 Messages that arrive while the coordinator is busy or held are taken in afterwards, as in the engine; so a token's time
@@ -190,10 +191,13 @@ class Simulator:
 
     def is_right(self, wish: Wish) -> bool:
         """Whether the next draft for a wish is right."""
+        return self._is_right(wish.seq.seq_id, wish.position + len(wish.drafts))
+
+    def _is_right(self, seq_id: int, place: int) -> bool:
         given = self._acceptance
-        share = given if isinstance(given, float | int) else given[wish.seq.seq_id]
+        share = given if isinstance(given, float | int) else given[seq_id]
         if self._places is not None:
-            return self._places.is_right(wish.seq.seq_id, wish.position + len(wish.drafts), share)
+            return self._places.is_right(seq_id, place, share)
         return self._random.random() < share
 
     def _make_round(self, sequences: int) -> float:
@@ -259,6 +263,7 @@ class Simulator:
     def _pass_on(self, stage: int, plan: StepPlan, done: float) -> None:
         if self.machine.num_stages == 1:
             sampled, _ = self.sampled(plan)
+            sampled, done = self._draft_behind(plan, sampled, done)
             self._answer(plan, sampled, done)
             return
         hop = self.machine.hops[stage]
@@ -290,9 +295,31 @@ class Simulator:
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
         timing = self._step(stage, plan, slices, received)
         if is_last:
-            self._answer(plan, sampled, timing.done + self.machine.hops[stage].fixed)
+            sampled, done = self._draft_behind(plan, sampled, timing.done)
+            self._answer(plan, sampled, done + self.machine.hops[stage].fixed)
         else:
             self._pass_on(stage, plan, timing.done)
+
+    def _draft_behind(
+        self, plan: StepPlan, sampled: tuple[SampledSlice, ...], done: float
+    ) -> tuple[tuple[SampledSlice, ...], float]:
+        """The last stage's results with the drafts that it makes behind a step, and when they are done."""
+        asked = {part.seq_id: part for part in plan.slices if part.num_next}
+        drafted = [one for one in sampled if one.seq_id in asked and one.tokens]
+        if not drafted:
+            return sampled, done
+        figures, rounds = self._figures[plan.step], max(asked[one.seq_id].num_next for one in drafted)
+        seconds = rounds * self.machine.draft_round(len(drafted))
+        timing = self._queues[-1].launch(self.now, seconds, rounds * self.machine.draft_buffers)
+        figures[-1] = replace(figures[-1], drafting=seconds, sent=timing.done)
+        return tuple(self._with_drafts(one, asked.get(one.seq_id)) for one in sampled), timing.done
+
+    def _with_drafts(self, one: SampledSlice, part: Slice | None) -> SampledSlice:
+        if part is None or not one.tokens:
+            return one
+        first = part.end - part.num_logits + len(one.tokens) + 1
+        places = range(first, first + part.num_next)
+        return replace(one, drafts=tuple(_TARGET if self._is_right(one.seq_id, at) else _WRONG for at in places))
 
     def _without_void(self, plan: StepPlan) -> StepPlan:
         """What a stage in the middle computes of a plan: it was told what is void."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from constrained import PROMPT, SCHEMA, VOCABULARY, plain, save, schemas
 from effort import thorough
 from hypothesis import HealthCheck, given, settings
-from stages import pipeline, shorten_blocks
+from stages import lose, pipeline, shorten_blocks
+from trained import add_heads
 
 from splitinfer import LLM, Flight, Grammar, SamplingParams
 from splitinfer.core.speculation.speculation import Draft
@@ -77,6 +79,12 @@ def test_every_road_gives_the_same_tokens(road: str, folder: Path, expected: lis
         assert [tokens_of(llm, [one])[0] for one in SEVERAL[:2]] == expected[:2]
 
 
+def test_heads_draft_without_the_mask(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
+    with pipeline(add_heads(shutil.copytree(folder, tmp_path / "model")), [2, 2], draft="mtp") as llm:
+        assert tokens_of(llm) == expected
+        assert llm.stats()["speculation"]["sent"] > 0
+
+
 def test_a_draft_model_draws_under_the_mask(expected: list[list[int]]) -> None:
     schema_only = [replace(PARAMS, seed=seed, max_tokens=40) for seed in (7, 8)]
     with pipeline(TARGET, [12]) as llm:
@@ -103,7 +111,7 @@ def test_another_cut_and_a_lost_worker_change_no_token(folder: Path) -> None:
     params = replace(params, max_tokens=150)
     answer = plain(folder, PROMPT, params)
     with pipeline(folder, [2, 2], rejoin_timeout=20) as llm:
-        for disturb in (lambda: llm.recut([1, 3]), lambda: _lose(llm)):
+        for disturb in (lambda: llm.recut([1, 3]), lambda: lose(llm)):
             request = llm.submit(PROMPT, params)
             events = iter(request)
             while len(request.output.token_ids) < 20:
@@ -112,11 +120,6 @@ def test_another_cut_and_a_lost_worker_change_no_token(folder: Path) -> None:
             for _ in events:
                 pass
             assert request.output.token_ids == answer
-
-
-def _lose(llm: LLM) -> None:
-    """Break the link to a worker, as a machine that goes away does."""
-    llm._engine.pipeline._worker_group.workers[0].link.abort("it went away")
 
 
 def test_log_probabilities_are_those_of_what_may_come(folder: Path) -> None:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from effort import thorough
 
-from splitinfer.machine.profile import Profiles
+from splitinfer.machine.profile import DraftProfile, Profiles
 from splitinfer.placement import simulate
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
@@ -34,10 +34,13 @@ def test_formulas_without_drafts_are_what_is_simulated(ratio: tuple[int, ...], h
         assert screen.many(cut) == pytest.approx(simulate.many(machine, _ASKED, None), rel=0.05)
 
 
-def test_formulas_with_drafts_are_near_what_is_simulated():
+@pytest.mark.parametrize("like", [None, "layer"], ids=["on the coordinator", "on the last stage"])
+def test_formulas_with_drafts_are_near_what_is_simulated(like: str | None):
     """The live choice does not reach the formula's on every cut, so near is not as near as without drafts."""
     asked = replace(_ASKED, acceptance=0.7)
     profiles = rig((1, 2))
+    drafter = DraftProfile("some/draft", GB // 2, 4096, like)
+    profiles = replace(profiles, model=replace(profiles.model, draft=drafter))
     screen, cut = Screen(profiles, asked), Cut((0, 1), (6, 6))
     machine = pipeline_of(profiles, cut)
     assert screen.one(cut) == pytest.approx(simulate.turn(machine, asked, 512, 0.7).rate, rel=0.2)

@@ -7,7 +7,7 @@ import pytest
 
 from splitinfer.core.kv.budget import BLOCK, KV_SHARE, STAGE_MARGIN, KVBudget, StageKV, use_of
 from splitinfer.core.layout import LOCAL
-from splitinfer.machine.profile import Profiles
+from splitinfer.machine.profile import DraftProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid, orders
 from splitinfer.placement.memory import Memory
@@ -57,6 +57,14 @@ def test_drafts_and_what_is_spared_take_memory_of_the_coordinator():
     assert drafting[0] - plain[0] == draft.weights + 8192 * draft.kv_per_token
     assert drafting[1] == plain[1]
     assert [sparing[m] - plain[m] for m in (0, 1)] == [GB, GB]
+
+
+def test_heads_take_memory_of_the_last_machine():
+    profiles = rig((1, 1), free=(10 * GB, 10 * GB))
+    heads = replace(profiles, model=replace(MODEL, draft=DraftProfile("mtp", GB // 2, 4096, like="layer")))
+    plain, drafting = (Memory(heads, asked).lacks(_CUT, 8192, 1) for asked in (_NO_DRAFT, Asked(acceptance=0.7)))
+    assert drafting[0] == plain[0]
+    assert drafting[1] - plain[1] == GB // 2 + 8192 * 4096 + MODEL.embedding
 
 
 def test_a_larger_share_for_kv_holds_more():

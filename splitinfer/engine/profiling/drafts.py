@@ -1,4 +1,5 @@
-"""Measures what a draft costs the coordinator: a round for one sequence, and for each further one."""
+"""What a drafter costs: the coordinator's is measured, a round for one sequence, and for each further one; heads on the
+last stage cost what layers like theirs do, on whatever machine that is."""
 
 import statistics
 import time
@@ -14,10 +15,12 @@ from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile
-from splitinfer.models.building import build_model
+from splitinfer.models.building import build_model, placeholders_of
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
-from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype
+from splitinfer.models.layer_kinds import DescribedModel
+from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype, with_heads
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.openblas import use_transposed_products
@@ -52,6 +55,19 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
     one, several = _round(drafter, 1), _round(drafter, _SEVERAL)
     profile = DraftProfile(name, sum(array.nbytes for array in parameters), per_token)
     return profile, one, max(0.0, several - one) / (_SEVERAL - 1)
+
+
+def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel, dtype: str | None) -> DraftProfile:
+    """The bytes of a model's prediction heads, and which of its layers they are like. Reads no weight.
+
+    Raises:
+        ModelError: there are none, or they cannot run.
+    """
+    last = described.structure.num_layers - 1
+    stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
+    found = with_heads(stage, checkpoint, placeholders_of(checkpoint), dtype)
+    weights = sum(array.nbytes for _, array in tree_flatten(found.heads.parameters()))
+    return DraftProfile(name, weights, found.bytes_per_token, described.profile.layers[found.heads.like].kind)
 
 
 def _round(drafter: DraftModel, count: int) -> float:

@@ -101,7 +101,7 @@ class HeadDrafter:
             parts: as they were run; ``hidden``: [T, d], what the last layer returned for their rows.
             rows, choices: what is sampled for the rows with logits.
         """
-        states, sampled = self._model.target.norm(hidden), _in_order(choices)
+        states, sampled = self._model.heads.states(hidden), _in_order(choices)
         entries, lines, at, logit = [], list[_Line](), 0, 0
         for part, run in zip(slices, parts, strict=True):
             own = states[at : (at := at + len(part.token_ids))]

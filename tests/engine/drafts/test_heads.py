@@ -1,7 +1,6 @@
 """Prediction heads on the last stage: the tokens are those without drafts, whatever the heads are."""
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,39 +11,25 @@ import pytest
 import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
-from stages import pipeline, prompt
+from stages import lose, pipeline, prompt
+from trained import Arrays, add_heads, behind_the_last, heads_for, quantised, rounded
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Speculation
+from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.heads import _renamed
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.layer_kinds import describe
+from splitinfer.models.mtp import _renamed
 
 NUM = 16
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "seed": 5}
 
 
-def add_heads(folder: Path, *, size: int = 64, drop: str = "", about: float = 1.0) -> Path:
-    """Give a tiny model prediction heads: one of its layers with attention, and random weights beside it."""
-    weights: dict[str, mx.array] = {}
-    for path in folder.glob("model*.safetensors"):
-        weights |= mx.load(str(path))  # type: ignore[arg-type]
-    config = json.loads((folder / "config.json").read_text())
-    layers = range(config["num_hidden_layers"])
-    prefix = next(p for p in map("model.layers.{}.".format, layers) if f"{p}self_attn.q_proj.weight" in weights)
-    mx.random.seed(7)
-    heads = {f"mtp.layers.0.{name.removeprefix(prefix)}": a for name, a in weights.items() if name.startswith(prefix)}
-    heads |= {"mtp.fc.weight": mx.random.normal((size, 2 * size)) / size**0.5}
-    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-    heads |= {f"mtp.{name}.weight": about + 0.1 * mx.random.normal((size,)) for name in norms}
-    heads = {name: array for name, array in heads.items() if not drop or drop not in name}
-    mx.save_safetensors(str(folder / "model-mtp.safetensors"), heads)
-    return folder
-
-
-def with_heads(tmp_path: Path, name: str, **changes: Any) -> Path:
-    return add_heads(tiny.save(tmp_path / name, name, **changes))
+def with_heads(tmp_path: Path, name: str, form: Callable[[Arrays], Arrays] = dict, **changes: Any) -> Path:
+    return add_heads(tiny.save(tmp_path / name, name, **changes), form=form)
 
 
 @pytest.mark.parametrize(("name", "cuts"), [
@@ -66,9 +51,11 @@ def test_tokens_are_those_without_drafts(name: str, cuts: list[int], tmp_path: P
         assert llm.stats()["speculation"]["sent"] > 20
 
 
-def test_drafts_are_the_heads_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("form", "name"), [(dict, "qwen3"), (quantised, "qwen3"), (behind_the_last, "qwen3_moe")])
+def test_drafts_are_the_heads_own(form: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
-    folder, proposed = with_heads(tmp_path, "qwen3"), list[tuple[list[int], list[int]]]()
+    changes = {"mlp_only_layers": [0, 1]} if name == "qwen3_moe" else {}  # whose heads are like the third
+    folder, proposed = with_heads(tmp_path, name, form, **changes), list[tuple[list[int], list[int]]]()
     propose = Speculation.propose
 
     def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
@@ -81,18 +68,19 @@ def test_drafts_are_the_heads_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for one in [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3)) for i in range(2)]:
             one.result()
     assert len(proposed) > 8
-    heads = Reference(folder)
+    heads = Reference(folder, rounded if form is quantised else dict)
     assert [drafts for _, drafts in proposed] == [heads.drafts(tokens, len(drafts)) for tokens, drafts in proposed]
 
 
 class Reference:
     """A whole model of mlx-lm and heads, by their formula alone."""
 
-    def __init__(self, folder: Path) -> None:
-        arrays: dict[str, mx.array] = mx.load(str(folder / "model-mtp.safetensors"))  # type: ignore[assignment]
+    def __init__(self, folder: Path, form: Callable[[Arrays], Arrays]) -> None:
         (folder / "model-mtp.safetensors").unlink()
+        arrays = form(heads_for(folder))
         self.model, self.args = load_model(folder)[0], {k.removeprefix("mtp."): v for k, v in arrays.items()}
-        self.layer = copy.deepcopy(self.model.layers[0])
+        self.layer = copy.deepcopy(self.model.layers[-1])
+        self.head = getattr(self.model, "lm_head", None) or self.model.model.embed_tokens.as_linear
         self.layer.load_weights([
             (k.removeprefix("layers.0."), v) for k, v in self.args.items() if k.startswith("layers.0.")
         ])  # fmt: skip
@@ -108,23 +96,27 @@ class Reference:
             rows = [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", hidden)]
             x = mx.concatenate(rows, axis=-1) @ self.args["fc.weight"].T
             states = self.norm("norm", self.layer(x, mask="causal"))
-            found.append(self.model.model.embed_tokens.as_linear(states[:, -1]).argmax(-1).item())
+            found.append(self.head(states[:, -1]).argmax(-1).item())
             hidden, ids = mx.concatenate([hidden, states[:, -1:]], axis=1), [*ids, found[-1]]
         return found
 
 
 def test_another_cut_and_the_same_prompt_again(tmp_path: Path) -> None:
     folder = with_heads(tmp_path, "qwen3", num_hidden_layers=3)
-    with pipeline(folder, [1, 2], draft="mtp", token_budget=64) as llm:
+    with pipeline(folder, [1, 2], draft="mtp", token_budget=64, rejoin_timeout=20) as llm:
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         outs = [llm.submit(prompt(300, seed=2), params, flight=Flight(2)).result() for _ in range(2)]
         assert outs[0].token_ids == outs[1].token_ids
         assert outs[1].num_cached_tokens >= 256, "its KV is kept with the heads'"
         assert llm.stats()["speculation"]["drafter"] == "mtp"
-        under_way = [llm.submit(prompt(40, seed=i), params, flight=Flight(2)) for i in range(3)]
-        llm.recut([2, 1])
-        found = [one.result().token_ids for one in under_way]
-        assert found == [llm.submit(prompt(40, seed=i), params, flight=Flight()).result().token_ids for i in range(3)]
+        expected = [llm.submit(prompt(40, seed=i), params, flight=Flight()).result().token_ids for i in range(3)]
+        for disturb in (lambda: llm.recut([2, 1]), lambda: lose(llm), lambda: lose(llm)):
+            under_way = [llm.submit(prompt(40, seed=i), params, flight=Flight(2)) for i in range(3)]
+            next(events := iter(under_way[0]))
+            disturb()
+            assert [one.result().token_ids for one in under_way[1:]] == expected[1:]
+            assert len(list(events)) > 0
+            assert under_way[0].output.token_ids == expected[0]
 
 
 def test_kv_on_disk_has_the_heads_own(tmp_path: Path) -> None:
@@ -184,3 +176,14 @@ def test_heads_that_are_always_right(tmp_path: Path) -> None:
             assert [one.result().token_ids for one in together] == [expected] * 2
             found = llm.stats()["speculation"]
             assert found["accepted"] - before["accepted"] >= 0.95 * (found["sent"] - before["sent"]) > 30
+
+
+def test_what_a_plan_knows_of_heads(tmp_path: Path) -> None:
+    folder = with_heads(tmp_path, "qwen3_moe", mlp_only_layers=[0, 1])
+    checkpoint, own = open_folder(folder), heads_for(folder)
+    described = describe(checkpoint, "float32", "some/model")
+    found = describe_heads("mtp", checkpoint, described, "float32")
+    third = described.profile.layers[2]
+    assert found.weights == sum(array.nbytes for array in own.values())
+    assert (found.like, found.kv_per_token) == (third.kind, third.kv_per_token)
+    assert third.kind != described.profile.layers[0].kind

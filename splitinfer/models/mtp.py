@@ -1,0 +1,191 @@
+"""The prediction heads of a checkpoint (MTP): a decoder layer that drafts from the target's own last hidden state.
+
+    hidden state, behind the last norm ─ norm ─┐
+    embedding ───────────────────────── norm ──┴─ fc ─ decoder layer ─ norm ─ the target's head
+                                                                        └─ for the next draft
+
+See DeepSeek-V3 (arXiv 2412.19437), section 2.2. Checkpoints have them in one of two forms, and mlx-lm leaves both out
+when it converts or loads; any file ``model*.safetensors`` of the model's folder may hold them:
+
+    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 in place of 1
+    model.layers.N.*        GLM, DeepSeek: the layer behind the last of N; its copies of embedding and head are not read
+
+The decoder layer is a copy of one of the target's own layers with attention, with the heads' weights: so no
+architecture is written twice.
+"""
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.errors import ModelError
+from splitinfer.models.caches import can_quantise
+from splitinfer.models.cut import StageModel
+from splitinfer.models.heads import HeadRows, filled, linear
+from splitinfer.models.layers import find_layers, type_name
+from splitinfer.models.mlx_lm import make_prompt_cache
+
+PREFIX = "mtp."
+_NORM = re.compile(r"(norm|norm_embedding|norm_hidden)\.weight$")
+_EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.(weight|scales|biases)")
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+_AS_LAYER = {
+    "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm",
+}  # fmt: skip
+_COPIES = ("embed_tokens.", "shared_head.head.", "rotary_emb.")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What heads use of the target: its embedding, its last norm and its head."""
+
+    embed: Any
+    norm: Any
+    head: Any
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Target":
+        """Those of a model.
+
+        Raises:
+            ModelError: they are not where most models have them.
+        """
+        slots = find_layers(model)
+        holders = [m for _, m in model.named_modules() if any(v is slots[0].holder for v in m.values())]
+        inner = holders[0] if holders else {}
+        embed, norm = inner.get("embed_tokens"), inner.get("norm")
+        heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
+        if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
+            raise ModelError(f"draft mtp: {type_name(model)} keeps its embedding or its last norm in another place")
+        return cls(embed, norm, heads[0] if heads else embed.as_linear)
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError where the norm and head are not what the model computes its logits with."""
+        hidden, rows = stage.made_up_hidden(4, 0), 4
+        given = None if hidden is None else hidden[None]
+        logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
+        last = stage.take_last_hidden()
+        assert last is not None
+        own = self.head(self.norm(last))[0].astype(logits.dtype)
+        if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
+            raise ModelError(f"draft mtp: {type_name(stage.whole)} computes its logits in another way")
+
+
+class PredictionHeads(nn.Module):  # type: ignore[misc]
+    """The heads: ``fc``, two norms before it, ``layers``, and a norm behind them."""
+
+    def __init__(self, model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
+        super().__init__()
+        own = _renamed(arrays, len(find_layers(model)))
+        self._target = target = Target.of(model)
+        size = target.norm.weight.shape[-1]
+        self.like = _layer_like(model, {name.removeprefix("layers.0.") for name in own})
+        like = find_layers(model)[self.like].layer
+        count = 1 + max((int(name.split(".")[1]) for name in own if name.startswith("layers.")), default=0)
+        try:
+            self.fc = linear("fc", own, 2 * size)
+            self.pre_fc_norm_embedding = filled(_copied(target.norm), "pre_fc_norm_embedding.", own)
+            self.pre_fc_norm_hidden = filled(_copied(target.norm), "pre_fc_norm_hidden.", own)
+            self.layers = [filled(_copied(like), f"layers.{i}.", own) for i in range(count)]
+            self.norm = filled(_copied(target.norm), "norm.", own)
+        except KeyError as error:
+            raise ModelError(f"the prediction heads of {type_name(model)} lack {PREFIX}{error.args[0]}") from None
+        if self.norm.weight.shape != target.norm.weight.shape:
+            raise ModelError(
+                f"the prediction heads are for hidden states of {self.norm.weight.shape[-1]} numbers, and those of "
+                f"{type_name(model)} have {size}; they belong to another model"
+            )
+
+    def zeros(self, n: int) -> mx.array:
+        """See ``Heads``."""
+        return mx.zeros((n, self.norm.weight.shape[-1]), self._target.norm.weight.dtype)
+
+    def states(self, kept: mx.array) -> mx.array:
+        """See ``Heads``: what the target's last layer returned, behind its last norm."""
+        return cast(mx.array, self._target.norm(kept))
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """See ``Heads``."""
+        return cast(mx.array, self._target.embed(tokens))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
+        """See ``Heads``."""
+        rows = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
+        x = self.fc(mx.concatenate(rows, axis=-1))
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, mask=None, cache=cache)
+        return cast(mx.array, self.norm(x))
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """See ``Heads``."""
+        return cast(mx.array, self._target.head(hidden))
+
+
+def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
+    """The names that belong to prediction heads, in either form, each with its name among ``mtp.*``; "" for those that
+    are copies of the target's own. ``num_layers``: the target's, if they are known."""
+    names = list(names)
+    found = {name: name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+    if found or num_layers is None:
+        return found
+    behind = re.compile(rf"(?:\w+\.)*layers\.{num_layers}\.(.+)")
+    rest = {name: match[1] for name in names if (match := behind.fullmatch(name))}
+    return {name: _own_name(one) for name, one in rest.items()} if "eh_proj.weight" in rest.values() else {}
+
+
+def _own_name(rest: str) -> str:
+    """The name among ``mtp.*`` of a tensor of the layer behind the last."""
+    if any(copy in rest for copy in _COPIES):
+        return ""
+    module, _, kind = rest.rpartition(".")
+    return f"{_AS_LAYER[module]}.{kind}" if module in _AS_LAYER else f"layers.0.{rest}"
+
+
+def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> dict[str, mx.array]:
+    """The heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1. Published ones
+    of ``mtp.*`` are about 0, and some of them negative, which those about 1 are not."""
+    names = tensors_of(arrays, num_layers)
+    norms = [arrays[name] for name in names if arrays[name].ndim == 1 and _NORM.search(name)]
+    is_about_0 = mx.array(False)
+    if norms and all(name.startswith(PREFIX) for name in names):
+        is_about_0 = mx.stack([norm.min() for norm in norms]).min() < 0
+    own: dict[str, mx.array] = {}
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, key in names.items():
+        array, found = arrays[name], _EXPERT.fullmatch(key)
+        if found:
+            experts.setdefault(f"{found[1]}.switch_mlp.{found[3]}.{found[4]}", {})[int(found[2])] = array
+        elif key.endswith(".experts.gate_up_proj"):
+            base = key.removesuffix(".experts.gate_up_proj")
+            gate, up = mx.split(array, 2, axis=-2)
+            own[f"{base}.switch_mlp.gate_proj.weight"], own[f"{base}.switch_mlp.up_proj.weight"] = gate, up
+        elif key.endswith(".experts.down_proj"):
+            own[key.replace(".experts.down_proj", ".switch_mlp.down_proj.weight")] = array
+        elif key:
+            own[key] = array + is_about_0.astype(array.dtype) if array.ndim == 1 and _NORM.search(key) else array
+    return own | {name: mx.stack([each[i] for i in sorted(each)]) for name, each in experts.items()}
+
+
+def _layer_like(model: nn.Module, wanted: set[str]) -> int:
+    """The first layer with plain keys and values whose weights are all ``wanted``: others may have experts in the place
+    of an MLP."""
+    slots, caches = find_layers(model), make_prompt_cache(model)
+    able = [i for i, (_, cache) in enumerate(zip(slots, caches, strict=False)) if can_quantise(cache)]
+    if not able:
+        raise ModelError(f"draft mtp: {type_name(model)} has no layer with attention of the usual kind")
+    return next((i for i in able if _weights(slots[i].layer) <= wanted), able[0])
+
+
+def _weights(layer: Any) -> set[str]:
+    return {name for name, _ in tree_flatten(layer.parameters()) if not name.endswith((".scales", ".biases"))}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """The same modules, which share their arrays."""
+    return copy.deepcopy(module, {id(array): array for _, array in tree_flatten(module.parameters())})

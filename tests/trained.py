@@ -1,0 +1,66 @@
+"""Tiny models with drafters on their own hidden states, of random weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+
+Arrays = dict[str, mx.array]
+
+_BEHIND = {
+    "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm",
+}  # fmt: skip
+
+
+def weights_of(folder: Path) -> Arrays:
+    """A model's tensors."""
+    found: Arrays = {}
+    for path in folder.glob("model*.safetensors"):
+        found |= mx.load(str(path))  # type: ignore[arg-type]
+    return found
+
+
+def heads_for(folder: Path, *, size: int = 64, drop: str = "") -> Arrays:
+    """Prediction heads for a tiny model: one of its layers with attention, the last, and random weights beside it."""
+    weights, config = weights_of(folder), json.loads((folder / "config.json").read_text())
+    layers = range(config["num_hidden_layers"])
+    named = [p for p in map("model.layers.{}.".format, layers) if f"{p}self_attn.q_proj.weight" in weights]
+    prefix = named[-1]
+    mx.random.seed(7)
+    heads = {f"mtp.layers.0.{name.removeprefix(prefix)}": a for name, a in weights.items() if name.startswith(prefix)}
+    heads |= {"mtp.fc.weight": mx.random.normal((size, 2 * size)) / size**0.5}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    heads |= {f"mtp.{name}.weight": 1 + 0.1 * mx.random.normal((size,)) for name in norms}
+    return {name: array for name, array in heads.items() if not drop or drop not in name}
+
+
+def add_heads(folder: Path, *, form: Callable[[Arrays], Arrays] = dict, size: int = 64, drop: str = "") -> Path:
+    """Write them into the model's folder, in a form."""
+    mx.save_safetensors(str(folder / "model-mtp.safetensors"), form(heads_for(folder, size=size, drop=drop)))
+    return folder
+
+
+def quantised(heads: Arrays) -> Arrays:
+    """The same with every matrix in 8 bits."""
+    found: Arrays = {}
+    for name, array in heads.items():
+        parts = mx.quantize(array, 32, 8) if array.ndim == 2 else (array,)
+        kinds = (f".{kind}" for kind in ("weight", "scales", "biases"))
+        found |= {name.removesuffix(".weight") + kind: part for kind, part in zip(kinds, parts, strict=False)}
+    return found
+
+
+def rounded(heads: Arrays) -> Arrays:
+    """The numbers that ``quantised`` stands for."""
+    return {n: mx.dequantize(*mx.quantize(a, 32, 8), 32, 8) if a.ndim == 2 else a for n, a in heads.items()}
+
+
+def behind_the_last(heads: Arrays) -> Arrays:
+    """The same as the layer behind the last of four, with a copy of the head that nobody should read."""
+    found: Arrays = {"model.layers.4.shared_head.head.weight": mx.full((160, 64), mx.nan)}
+    for name, array in heads.items():
+        own = name.removeprefix("mtp.").removeprefix("layers.0.")
+        module = own.removesuffix(".weight")
+        found[f"model.layers.4.{_BEHIND[module]}.weight" if module in _BEHIND else f"model.layers.4.{own}"] = array
+    return found
