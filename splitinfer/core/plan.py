@@ -47,7 +47,8 @@ class Slice:
     The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the prompt's last. The
     last ``num_drafts`` tokens are drafts of what will be sampled in their places; each is verified by the row before
     it, the slice's first token by an earlier slice. ``num_next``: drafts that the last stage is to make behind what is
-    sampled.
+    sampled. ``scored``: the prompt's tokens behind the slice's other rows, whose log probabilities are wanted; empty if
+    they are not.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -59,6 +60,7 @@ class Slice:
     num_logits: int
     num_drafts: int = 0
     num_next: int = 0
+    scored: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(self.token_ids)
@@ -68,6 +70,13 @@ class Slice:
             raise ValueError(f"a slice of {size} tokens with {self.num_drafts} drafts wants {self.num_logits} logits")
         if self.num_next < 0 or self.num_next > 0 == self.num_logits:
             raise ValueError(f"a slice with {self.num_logits} logits wants {self.num_next} drafts")
+        if self.scored and len(self.scored) + self.num_logits != size:
+            raise ValueError(f"a slice of {size} tokens with {self.num_logits} logits scores {len(self.scored)} tokens")
+
+    @property
+    def num_rows(self) -> int:
+        """How many of its last rows go through the head."""
+        return len(self.scored) + self.num_logits
 
     @property
     def end(self) -> int:
@@ -224,7 +233,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One chosen token. ``logprob`` and ``top`` only where the request asked for them."""
+    """One token, chosen or the prompt's. ``logprob`` and ``top`` only where the request asked for them."""
 
     token_id: int
     logprob: float | None = None
@@ -234,11 +243,13 @@ class SampledToken:
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
     """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one, and
-    there are none if the slice was void. ``drafts``: what the last stage has drafted behind them."""
+    there are none if the slice was void. ``drafts``: what the last stage has drafted behind them. ``scored``: the
+    slice's own, with their log probabilities."""
 
     seq_id: int
     tokens: tuple[SampledToken, ...]
     drafts: tuple[int, ...] = ()
+    scored: tuple[SampledToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,14 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from splitinfer.core.grammar import Grammar, TokenRules
 from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.speculation.flight import Flight
+
+if TYPE_CHECKING:
+    from splitinfer.core.plan import SampledToken
 
 MAX_LOGPROBS = 20
 MAX_WHOLE = 2**63 - 1  # the largest number that a plan can hold
@@ -47,6 +51,7 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the pipeline failed
 
 
+_TOPS = ("logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -72,6 +77,7 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer.
     ignore_eos: go on after the model's own end, to the token limit.
     logprobs: log probabilities of the chosen token and of the n likeliest; ``None``: off.
+    prompt_logprobs: the same of the prompt's tokens, as the model gives them: no filter, penalty or bias changes them.
     grammar: the form of the answer: a ``Grammar``, a JSON schema as a mapping, or a pydantic model.
     min_tokens: the answer does not end before it has so many tokens.
     thinking_budget: the most tokens of reasoning before the answer begins; ``None`` is off.
@@ -97,6 +103,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     min_tokens: int = 0
     thinking_budget: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         # A caller may pass a single string; iterating over it would stop at every letter.
@@ -113,8 +120,7 @@ class SamplingParams:
                 raise ValueError(sentence)
 
     def _checks(self) -> list[tuple[bool, str]]:
-        top = self.logprobs
-        for name in ("max_tokens", "top_k", "seed", "logprobs", "min_tokens", "thinking_budget"):
+        for name in ("max_tokens", "top_k", "seed", *_TOPS, "min_tokens", "thinking_budget"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
@@ -145,7 +151,10 @@ class SamplingParams:
             *_stop_checks(self.stop, self.stop_token_ids),
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
             (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
-            (top is None or 0 <= top <= MAX_LOGPROBS, f"logprobs must be between 0 and {MAX_LOGPROBS}, not {top}"),
+            *(
+                (top is None or 0 <= top <= MAX_LOGPROBS, f"{name} must be between 0 and {MAX_LOGPROBS}, not {top}")
+                for name, top in ((name, getattr(self, name)) for name in _TOPS)
+            ),
             *(
                 (_within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
                 for name, value in (
@@ -283,6 +292,7 @@ class Sequence:
     forced: set[int] = field(default_factory=set)  # positions of drafts that its rules forced
     num_forced: int = 0  # tokens that were forced drafts
     begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
+    scores: list["SampledToken"] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
     token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
     is_known: bool = False  # whether the stages have its static data
     finish_reason: FinishReason | None = None
@@ -296,6 +306,11 @@ class Sequence:
     def num_to_compute(self) -> int:
         """Known tokens that are in no plan yet; the quantity that steps are planned in."""
         return max(0, len(self.tokens) - self.num_scheduled)
+
+    @property
+    def num_to_score(self) -> int:
+        """Rows of its prompt whose log probabilities are wanted and have not come. No stored KV can stand for them."""
+        return 0 if self.params.prompt_logprobs is None else self.num_prompt_tokens - 1 - len(self.scores)
 
     @property
     def num_sure(self) -> int:

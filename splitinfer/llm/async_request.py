@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from weakref import WeakKeyDictionary, ref
 
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
 from splitinfer.llm.request import Request
 
 
@@ -76,6 +76,16 @@ class AsyncRequest:
     def output(self) -> RequestOutput:
         """The output read so far."""
         return self._request.output
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens."""
+        return self._request.prompt
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """As the output read so far has them."""
+        return self.output.prompt_logprobs
 
     @property
     def submitted(self) -> float:

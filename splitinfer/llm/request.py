@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
+from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, logprobs_of
 from splitinfer.errors import RequestError
 
 Prompt = str | Sequence[int]
@@ -20,6 +20,11 @@ class Request:
         self._state, self._engine = state, engine
         self.output = RequestOutput(state.sequence.num_prompt_tokens)
         """The output read so far."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's tokens."""
+        return self._state.sequence.tokens[: self._state.sequence.num_prompt_tokens]
 
     @property
     def submitted(self) -> float:
@@ -48,6 +53,9 @@ class Request:
         self.output.queue_seconds = self._state.queue_seconds
         self.output.num_tried_drafts = self._state.sequence.num_tried
         self.output.num_right_drafts = self._state.sequence.num_right
+        if self._state.sequence.params.prompt_logprobs is not None and self.output.prompt_logprobs is None:
+            scores = list(self._state.sequence.scores)  # all have come before the first token
+            self.output.prompt_logprobs = [one for score in scores for one in logprobs_of(score)]
         return event
 
     def result(self) -> RequestOutput:

@@ -192,7 +192,14 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         with service.admitted(key):
             return await asyncio.to_thread(work)
 
+    async def tokenizer_info(request: Request) -> Response:
+        _caller(service, request)
+        if llm.tokenizer is None:
+            raise Problem(404, "the model's folder has no tokenizer")
+        return JSONResponse({**llm.tokenizer.info, "model_max_length": llm.context_length})
+
     return [
+        ApiRoute("/tokenizer_info", tokenizer_info, methods=["GET"]),
         ApiRoute("/tokenize", tokenize, methods=["POST"]),
         ApiRoute("/detokenize", detokenize, methods=["POST"]),
         ApiRoute("/apply-template", apply_template, methods=["POST"]),

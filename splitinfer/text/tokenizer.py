@@ -81,6 +81,15 @@ class Tokenizer:
         """Why the model cannot be told of tools, if that is known."""
         return self._harmony if isinstance(self._harmony, str) else None
 
+    @property
+    def info(self) -> dict[str, str | None]:
+        """What programs that render chats or cut texts themselves need to know, by transformers' names."""
+        wrapper = self._wrapper
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        found = {name: getattr(wrapper, name, None) for name in names}
+        texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
+        return {"tokenizer_class": type(getattr(wrapper, "_tokenizer", wrapper)).__name__, **texts}
+
     @cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id: the number of values noise is drawn for.

@@ -38,6 +38,21 @@ def test_several_prompts_are_continued(client: openai.OpenAI, llm: LLM):
     assert answer.usage.completion_tokens == 4 * 8
 
 
+def test_a_prompt_alone_is_scored_as_the_library_scores_it(client: openai.OpenAI, llm: LLM):
+    (output,) = llm.generate([TALE], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert output.prompt_logprobs is not None
+    asked = {"prompt": TALE, "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = client.completions.create(**GREEDY, **asked)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert (answer.choices[0].text, "".join(logprobs.tokens or ())) == (TALE, TALE)
+    assert logprobs.token_logprobs == [None, *(one.logprob for one in output.prompt_logprobs)]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    chunks = client.completions.create(**GREEDY, **asked, stream=True)
+    assert [choice.text for chunk in chunks for choice in chunk.choices] == [TALE]
+
+
 def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
     options = {"include_usage": True}
     chunks = list(

@@ -118,6 +118,10 @@ def test_texts_chats_and_tokens(client: httpx.Client, llm: LLM):
     assert (found["count"], found["max_model_len"]) == (len(tokens), llm.context_length)
     assert "".join(found["token_strs"]) == "Once upon"
     assert client.post("/detokenize", headers=KEY, json={"tokens": tokens}).json() == {"prompt": "Once upon"}
+    info = client.get("/tokenizer_info", headers=KEY).json()
+    assert llm.encode(info["eos_token"], adds_special=False) == [*llm.tokenizer.eos_token_ids]
+    assert info["model_max_length"] == llm.context_length
+    assert {"bos_token", "pad_token", "chat_template", "tokenizer_class"} <= info.keys()
     bare = {"prompt": "Once upon", "add_special_tokens": False}
     assert client.post("/tokenize", headers=KEY, json=bare).json()["tokens"] == llm.encode(
         "Once upon", adds_special=False

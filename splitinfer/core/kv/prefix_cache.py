@@ -134,10 +134,14 @@ class PrefixCache:
 
     def match(self, seq: Sequence) -> Match:
         """The longest match of a sequence with blocks in memory."""
-        return self.tree.find(seq.tokens[: self._reach(seq)]) if self._config.keeps_blocks else Match()
+        return self.tree.find(seq.tokens[: self._usable(seq)]) if self._config.keeps_blocks else Match()
+
+    def _usable(self, seq: Sequence) -> int:
+        """Tokens of a sequence whose KV can be taken from stored blocks: rows that are scored must be computed."""
+        return min(self._reach(seq), len(seq.scores)) if seq.num_to_score else self._reach(seq)
 
     def _reach(self, seq: Sequence) -> int:
-        """Tokens of a sequence whose KV can be stored, or taken from stored blocks."""
+        """Tokens of a sequence whose KV can be stored."""
         return seq.num_prompt_tokens if self._config.prompts_only else len(seq.tokens)
 
     def ahead(self, seq: Sequence, match: Match, evicted: Collection[Block] = ()) -> tuple[Block, ...]:
@@ -145,7 +149,7 @@ class PrefixCache:
         ``evicted``: blocks that will not be in memory any more."""
         if not len(self.disk) or seq.has_fetched:
             return ()
-        found = self.disk.find(seq.tokens[: self._reach(seq)])
+        found = self.disk.find(seq.tokens[: self._usable(seq)])
         if found.num_tokens < match.num_tokens + self._config.worth:
             return ()
         in_memory = self._in_memory(found.blocks)

@@ -94,7 +94,7 @@ class AdmissionControl:
     def _is_being_computed(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
         """Whether the first block that a sequence lacks is being computed or read for another."""
         at = match.num_tokens // self.state.budget.block
-        return at < len(seq.keys) and seq.keys[at] in coming
+        return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
 
     def reservation(self, seq: Sequence) -> int:
         """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""

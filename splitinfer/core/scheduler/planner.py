@@ -22,6 +22,7 @@ from splitinfer.core.scheduler.policy import PolicyDecision, longest_chunk
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
+_MOST_SCORED = 128  # rows of prompts in a step whose logits are computed: 78 MB at a vocabulary of 152,000
 _LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; else a prompt would never be read
 
 
@@ -175,7 +176,7 @@ class StepPlanner:
     def _allocate(self, decision: Decision, candidates: list[Candidate], room: int) -> set[int]:
         """Allocate KV by rank and cut chunks; returns the ids of the sequences that may decode."""
         granted: set[int] = set()
-        quota = self._quota(candidates, room)
+        quota, room_to_score = self._quota(candidates, room), _MOST_SCORED
         for one in sorted(candidates, key=lambda one: one.seq.rank):
             if decision.allocation.is_preempted(one.seq):
                 continue
@@ -186,7 +187,9 @@ class StepPlanner:
             size = min(one.left, room, quota, longest_chunk(one.start, self._state.config.token_budget))
             if size < min(one.left, self._state.config.min_chunk) and decision.chunks:
                 room = 0  # a small chunk of a further prompt costs more than it saves
-            if room <= 0:
+            if one.seq.num_to_score:
+                size = min(size, room_to_score)
+            if room <= 0 or size <= 0:
                 continue
             if self._state.config.blocks.whole_blocks:
                 block = self._state.budget.block
@@ -195,7 +198,7 @@ class StepPlanner:
                 room = 0  # lower ranks must not take what this one lacks
                 continue
             decision.chunks.append((one.seq, size))
-            room -= size
+            room, room_to_score = room - size, room_to_score - size * bool(one.seq.num_to_score)
         return granted
 
     def _quota(self, candidates: list[Candidate], room: int) -> int:

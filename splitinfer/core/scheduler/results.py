@@ -6,7 +6,7 @@ The pipeline keeps order, so a result that does not answer the oldest plan comes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from splitinfer.core.plan import SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.state import SchedulerState
@@ -50,7 +50,7 @@ class Results:
 
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Append what was sampled for a plan."""
-        sampled = {s.seq_id: s.tokens for s in result.sampled}
+        sampled = {s.seq_id: s for s in result.sampled}
         drafts = {s.seq_id: s.drafts for s in result.sampled if s.drafts and s.tokens}
         self._missed = set()
         events: list[TokenEvent] = []
@@ -60,7 +60,10 @@ class Results:
             if seq is None:
                 continue  # it ended while this step was under way
             seq.num_in_flight -= 1
-            events += self._append(seq, part, sampled.get(part.seq_id, ()))
+            found = sampled.get(part.seq_id, SampledSlice(part.seq_id, ()))
+            if found.scored:
+                seq.scores += found.scored[len(seq.scores) - part.start :]  # it may have begun before the first of them
+            events += self._append(seq, part, found.tokens)
             if part.seq_id in drafts and seq.finish_reason is None and self._state.speculation is not None:
                 self._state.speculation.propose(seq, drafts[part.seq_id], self._state.config.longest(seq))
             if part.num_logits and seq.finish_reason is None and seq not in self._state.batches:
@@ -143,16 +146,18 @@ def check_result(result: StepResult, oldest: StepInFlight | None, running: Mappi
     if oldest is None or result.step != oldest.plan.step:
         expected = None if oldest is None else oldest.plan.step
         raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
-    rows = {part.seq_id: part.num_logits for part in oldest.plan.slices if part.num_logits}
+    rows = {part.seq_id: part.num_logits for part in oldest.plan.slices if part.num_rows}
     got = {sampled.seq_id: sampled.tokens for sampled in result.sampled}
     left_out = rows.keys() - got.keys()  # by a stage in the middle, because they are void
     if got.keys() - rows.keys() or not all(
         _may_lack(part, running) for part in oldest.plan.slices if part.seq_id in left_out
     ):
         raise _wrong(result, rows)
-    asked = {part.seq_id: part.num_next for part in oldest.plan.slices}
-    if any(len(one.drafts) > asked[one.seq_id] for one in result.sampled):
+    asked = {part.seq_id: part for part in oldest.plan.slices}
+    if any(len(one.drafts) > asked[one.seq_id].num_next for one in result.sampled):
         raise ValueError(f"step {result.step} has more drafts than it asked for")
+    if any(tuple(token.token_id for token in one.scored) != asked[one.seq_id].scored for one in result.sampled):
+        raise ValueError(f"step {result.step} has log probabilities of other tokens than those it asked for")
     if not all(_answers(part, got, running) for part in oldest.plan.slices):
         raise _wrong(result, rows)
     return oldest

@@ -381,7 +381,9 @@ class Scheduler:
         self.state.used += self.state.budget.growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         num_next = self._num_next(seq) if num_logits else 0
-        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next)
+        last = min(end, seq.num_prompt_tokens - 1)
+        scored = tuple(seq.tokens[start + 1 : last + 1]) if seq.num_to_score else ()
+        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
     def _num_next(self, seq: Sequence) -> int:
         """How many drafts the last stage is to make behind what it samples."""

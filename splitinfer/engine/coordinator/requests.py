@@ -58,6 +58,7 @@ class RequestOutput:
     """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
     ``queue_seconds``: seconds from submission to its first step; ``None`` if there was none.
     ``num_tried_drafts``: drafts that came to a verdict; ``num_right_drafts``: of them, those that became tokens.
+    ``prompt_logprobs``: of the prompt's tokens from the second on, where they were asked for.
 
     ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
     special tokens nor the stop string.
@@ -74,6 +75,7 @@ class RequestOutput:
     queue_seconds: float | None = None
     num_tried_drafts: int = 0
     num_right_drafts: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     def add(self, event: StreamEvent) -> None:
         """Append one event."""
@@ -187,7 +189,7 @@ class RequestState:
             text, reason, stop = self._rest(text, reason)
         ids = () if token is None else (token.token_id,)
         finish_reason = None if reason is None else reason.value
-        return StreamEvent(ids, text, taken.time, finish_reason, _logprobs(token), taken.error, stop)
+        return StreamEvent(ids, text, taken.time, finish_reason, logprobs_of(token), taken.error, stop)
 
     def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason, str | None]:
         """The text to show at the end: all that was held back, unless that completes a stop string, the third."""
@@ -197,5 +199,6 @@ class RequestState:
         return text + update.text + self._stops.flush(), reason, None
 
 
-def _logprobs(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
+def logprobs_of(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
+    """A token's, if they were asked for."""
     return () if token is None or token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)

@@ -54,18 +54,22 @@ def accepted_of(part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, 
 
 
 def verdicts_of(
-    plan: StepPlan, computed: Seq[Slice], tokens: Seq[SampledToken], histories: Mapping[int, History]
+    plan: StepPlan,
+    computed: Seq[Slice],
+    tokens: Seq[SampledToken],
+    histories: Mapping[int, History],
+    scores: Mapping[int, tuple[SampledToken, ...]],
 ) -> tuple[SampledSlice, ...]:
     """The tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``; the
-    others are void and get none."""
+    others are void and get none. ``scores``: by sequence, of its slice's own tokens."""
     at, verdicts = 0, []
     for part in plan.slices:
-        if part.num_logits and part in computed:
+        if part.num_rows and part in computed:
             sampled = tokens[at : (at := at + part.num_logits)]
             history = histories.get(part.seq_id)  # None: a step behind this one has freed the sequence already
             counted = accepted_of(part, sampled) if history is None else history.verdict(part, sampled)
-            verdicts.append(SampledSlice(part.seq_id, counted))
-        elif part.num_logits:
+            verdicts.append(SampledSlice(part.seq_id, counted, scored=scores.get(part.seq_id, ())))
+        elif part.num_rows:
             verdicts.append(SampledSlice(part.seq_id, ()))
     return tuple(verdicts)
 

@@ -33,6 +33,7 @@ from splitinfer.engine.stage.masking import RowMasks, StageMasks, with_masks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
+from splitinfer.engine.stage.scores import read_scores, scored
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
@@ -246,7 +247,7 @@ class StageRunner:
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)
             block = self._pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits, block))
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
         rows = tuple(row for part in slices for row in self._rows_of(part))
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, parts, self._build(slices, parts, token_ids, hidden, rows, masks)
@@ -273,8 +274,11 @@ class StageRunner:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
         if masks is not None:
             rows = with_masks(slices, rows, masks())
-        choices = () if joined is None else tuple(self._sampler.choose(joined, rows))
-        return StepGraph(None, None, rows, choices, pending)
+        if joined is None:
+            return StepGraph(None, None, rows, (), pending)
+        logits, scores = scored(joined, slices, self._histories)
+        choices = tuple(self._sampler.choose(logits, rows)) if rows else ()
+        return StepGraph(None, None, rows, choices, pending, scores)
 
     # -- graphs built ahead --------------------------------------------------------------------
 
@@ -376,7 +380,10 @@ class StageRunner:
             spans = [self.device.wait(ticket) for ticket in launched.drafts.tickets]
             drafts = launched.drafts.drafts.read()
             figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
-        verdicts = verdicts_of(launched.plan, launched.slices, tokens, self._histories) if self._model.is_last else ()
+        verdicts: tuple[SampledSlice, ...] = ()
+        if self._model.is_last:
+            scores = read_scores(graph.scores)
+            verdicts = verdicts_of(launched.plan, launched.slices, tokens, self._histories, scores)
         verdicts = tuple(replace(one, drafts=drafts.get(one.seq_id, ())) for one in verdicts) if drafts else verdicts
         return Finished(launched.plan, figures, graph.hidden, graph.packed, verdicts)
 

@@ -170,7 +170,7 @@ class Sampler:
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             scores = self._scores(logprobs, structure, _Data(*arrays)) if structure.samples else logprobs
             tokens = mx.argmax(scores, axis=-1)
-            return tokens, _reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
+            return tokens, reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
 
         return tail
 
@@ -195,11 +195,11 @@ def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
         ids = on_host(choice.tokens).tolist()
         lines = [None] * len(ids) if choice.logprobs is None else list(on_host(choice.logprobs))
         for row, token, line in zip(choice.rows, ids, lines, strict=True):
-            tokens[row] = _with_logprobs(token, line, rows[row].params.logprobs)
+            tokens[row] = with_logprobs(token, line, rows[row].params.logprobs)
     return [tokens[i] for i in range(len(rows))]
 
 
-def _with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | None) -> SampledToken:
+def with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | None) -> SampledToken:
     """``line``: a row of ``Choice.logprobs``."""
     if line is None or num_top is None:
         return SampledToken(token)
@@ -209,7 +209,7 @@ def _with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | 
     return SampledToken(token, float(line[0]), tuple(ranked[:num_top]))
 
 
-def _reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
+def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
     """``Choice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
     values, num_top = logprobs.astype(mx.float32), min(num_top, logprobs.shape[-1])
     own = mx.take_along_axis(values, tokens[:, None], axis=-1)

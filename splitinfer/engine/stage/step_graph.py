@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Choice
+from splitinfer.engine.stage.scores import Scores
 from splitinfer.models.hidden_states import PackedRows
 
 
@@ -18,6 +19,7 @@ class StepGraph:
     packed: the rows of them that cross the link in fewer bytes.
     rows, choices: on the last stage, the rows that want logits, and what is chosen for them.
     pending: arrays that the step writes, and that only later steps read.
+    scores: on the last stage, the log probabilities of prompts' tokens.
     """
 
     hidden: mx.array | None
@@ -25,6 +27,7 @@ class StepGraph:
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
     pending: Sequence[mx.array]
+    scores: tuple[Scores, ...] = ()
 
     def without_pending(self) -> "StepGraph":
         """The same without ``pending``: whoever held these arrays would make the next step copy them."""
@@ -39,6 +42,7 @@ class StepGraph:
         found += [] if self.packed is None else self.packed.arrays()
         for choice in self.choices:
             found += choice.arrays()
+        found += [scores.logprobs for scores in self.scores]
         return found + [corner(array) for array in [*also, *self.pending][-1:]]
 
 

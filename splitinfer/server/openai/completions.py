@@ -8,8 +8,8 @@ text, and two such would have one name; they are written as their bytes, ``bytes
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
@@ -17,10 +17,10 @@ from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
-from splitinfer.server.fields import Count, Refused, not_a, wrong
+from splitinfer.server.fields import Refused, not_a, wrong
 from splitinfer.server.openai.chat import Shape, TokenText, shape_of, usage_of, usage_so_far
 from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
 
@@ -64,26 +64,36 @@ _Logprobs = Annotated[
 ]
 
 
+_CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
 class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
     """A request for completions."""
 
     prompt: _Prompts = Field(
         description=f"Text, token ids, or a list of either; at most {MAX_ANSWERS} answers, all choices together"
     )
-    max_tokens: Count | None = Field(None, description=f"Token limit of an answer; {DEFAULT_TOKENS} if not given")
-    max_completion_tokens: Count | None = Field(None, description="Takes precedence over max_tokens")
+    max_tokens: _CountOrNone | None = Field(
+        None, description=f"Token limit of an answer; {DEFAULT_TOKENS} if not given. With echo also 0: the prompt alone"
+    )
+    max_completion_tokens: _CountOrNone | None = Field(None, description="Takes precedence over max_tokens")
     n: Choices = Field(1, description="Number of answers for each prompt")
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Must equal n")
     stream_options: StreamOptions | None = Field(None, description="Only with stream")
     logprobs: _Logprobs | None = Field(
         None,
         description="Log probabilities of each token and of this many of the most likely ones; `true` is 0, "
-        "`false` and -1 are off. Offsets are those in the answer's own text",
+        "`false` and -1 are off. Offsets are those in the text",
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="The same of the prompt's tokens, in a field of this name as vLLM has it; not with stream"
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="With logprobs: also returns this many of the most likely tokens"
     )
-    echo: bool = Field(False, description="Each answer begins with its prompt; not with logprobs")
+    echo: bool = Field(
+        False, description="Each answer begins with its prompt; with logprobs, also with those of its tokens"
+    )
     suffix: Annotated[Any, Refused("a model cannot be made to end at a given text", ([], {}, ""))] = None
     add_special_tokens: Annotated[Any, Refused("the tokenizer always adds its own", (True,))] = None
 
@@ -91,11 +101,14 @@ class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
 @dataclass(frozen=True, slots=True)
 class Completions:
     """A request. ``asks``: one for each prompt, all alike in everything else. ``echo``: each choice's text begins with
-    its prompt."""
+    its prompt. ``prompt_top``: most likely tokens beside each of the prompt; ``None``: no field has them.
+    ``answers``: whether the answers are shown."""
 
     asks: tuple[Ask, ...]
     shape: Shape
     echo: bool = False
+    prompt_top: int | None = None
+    answers: bool = True
 
 
 def completions_of(request: CompletionRequest, model: str = "") -> Completions:
@@ -109,12 +122,18 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if request.best_of not in (None, number):
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
-    if request.echo and num_top is not None:
-        raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
+    if request.prompt_logprobs is not None and request.stream:
+        raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
+    limits = (request.max_completion_tokens, request.max_tokens, DEFAULT_TOKENS)
+    most = next(limit for limit in limits if limit is not None)
+    if not most and not request.echo:
+        raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
     shape = shape_of(request, request.stream_options, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    most = request.max_completion_tokens or request.max_tokens or DEFAULT_TOKENS
-    return Completions(tuple(Ask(prompt, sampling, most, number) for prompt in prompts), shape, request.echo)
+    scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
+    sampling |= {"prompt_logprobs": max(scored)} if scored else {}
+    asks = tuple(Ask(prompt, sampling, max(1, most), number) for prompt in prompts)
+    return Completions(asks, shape, request.echo, request.prompt_logprobs, most > 0)
 
 
 def _num_top(request: CompletionRequest) -> int | None:
@@ -129,29 +148,42 @@ def _num_top(request: CompletionRequest) -> int | None:
 # -- the answer ------------------------------------------------------------------------------------
 
 
+_NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 _REASONS = {"stop": "stop", "length": "length", "abort": "length"}
+
+
+class Scored(Protocol):
+    """A prompt's tokens, and their log probabilities from the second on, if they were asked for."""
+
+    @property
+    def prompt(self) -> Sequence[int]: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs] | None: ...
 
 
 @dataclass(slots=True)
 class CompletionWriter:
     """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``echoes``: what each choice's
     text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer.
-    ``usage_now``: the usage so far."""
+    ``wanted``: what is shown of prompts and answers. ``usage_now``: the usage so far. ``prompt_of``: a choice's prompt.
+    """
 
     answer_id: str
     created: int
-    shape: Shape
+    wanted: Completions
     token_text: TokenText
     echoes: Sequence[str] = ()
     fingerprint: str | None = None
     usage_now: Callable[[], Usage] = lambda: Usage(0)
-    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice
+    prompt_of: Callable[[int], Scored] | None = None
+    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
+
+    @property
+    def shape(self) -> Shape:
+        """What a client is shown of an answer."""
+        return self.wanted.shape
 
     # -- a stream ------------------------------------------------------------------------------
-
-    def first(self) -> list[dict[str, Any]]:
-        """The chunks with which choices begin: those with their prompts, where they are wanted."""
-        return [self._chunk([_choice(choice, text)]) for choice, text in enumerate(self.echoes)]
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """The chunk of a piece."""
@@ -159,7 +191,7 @@ class CompletionWriter:
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
         """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
-        return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
+        return {**self._chunk([]), "usage": self._usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head(), "choices": choices, **usage_so_far(self.shape, self.usage_now)}
@@ -172,9 +204,25 @@ class CompletionWriter:
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
         choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
-        for choice, echo in zip(choices, self.echoes, strict=False):
-            choice["text"] = echo + choice["text"]
-        return {**self._head(), "choices": choices, "usage": usage_of(usage)}
+        for choice in choices if self.wanted.prompt_top is not None else ():
+            choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.wanted.prompt_top or 0)
+        return {**self._head(), "choices": choices, "usage": self._usage_of(usage)}
+
+    def _usage_of(self, usage: Usage) -> dict[str, Any]:
+        return usage_of(usage if self.wanted.answers else replace(usage, generated=0))
+
+    def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
+        """As vLLM writes them: by id, each with its rank where that is known."""
+        assert self.prompt_of is not None
+        lines = list[dict[str, Any] | None]([None])
+        for one in self.prompt_of(choice).prompt_logprobs or ():
+            ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
+            found = {one.token_id: (None, one.logprob), **ranked}
+            lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
+        return lines
+
+    def _ranked(self, token: int, rank: int | None, logprob: float) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self.token_text(token).decode("utf-8", "replace")}
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -189,15 +237,28 @@ class CompletionWriter:
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """One choice, with what pieces of it hold."""
-        index, reason = pieces[0].choice, pieces[-1].finish_reason
-        text = "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart))
-        made = _choice(index, text) | {"finish_reason": None if reason is None else _REASONS[reason]}
+        index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
+        echo = self.echoes[index] if begins and self.echoes else ""
+        offsets = self._offsets.setdefault(index, _Offsets(echo))
+        shown = pieces if self.wanted.answers else ()
+        text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
+        made = _choice(index, echo + text) | {"finish_reason": None if reason is None else _REASONS[reason]}
         if self.shape.num_top is not None:
-            made["logprobs"] = self._logprobs(index, [one for piece in pieces for one in piece.logprobs])
+            before = self._of_prompt(index, offsets) if begins and self.echoes else _NO_LOGPROBS
+            behind = self._logprobs(offsets, [one for piece in shown for one in piece.logprobs])
+            made["logprobs"] = {name: before[name] + behind[name] for name in behind}
         return made
 
-    def _logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        offsets = self._offsets.setdefault(choice, _Offsets())
+    def _of_prompt(self, choice: int, offsets: "_Offsets") -> dict[str, list[Any]]:
+        """Those of the prompt's tokens; its first one has none."""
+        assert self.prompt_of is not None
+        asked = self.prompt_of(choice)
+        raw = self.token_text(asked.prompt[0])
+        first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
+        found = self._logprobs(offsets, asked.prompt_logprobs or ())
+        return {name: first.get(name, [None]) + lines for name, lines in found.items()}
+
+    def _logprobs(self, offsets: "_Offsets", tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         return {
             "tokens": [token_name(self.token_text(one.token_id)) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
@@ -213,15 +274,20 @@ class CompletionWriter:
 
 @dataclass(slots=True)
 class _Offsets:
-    """Where the tokens of one answer begin in its text, in characters."""
+    """Where the tokens of one answer begin in its text, in characters. ``echo``: what it begins with, which special
+    tokens of the prompt are not a part of."""
 
+    echo: str = ""
     _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
     _length: int = 0
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
-        begin = self._length
-        self._length += len(self._decoder.decode(raw))
+        begin, text = self._length, self._decoder.decode(raw)
+        if begin < len(self.echo) and not self.echo.startswith(text, begin):
+            text = text.lstrip()  # a blank that the tokenizer has put before the first word
+            text = text if self.echo.startswith(text, begin) else ""
+        self._length += len(text)
         return begin
 
 

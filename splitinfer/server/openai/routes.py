@@ -54,10 +54,9 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
             echoes = echoed(wanted.asks, token_text) if wanted.echo else ()
-            writer = CompletionWriter(
-                answer_id, int(time.time()), wanted.shape, token_text, echoes, service.fingerprint
-            )
+            writer = CompletionWriter(answer_id, int(time.time()), wanted, token_text, echoes, service.fingerprint)
             writer.usage_now = lambda: under_way.answer.usage
+            writer.prompt_of = lambda choice: under_way.answer.requests[choice]
             if wanted.shape.streams:
                 return under_way.streamed(_completion_events(under_way.answer, writer))
             pieces = await until_gone(request, all_pieces(under_way.answer))
@@ -98,8 +97,6 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
 
 
 async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncGenerator[bytes, None]:
-    for chunk in writer.first():
-        yield event(chunk)
     async with aclosing(answer.batches()) as batches:
         async for batch in batches:
             written, has_failed = _up_to_failure(batch, lambda piece: event(writer.chunk(piece)))

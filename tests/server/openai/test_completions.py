@@ -1,6 +1,7 @@
 """Completions: every field's fate, prompts of each kind, and documents that the official types accept."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_penalty_of_zero_is_off_as_for_mlx_lm():
 
 # -- answers ---------------------------------------------------------------------------------------
 
-SPELLED = {1: b"Hi", 2: "€".encode()[:1], 3: "€".encode()[1:], 4: b"!"}
+SPELLED = {1: b"Hi", 2: "€".encode()[:1], 3: "€".encode()[1:], 4: b"!", 5: b"<s>", 6: b" P"}
 PIECES = [
     Piece(1, (TextPart("b"),)),
     Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1, ((1, -0.1), (4, -2.0))), TokenLogprobs(2, -0.5, ((4, -0.4),)))),
@@ -90,8 +91,19 @@ PIECES = [
 ]
 
 
-def writer(echoes: tuple[str, ...] = (), **shape: Any) -> CompletionWriter:
-    return CompletionWriter("cmpl-1", 1_700_000_000, Shape("m", **shape), SPELLED.__getitem__, echoes)
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of a special token and "P!"."""
+
+    prompt: tuple[int, ...] = (5, 6, 4)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = (TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs(4, -0.8))
+
+
+def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape: Any) -> CompletionWriter:
+    wanted = Completions((), Shape("m", **shape), bool(echoes), prompt_top)
+    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted, SPELLED.__getitem__, echoes)
+    made.prompt_of = lambda _: Asked()
+    return made
 
 
 def checked(document: dict[str, Any]) -> Completion:
@@ -117,13 +129,13 @@ def test_logprobs_have_the_old_form():
 
 
 def test_chunks_make_the_same_document():
-    stream = writer(("P", "Q"), streams=True, includes_usage=True, num_top=1)
+    stream = writer(("P!", "P!"), streams=True, includes_usage=True, num_top=1)
     usage = stream.usage_chunk(Usage(9, 4, 5))
     assert usage is not None
-    chunks = [checked(chunk) for chunk in [*stream.first(), *map(stream.chunk, PIECES), usage]]
+    chunks = [checked(chunk) for chunk in [*map(stream.chunk, PIECES), usage]]
     assert chunks[-1].choices == []
     assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-    document = checked(writer(("P", "Q"), num_top=1).document(PIECES, Usage(9, 4, 5)))
+    document = checked(writer(("P!", "P!"), num_top=1).document(PIECES, Usage(9, 4, 5)))
     for whole in document.choices:
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == whole.index]
         assert "".join(one.text for one in own) == whole.text
@@ -143,7 +155,24 @@ def test_what_is_not_wanted_is_not_there():
     assert "usage" not in chunk
     assert chunk["choices"][0]["logprobs"] is None
     assert writer(streams=True).usage_chunk(Usage(1)) is None
-    assert writer(streams=True).first() == []
+
+
+def test_a_prompt_comes_with_its_log_probabilities_before_the_answers():
+    document = writer(("P!", "P!"), prompt_top=1, num_top=1).document(PIECES, Usage(1))
+    logprobs = document["choices"][0]["logprobs"]
+    assert document["choices"][0]["text"] == "P!Hi€!"
+    assert logprobs["tokens"][:4] == ["<s>", " P", "!", "Hi"]
+    assert logprobs["token_logprobs"][:4] == [None, -0.7, -0.8, -0.1]
+    assert logprobs["top_logprobs"][:3] == [None, {"!": -0.6, " P": -0.7}, {"!": -0.8}]
+    assert logprobs["text_offset"] == [0, 0, 1, 2, 4, 4, 5]
+    assert document["choices"][0]["prompt_logprobs"] == [
+        None,
+        {
+            "6": {"logprob": -0.7, "rank": None, "decoded_token": " P"},
+            "4": {"logprob": -0.6, "rank": 1, "decoded_token": "!"},
+        },
+        {"4": {"logprob": -0.8, "rank": None, "decoded_token": "!"}},
+    ]
 
 
 def test_a_prompt_as_the_text_that_answers_begin_with():

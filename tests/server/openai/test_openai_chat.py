@@ -15,7 +15,7 @@ from splitinfer.server.answer import ChoiceReader, Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, ChatWriter, Shape, chat_ask
-from splitinfer.server.openai.completions import CompletionWriter
+from splitinfer.server.openai.completions import Completions, CompletionWriter
 from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem
 from splitinfer.server.spans import Usage
@@ -317,7 +317,7 @@ def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
     chat = ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: next(so_far))
     written = [json.loads(chat.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")) for text in "ab"]
     assert [chunk["usage"]["completion_tokens"] for chunk in written] == [1, 2]
-    text = CompletionWriter("cmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: Usage(3, 0, 1))
+    text = CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__, usage_now=lambda: Usage(3, 0, 1))
     assert text.chunk(Piece(0, (TextPart("a"),)))["usage"]["total_tokens"] == 4
     more = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     _, alone = chat_ask(read(ChatRequest, {"messages": HELLO, **more}))
@@ -342,7 +342,7 @@ def test_an_answer_that_fails_has_no_reason_to_finish(is_chat: bool):
         if is_chat:
             events = _chat_events(answer, ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__), 1)
         else:
-            events = _completion_events(answer, CompletionWriter("cmpl-1", 1, shape, {}.__getitem__))
+            events = _completion_events(answer, CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__))
         return b"".join([part async for part in events])
 
     sent = [line.removeprefix("data: ") for line in asyncio.run(sent_by()).decode().splitlines() if line]
