@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.plan import RowMask, Slice, StageFigures, StepPlan
+from splitinfer.core.plan import RowMask, SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work, round_of
 from splitinfer.engine.device.mlx_device import memory_errors

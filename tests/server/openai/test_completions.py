@@ -107,10 +107,14 @@ def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape:
 
 
 def checked(document: dict[str, Any]) -> Completion:
-    """The official type has one form for documents and chunks, and no null for a reason that is not there yet."""
+    """The official type has one form for documents and chunks, and no null for a reason that is not there yet, nor for
+    the first token of a prompt, where OpenAI's models have one."""
     sent = json.loads(json.dumps(document))
     for choice in sent["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
+        for name, empty in (("token_logprobs", 0.0), ("top_logprobs", {})):
+            if choice["logprobs"]:
+                choice["logprobs"][name] = [empty if one is None else one for one in choice["logprobs"][name]]
     return Completion.model_validate(sent, strict=True)
 
 
