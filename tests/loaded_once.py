@@ -69,10 +69,10 @@ class _Surveys:
         dtype: str | None,
         kv_format: KVFormat | None = None,
         *,
-        heads: bool = False,
+        drafter: Checkpoint | None = None,
     ) -> Survey:
-        if heads:
-            return self._survey(checkpoint, start, end, dtype, kv_format, heads=True)
+        if drafter is not None:
+            return self._survey(checkpoint, start, end, dtype, kv_format, drafter=drafter)
         key = (_identity(checkpoint), start, end, dtype, kv_format, kv_blocks._ROOM)
         if key not in self._found:
             self._found[key] = self._survey(checkpoint, start, end, dtype, kv_format)

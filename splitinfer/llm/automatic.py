@@ -23,6 +23,7 @@ from splitinfer.engine.profiling.survey import Notice, Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring
+from splitinfer.llm.setup import trained_drafter
 from splitinfer.machine.profile import Profiles
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import describe
@@ -151,8 +152,13 @@ def measured_profiles(
     as_loaded = resolve_dtype(dtype, gpu=on_gpu())
     found = describe(checkpoint, as_loaded, model, kv_format=format_of(kv_format))
     described = found.profile
-    if has_heads(settings.draft):
-        described = replace(described, draft=describe_heads(str(settings.draft), checkpoint, found, as_loaded))
+    trained = checkpoint if has_heads(settings.draft) else None
+    if settings.draft not in (None, NO_DRAFT):
+        trained = trained or trained_drafter(settings.draft)
+    if trained is not None:
+        described = replace(described, draft=describe_heads(str(settings.draft), trained, found, as_loaded))
+        taps = 1 if trained is checkpoint else 2  # rows for each token
+        described = replace(described, hidden_row=taps * described.hidden_row)
     elif settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)

@@ -25,7 +25,7 @@ from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import MTP, Drafter, NGramDrafter, has_heads, model_in
+from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
@@ -34,6 +34,8 @@ from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
+from splitinfer.models.mtp import MTP
+from splitinfer.models.trained import is_trained
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
@@ -73,6 +75,8 @@ class PipelineSetup:
             keys=Keyring(),  # made when a link needs it: another cut may bring workers that have keys
             kv_root=self._kv_root if self.settings.disk is not None else b"",
             checkpoint=self.checkpoint,
+            drafter=self._drafter_at_end,
+            drafter_fingerprint=None if self._trained is None else self._trained.fingerprint(),
         )
 
         def make(put: Callable[[Event], None]) -> Pipeline:
@@ -108,7 +112,7 @@ class PipelineSetup:
                 worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
-            drafts_at_end=has_heads(self.layout.draft) and self.make_drafter is None,
+            drafts_at_end=bool(self._drafter_at_end),
             forces=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
@@ -121,8 +125,8 @@ class PipelineSetup:
         name = self.layout.draft
         if self.make_drafter is not None:
             return self.make_drafter()
-        if name is None or has_heads(name):
-            return None  # heads are the last stage's
+        if name is None or self._drafter_at_end:
+            return None
         small = model_in(name)
         if small is None:
             return NGramDrafter()
@@ -147,9 +151,21 @@ class PipelineSetup:
     @cached_property
     def _most_context(self) -> int:
         """The context length where memory is no bound. A draft model is not asked beyond its own."""
-        small = None if self.layout.draft is None else model_in(self.layout.draft)
+        small = None if self.layout.draft is None or self._trained is not None else model_in(self.layout.draft)
         drafting = open_model(small).context_length if small is not None and self._grows else None
         return self.settings.most_context_of(self.checkpoint.context_length, drafting)
+
+    @cached_property
+    def _trained(self) -> Checkpoint | None:
+        """The layout's drafter, if it has a folder of its own and runs on the last stage."""
+        return None if self.make_drafter is not None else trained_drafter(self.layout.draft)
+
+    @property
+    def _drafter_at_end(self) -> str:
+        """What stages are told of a drafter on the last stage; empty without one."""
+        if self._trained is not None:
+            return _absolute(str(self.layout.draft))
+        return MTP if has_heads(self.layout.draft) and self.make_drafter is None else ""
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -163,7 +179,8 @@ class PipelineSetup:
         v = own_versions()
         layout, weights = self.layout, self.fingerprint.digest()
         inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
-        heads = MTP if has_heads(layout.draft) else ""  # whose KV is kept with the last stage's
+        heads = "" if self._trained is None else str(self._trained.fingerprint().digest())
+        heads += MTP if has_heads(layout.draft) else ""  # whose KV is kept with the last stage's
         return hashlib.blake2b((repr(inputs) + heads).encode(), digest_size=KEY_BYTES).digest()
 
     def _root_of(self, pipeline: Pipeline) -> Key:
@@ -247,6 +264,22 @@ def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
     return replace(layout, stages=tuple(replace(stage, start=start, end=end) for stage, start, end in stages))
 
 
+def trained_drafter(draft: str | None) -> Checkpoint | None:
+    """The checkpoint of a layout's ``draft``, if it was trained on the hidden states of its target.
+
+    Raises:
+        LayoutError: it is to draft together with n-grams.
+        ModelError: there is no such model.
+    """
+    name = None if draft is None else model_in(draft)
+    found = None if name is None else open_model(name)
+    if found is None or not is_trained(found):
+        return None
+    if name != draft:
+        raise LayoutError(f"draft {draft}: a drafter on the last stage does not go with n-grams; leave out +ngram")
+    return found
+
+
 def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
     """Check that the draft model has the model's vocabulary.
 
@@ -254,7 +287,7 @@ def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
         LayoutError: it has another one, or there is no draft model where one is named.
     """
     name = None if layout.draft is None else model_in(layout.draft)
-    if name is None:
+    if name is None or trained_drafter(layout.draft) is not None:
         return
     draft = open_model(name)
     own = tokenizer_of(draft)

@@ -24,8 +24,9 @@ arrays: if anything it computes depends on what a passthrough returned, or on a 
 earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -38,7 +39,7 @@ from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import StandIn, call_model, find_layers, get_at, replaced, type_name
+from splitinfer.models.layers import StandIn, call_model, find_layers, floating_arrays, get_at, replaced, type_name
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.stand_ins import EndAtBorder, Inject, Keep, Passthrough, Reached, Relay, Tap, Watch, Watched
 from splitinfer.models.structure import CannotTrace, ModelStructure
@@ -69,6 +70,7 @@ class StageModel:
 
     Attributes:
         reads_tokens: whether the model may look at its tokens while its graph is built.
+        rows_in, rows_out: rows for each token that the stage takes, and gives: with taps before its end, one more.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
@@ -85,6 +87,7 @@ class StageModel:
         self.start, self.end, self.num_layers = start, end, len(self._slots)
         self._model, self._relay = model, Relay()
         self.traceable = True
+        self.rows_in = self.rows_out = 1
         if structure is None:
             structure = self._read_structure()
         long = None if structure is None else structure.long_rows
@@ -165,20 +168,27 @@ class StageModel:
             raise ModelError(NO_FLOAT32_HEAD)
         self._relay.head_in_float32 = True
 
-    def keep_last_hidden(self) -> None:
-        """From now on keep what the last layer returns for all rows (``take_last_hidden``).
+    def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
+        """From now on add up, row by row, what ``parts`` make of the hidden states [rows, d] behind layers of the model
+        (``take_tapped``); those that are not this stage's are left out."""
+        for index in range(self.start, self.end):
+            if index in parts:
+                self._watch(index, partial(self._tapped, parts[index]))
+        self.rows_in += any(index < self.start for index in parts)
+        self.rows_out += any(index < self.end for index in parts) and not self.is_last
 
-        Raises:
-            ModelError: what comes behind the last layer of this model does not work on rows.
-        """
-        if not self._is_tapped or len(self._result_rows) != 1 or self._result_rows[0][1] != 1:
-            raise ModelError(f"draft mtp: the last hidden states of {type_name(self._model)} are not in rows")
-        self._relay.keeps_last = True
+    def take_tapped(self) -> mx.array | None:
+        """[rows, d] of the last call; ``None`` if no layer of this stage is tapped."""
+        tapped, self._relay.tapped = self._relay.tapped, []
+        return sum(tapped[1:], start=tapped[0]) if tapped else None
 
-    def take_last_hidden(self) -> mx.array | None:
-        """What the last layer returned in the last call: [1, n, d] or [T, 1, d]; ``None`` if that is not kept."""
-        last, self._relay.last = self._relay.last, None
-        return last
+    def _tapped(self, part: Callable[[mx.array], mx.array], layer: Any, args: Any, kwargs: Any) -> Any:
+        result = layer(*args, **kwargs)
+        arrays = [array for _, array in floating_arrays(result)]
+        if len(arrays) != 1 or arrays[0].ndim != 3:
+            raise ModelError(f"draft: the hidden states of {type_name(self._model)} are not in rows")
+        self._relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
+        return result
 
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
@@ -248,22 +258,24 @@ class StageModel:
     def watched(self, watch: Watch) -> Iterator[None]:
         """Let ``watch`` call this stage's layers, in the place of the model, for the length of a ``with`` block."""
         before = dict(self._stand_ins)
-        outer = []
-        for i in range(self.start, self.end):
-            stand_in = before.get(i)
-            if stand_in is None:
-                self._stand_ins[i] = Watched(self.layer(i), watch)
-                continue
-            while isinstance(stand_in._real, StandIn):
-                stand_in = stand_in._real
-            outer.append((stand_in, stand_in._real))
-            stand_in._real = Watched(stand_in._real, watch)
+        outer = [self._watch(i, watch) for i in range(self.start, self.end)]
         try:
             yield
         finally:
             self._stand_ins = before
-            for stand_in, real in outer:
+            for stand_in, real in filter(None, outer):
                 stand_in._real = real
+
+    def _watch(self, index: int, watch: Watch) -> tuple[StandIn, Any] | None:
+        """Let ``watch`` call a layer, within what stands in for it; that, and what it called before."""
+        stand_in = self._stand_ins.get(index)
+        if stand_in is None:
+            self._stand_ins[index] = Watched(self.layer(index), watch)
+            return None
+        while isinstance(stand_in._real, StandIn):
+            stand_in = stand_in._real
+        real, stand_in._real = stand_in._real, Watched(stand_in._real, watch)
+        return stand_in, real
 
     def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
         if self._incoming is not None:
@@ -285,7 +297,7 @@ class StageModel:
         self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Callable[[], mx.array]
     ) -> tuple[mx.array | None, Any]:
         """The model's own call: its logits, or the border's arguments."""
-        self._relay.keep = keep if self.is_last else None
+        self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):

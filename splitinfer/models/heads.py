@@ -5,10 +5,10 @@
                                                                               └─ in the place of the hidden state, for
                                                                                  the next draft
 
-A *kind* of them is a class of the form ``Heads``: the prediction heads of a checkpoint (``mtp``). All kinds run the
-rows of many sequences as a stage does (``rows``), and their KV is one more cache of each sequence (``WithHeads``): it
-is rolled back, kept, written to disk and joined as a layer's is. The entry of token i comes from hidden state i - 1
-and token i, so this KV has the length of the layers'.
+A *kind* of them is a class of the form ``Heads``: the prediction heads of a checkpoint (``mtp``), and ``eagle3``. All
+run the rows of many sequences as a stage does (``rows``), and their KV is one more cache of each sequence
+(``WithHeads``): it is rolled back, kept, written to disk and joined as a layer's is. The entry of token i comes from
+hidden state i - 1 and token i, so this KV has the length of the layers'.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +47,10 @@ class Heads(Protocol):
 
     def states(self, kept: mx.array) -> mx.array:
         """[T, d] hidden states as it takes them, from what the stage keeps of a step."""
+        ...
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError where a loaded stage does not compute what they assume."""
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -165,7 +169,6 @@ class WithHeads:
         caches, rows = self.make_caches(), 4
         hidden = self.stage.made_up_hidden(rows, 0)
         self.stage(mx.zeros((1, rows), mx.int32), caches, None if hidden is None else hidden[None], rows)
-        self.stage.take_last_hidden()
         parts = [(caches, rows, mx.tri(rows, rows).astype(mx.bool_))]
         self.run(mx.zeros(rows, mx.int32), self.heads.zeros(rows), parts, mx.arange(rows))
         return cut(caches, self.own_places, 0, rows)

@@ -9,7 +9,7 @@ time, so that reads overlap; the peak is the stage and those few, or one large t
 stage reads must come from a file; a placeholder among them is an error, never a silent zero.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import Attention, from_config, observed
-from splitinfer.models.building import build_model, cast_floats, placeholders_of
+from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
@@ -31,8 +31,9 @@ from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
-from splitinfer.models.mtp import PREFIX, PredictionHeads, Target, tensors_of
 from splitinfer.models.quantised import CannotQuantise
+from splitinfer.models.trained import arrays_of as drafter_arrays
+from splitinfer.models.trained import join
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -92,9 +93,10 @@ def survey(
     dtype: str | None,
     kv_format: KVFormat | None = None,
     *,
-    heads: bool = False,
+    drafter: Checkpoint | None = None,
 ) -> Survey:
-    """What the stage of layers [start, end) reads and needs, and its prediction ``heads``. Reads no weight.
+    """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
+    this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
@@ -110,18 +112,19 @@ def survey(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
-    drafting = with_heads(stage, checkpoint, placeholders, dtype) if heads else None
-    if drafting is not None:
-        outputs += drafting.probe()
-        parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}
+    heads = None
+    if drafter is not None:
+        found = join(stage, drafter, placeholders if drafter is checkpoint else placeholders_of(drafter), dtype)
+        heads, parameters = found.heads, parameters | found.weights
+        outputs += found.outputs()
     tensors = arrays_read(outputs, placeholders)
     read = arrays_read(outputs, parameters)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
-    if drafting is not None:
-        kv_per_token += drafting.bytes_per_token
-        kv_stored += drafting.bytes_per_token * BLOCK
+    if heads is not None:
+        kv_per_token += heads.bytes_per_token
+        kv_stored += heads.bytes_per_token * BLOCK
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
@@ -168,47 +171,27 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    return _load(checkpoint, found, start, end, dtype, report, heads=False)[0]
+    return _load(checkpoint, found, start, end, dtype, report, None)[0]
 
 
-def load_with_heads(checkpoint: Checkpoint, found: Survey, start: int, dtype: str | None, report: Report) -> WithHeads:
-    """The same for the last stage and its prediction heads."""
-    _, drafting = _load(checkpoint, found, start, found.num_layers, dtype, report, heads=True)
-    assert drafting is not None
-    drafting.stage.keep_last_hidden()
-    Target.of(drafting.stage.whole).check(drafting.stage)
-    return drafting
-
-
-def with_heads(
-    stage: StageModel, checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None
-) -> WithHeads:
-    """A stage with the prediction heads among ``arrays``.
-
-    Raises:
-        ModelError: there are none, they belong to another model, or this one cannot have any.
-    """
-    if not tensors_of(arrays, stage.num_layers):
-        raise ModelError(
-            f"{checkpoint.folder} has no prediction heads ({PREFIX}* or model.layers.{stage.num_layers}.*): mlx-lm "
-            "leaves them out when it converts; copy these tensors from the original repository into a file "
-            "model-mtp.safetensors of this folder, or draft with a small model or 'ngram'"
-        )
-    heads = PredictionHeads(stage.whole, arrays)
-    cast_floats(heads, dtype)
-    try:
-        found = WithHeads(stage, heads)
-        list(found.probe())
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"the prediction heads in {checkpoint.folder} do not fit the layers of {type_name(stage.whole)} ({error}); "
-            "they belong to another model, or are of a form that is not known"
-        ) from error
-    return found
+def load_with_drafter(
+    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report, drafter: Checkpoint
+) -> tuple[StageModel, WithHeads | None]:
+    """The same with what the stage has of a drafter; its heads, if it is the last one."""
+    stage, heads = _load(checkpoint, found, start, end, dtype, report, drafter)
+    if heads is not None:
+        heads.heads.check(stage)
+    return stage, heads
 
 
 def _load(
-    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report, *, heads: bool
+    checkpoint: Checkpoint,
+    found: Survey,
+    start: int,
+    end: int,
+    dtype: str | None,
+    report: Report,
+    drafter: Checkpoint | None,
 ) -> tuple[StageModel, WithHeads | None]:
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
@@ -221,10 +204,11 @@ def _load(
     outputs, _ = stage.probe()
     if not stage.traceable:
         outputs = list(parameters.values())
-    drafting = with_heads(stage, checkpoint, arrays, dtype) if heads else None
-    if drafting is not None:
-        outputs += drafting.probe()
-        parameters |= {f"{PREFIX}{name}": array for name, array in tree_flatten(drafting.heads.parameters())}
+    heads = None
+    if drafter is not None:
+        joined = join(stage, drafter, arrays if drafter is checkpoint else drafter_arrays(drafter), dtype)
+        heads, parameters = joined.heads, parameters | joined.weights
+        outputs += joined.outputs()
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
@@ -232,7 +216,7 @@ def _load(
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
-    return stage, drafting
+    return stage, heads
 
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:

@@ -135,7 +135,7 @@ class _Unavailable(SimpleNamespace):
 _register_parts()
 
 # After the parts are registered: before, these would import the package.
-from mlx_lm.models import base, cache, switch_layers  # noqa: E402
+from mlx_lm.models import base, cache, rope_utils, switch_layers  # noqa: E402
 from mlx_lm.models.base import create_causal_mask  # noqa: E402
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache  # noqa: E402
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty  # noqa: E402
@@ -153,6 +153,7 @@ __all__ = [
     "create_causal_mask",
     "make_prompt_cache",
     "make_repetition_penalty",
+    "rope_utils",
     "switch_layers",
     "utils",
 ]

@@ -31,6 +31,7 @@ from splitinfer.models.heads import HeadRows, filled, linear
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.mlx_lm import make_prompt_cache
 
+MTP = "mtp"  # in a layout's ``draft``
 PREFIX = "mtp."
 _NORM = re.compile(r"(norm|norm_embedding|norm_hidden)\.weight$")
 _EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.(weight|scales|biases)")
@@ -70,9 +71,9 @@ class Target:
         hidden, rows = stage.made_up_hidden(4, 0), 4
         given = None if hidden is None else hidden[None]
         logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
-        last = stage.take_last_hidden()
+        last = stage.take_tapped()
         assert last is not None
-        own = self.head(self.norm(last))[0].astype(logits.dtype)
+        own = self.head(self.norm(last)).astype(logits.dtype)
         if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
             raise ModelError(f"draft mtp: {type_name(stage.whole)} computes its logits in another way")
 
@@ -83,6 +84,11 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
     def __init__(self, model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
         super().__init__()
         own = _renamed(arrays, len(find_layers(model)))
+        if any(".kv_a_proj" in name for name in own):
+            raise ModelError(
+                f"the prediction heads of {type_name(model)} have latent attention (MLA), which cannot draft yet; "
+                "draft with a small model or 'ngram'"
+            )
         self._target = target = Target.of(model)
         size = target.norm.weight.shape[-1]
         self.like = _layer_like(model, {name.removeprefix("layers.0.") for name in own})
@@ -101,6 +107,10 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
                 f"the prediction heads are for hidden states of {self.norm.weight.shape[-1]} numbers, and those of "
                 f"{type_name(model)} have {size}; they belong to another model"
             )
+
+    def check(self, stage: StageModel) -> None:
+        """See ``Heads``: that the last norm and the head are what the logits are computed with."""
+        self._target.check(stage)
 
     def zeros(self, n: int) -> mx.array:
         """See ``Heads``."""

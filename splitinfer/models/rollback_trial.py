@@ -90,7 +90,7 @@ class _RolledBack(Continued):
         more_ids, more_hidden = inputs(self._stage, WITHIN, end, self._salt + 2)
         ids = mx.concatenate([ids, more_ids], axis=1)
         if hidden is not None and more_hidden is not None:
-            hidden = mx.concatenate([hidden, more_hidden], axis=1)[0]
+            hidden = mx.repeat(mx.concatenate([hidden, more_hidden], axis=1)[0], self._stage.rows_in, axis=0)
         return self._step.run([Part(caches, start, end - start, 1, block)], ids[0], hidden)
 
 

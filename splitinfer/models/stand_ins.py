@@ -24,8 +24,7 @@ class Relay:
         self.received: list[mx.array | None] = []
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
-        self.last: mx.array | None = None  # on the last stage: all rows of the last layer, where those are kept
-        self.keeps_last = False
+        self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
         self.head_in_float32 = False
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
@@ -92,8 +91,6 @@ class Tap(StandIn):
         result, keep = self._real(*args, **kwargs), self._relay.keep
         if keep is None:
             return result
-        if self._relay.keeps_last:
-            self._relay.last = get_at(result, self._rows[0][0])
         for path, axis in self._rows:
             rows = keep(get_at(result, path), axis)
             result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)

@@ -69,7 +69,7 @@ class StepModel:
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, EachSequence]] = []
-        self.last_hidden: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if they are kept
+        self.tapped: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if layers are tapped
 
     @cached_property
     def way(self) -> Way:
@@ -158,15 +158,27 @@ class StepModel:
         Args:
             parts: each sequence's share, in the order of the rows; at least one.
             tokens: T token ids, numbers or an int32 array.
-            hidden: [T, d] from the previous stage; ``None`` on the first stage.
+            hidden: [T, d] from the previous stage; ``None`` on the first stage. Where earlier layers are tapped, each
+                row is followed by that of the taps.
 
         Returns:
-            Arrays whose concatenation is [T, d] for the next stage, or on the last stage the [R, vocabulary] logits of
-            the rows that want them.
+            Arrays whose concatenation is [T, d] for the next stage, again with a row of the taps behind each, or on the
+            last stage the [R, vocabulary] logits of the rows that want them.
         """
-        if len(parts) > 1 and self.way is not Way.SEQUENCES:
-            return self._by_rows(parts, tokens, hidden)
-        return self._one_by_one(parts, tokens, hidden)
+        before = None
+        if hidden is not None and self.stage.rows_in > 1:
+            hidden, before = hidden[::2], hidden[1::2]
+        together = len(parts) > 1 and self.way is not Way.SEQUENCES
+        outputs = (self._by_rows if together else self._one_by_one)(parts, tokens, hidden)
+        if before is not None:
+            self.tapped = before if self.tapped is None else _added(before, self.tapped)
+        return outputs if self.stage.rows_out == 1 else [self._with_taps(mx.concatenate(outputs))]
+
+    def _with_taps(self, rows: mx.array) -> mx.array:
+        """[T, d] rows for the next stage, with that of the taps behind each."""
+        tapped, self.tapped = self.tapped, None
+        assert tapped is not None
+        return mx.stack([rows, _added(mx.zeros_like(rows), tapped)], axis=1).reshape(-1, rows.shape[-1])
 
     def _one_by_one(
         self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
@@ -178,11 +190,11 @@ class StepModel:
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             with children_replaced(self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])):
                 y = self.stage(ids, part.caches, given, part.num_logits)
-            kept = self.stage.take_last_hidden()
-            last += [] if kept is None else [kept[0]]
+            kept = self.stage.take_tapped()
+            last += [] if kept is None else [kept]
             if part.num_logits or not self.stage.is_last:
                 outputs.append(y[0])
-        self.last_hidden = mx.concatenate(last) if last else None
+        self.tapped = mx.concatenate(last) if last else None
         return outputs
 
     def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, OfBlock]]:
@@ -215,9 +227,8 @@ class StepModel:
                 cache.bind(None)  # otherwise they would hold the keys and values of finished sequences
         for part in parts:
             part.caches.place.position += part.count
-        kept = self.stage.take_last_hidden()
-        if kept is not None:
-            self.last_hidden = kept[:, 0] if ordered.to_step is None else kept[:, 0][mx.argsort(ordered.to_step)]
+        kept = self.stage.take_tapped()
+        self.tapped = kept if kept is None or ordered.to_step is None else kept[mx.argsort(ordered.to_step)]
         if self.stage.is_last:
             return self._logits(y[:, 0], parts, ordered) if wants else []
         return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]
@@ -258,6 +269,12 @@ class StepModel:
             cohort = Cohort(members, self._places)
         cohort.begin_step()
         return cohort
+
+
+def _added(rows: mx.array, tapped: mx.array) -> mx.array:
+    """The sum of [T, d] rows and of [T, e], which may be narrower."""
+    more = rows.shape[1] - tapped.shape[1]
+    return rows + (mx.pad(tapped, [(0, 0), (0, more)]) if more else tapped).astype(rows.dtype)
 
 
 def _ids(tokens: Sequence[int] | mx.array) -> mx.array:

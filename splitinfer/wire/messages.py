@@ -101,7 +101,8 @@ class Load:
     max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
     peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
     reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights
-    heads: bool = False  # for the last stage: draft with the checkpoint's prediction heads
+    drafter: str = ""  # one trained on the model's hidden states: "mtp", or a model's name; empty: none
+    drafter_fingerprint: Fingerprint | None = None  # where it has a folder of its own
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -267,8 +268,9 @@ class Measured:
 class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
-    ``tensor`` is ``None`` for a plan without slices, which only frees. ``packing``: which rows are packed, and how;
-    ``None``: none are. ``masks``: of the rows that may not get every token, for the last stage.
+    ``tensor`` is ``None`` for a plan without slices, which only frees. Each hidden state may be followed by a row of
+    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masks``: of the rows that may not get every
+    token, for the last stage.
     """
 
     plan: StepPlan
@@ -279,7 +281,7 @@ class Step:
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
-        if rows != self.plan.num_tokens:
+        if rows not in (self.plan.num_tokens, 2 * self.plan.num_tokens):
             raise ValueError(f"step {self.plan.step} has {self.plan.num_tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
             raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.layout import Layout
-from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.links.keys import Keys, upstream_key
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
@@ -28,6 +27,8 @@ class PipelineConfig:
     keys: Keys | None = None  # for encrypted links
     max_tokens: int = 0  # of a sequence, if there turns out to be room for more than ``kv_tokens``
     checkpoint: Checkpoint | None = None  # the model's, for workers that lack weights
+    drafter: str = ""  # on the last stage
+    drafter_fingerprint: Fingerprint | None = None
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""
@@ -47,7 +48,8 @@ class PipelineConfig:
             peers=self._others(stage),
             reader_keys=tuple(peer.key for peer in self._others(stage) if peer.key),
             float32_head=self.layout.float32_head and stage == self.layout.num_stages - 1,
-            heads=has_heads(self.layout.draft) and stage == self.layout.num_stages - 1,
+            drafter=self.drafter,
+            drafter_fingerprint=self.drafter_fingerprint,
         )
 
     def _upstream_key(self, stage: int) -> str:

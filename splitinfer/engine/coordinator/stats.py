@@ -8,7 +8,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.drafts.drafters import MTP, Drafter
+from splitinfer.engine.drafts.drafters import Drafter
 
 
 def stats_of(
@@ -30,7 +30,7 @@ def stats_of(
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()
-        name = MTP if drafter is None and scheduler.config.drafts_at_end else None if drafter is None else drafter.name
+        name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
         stats["speculation"] = _draft_stats(name, scheduler.speculation)
         for stage, memory in zip(stats["stages"], scheduler.state.budget.stages, strict=False):
             stage["kv_budget_bytes"] = memory.budget_bytes

@@ -19,9 +19,9 @@ from splitinfer.core.speculation.ngram import NGramIndex
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
 from splitinfer.errors import LayoutError
+from splitinfer.models.mtp import MTP
 
 NGRAM = "ngram"
-MTP = "mtp"  # the prediction heads of the model's own checkpoint, on the last stage
 WITH_NGRAMS = "+" + NGRAM  # behind the name of a draft model
 
 

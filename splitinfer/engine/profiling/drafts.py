@@ -20,11 +20,12 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import DescribedModel
-from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype, with_heads
+from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.structure import ModelStructure
+from splitinfer.models.trained import join
 
 _ROUNDS, _SEVERAL = 6, 8  # of which the first is not counted; sequences that are drafted for together
 _PROMPT = 16  # tokens
@@ -58,16 +59,18 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
 
 
 def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel, dtype: str | None) -> DraftProfile:
-    """The bytes of a model's prediction heads, and which of its layers they are like. Reads no weight.
+    """The bytes of a drafter on the last stage, which has ``checkpoint``, and which of the model's layers it is like.
+    Reads no weight.
 
     Raises:
         ModelError: there are none, or they cannot run.
     """
     last = described.structure.num_layers - 1
     stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
-    found = with_heads(stage, checkpoint, placeholders_of(checkpoint), dtype)
-    weights = sum(array.nbytes for _, array in tree_flatten(found.heads.parameters()))
-    return DraftProfile(name, weights, found.bytes_per_token, described.profile.layers[found.heads.like].kind)
+    found = join(stage, checkpoint, placeholders_of(checkpoint), dtype)
+    assert found.heads is not None
+    weights, like = sum(array.nbytes for array in found.weights.values()), found.heads.heads.like
+    return DraftProfile(name, weights, found.heads.bytes_per_token, described.profile.layers[like].kind)
 
 
 def _round(drafter: DraftModel, count: int) -> float:

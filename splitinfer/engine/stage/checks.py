@@ -10,15 +10,15 @@ from transports import Frame
 
 
 def check_plan(
-    plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, num_ids: int | None, *, takes_rows: bool
+    plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, num_ids: int | None, *, rows_each: int
 ) -> None:
-    """Compare a plan with the rows that came for it, which all stages but the first take, and its tokens with the
-    model's ``num_ids``.
+    """Compare a plan with the rows that came for it, of which the stage takes so many for each token, and its tokens
+    with the model's ``num_ids``.
 
     Raises:
         ProtocolError: the stage cannot carry it out.
     """
-    rows, wanted = _num_rows(hidden), plan.num_tokens if takes_rows else 0
+    rows, wanted = _num_rows(hidden), plan.num_tokens * rows_each
     if rows != wanted:
         raise ProtocolError(f"step {plan.step} has {rows} hidden states for stage {stage}, which takes {wanted}")
     known = range(num_ids if num_ids is not None else 2**31)

@@ -74,12 +74,12 @@ def verdicts_of(
     return tuple(verdicts)
 
 
-def rows_of_prompts(slices: Seq[Slice], histories: Mapping[int, History]) -> list[int]:
-    """Those of a step's rows that belong to prompts."""
+def rows_of_prompts(slices: Seq[Slice], histories: Mapping[int, History], each: int = 1) -> list[int]:
+    """Those of a step's rows that belong to prompts, where each token has so many."""
     rows, at = list[int](), 0
     for part in slices:
         history = histories.get(part.seq_id)
         limit = 0 if history is None else history.num_prompt
-        rows += range(at, at + max(0, min(part.end, limit) - part.start))
-        at += len(part.token_ids)
+        rows += range(at, at + each * max(0, min(part.end, limit) - part.start))
+        at += each * len(part.token_ids)
     return rows

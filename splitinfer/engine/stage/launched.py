@@ -68,8 +68,8 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A completed step: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: the rows
-    of the hidden states that cross the link in fewer bytes."""
+    """A completed step: [T, d] hidden states on an earlier stage, with a row of taps behind each if there are any;
+    sampled tokens on the last one. ``packed``: the rows that cross the link in fewer bytes."""
 
     plan: StepPlan
     figures: StageFigures
@@ -82,8 +82,9 @@ class Finished:
         if plan is self.plan:
             return self
         rows, at = list[int](), 0
+        each = 1 if self.hidden is None else self.hidden.shape[0] // max(1, self.plan.num_tokens)
         for part in self.plan.slices:
-            first, at = at, at + len(part.token_ids)
+            first, at = at, at + each * len(part.token_ids)
             rows += range(first, at) if part in plan.slices else ()
         hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
         packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)

@@ -25,9 +25,10 @@ from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
+from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_stage, load_with_heads, resolve_dtype, survey
+from splitinfer.models.loader import Survey, load_stage, load_with_drafter, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -42,6 +43,7 @@ from splitinfer.models.memory import (
     set_limits,
     withdraw,
 )
+from splitinfer.models.mtp import MTP
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.tensors import name_of
 from splitinfer.wire.messages import Load, Progress, Ready
@@ -128,7 +130,8 @@ def load(
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     kv_format = format_of(command.kv_format)
-    found = survey(checkpoint, command.start, command.end, dtype, kv_format, heads=command.heads)
+    drafter = _open_drafter(command, checkpoint, report)
+    found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter)
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -136,12 +139,31 @@ def load(
     free = reserve(found.need, command.kv_tokens, what, name, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
-        checkpoint = supply.fetch(command, checkpoint, found, report)
+        own, checkpoint = drafter is checkpoint, supply.fetch(command, checkpoint, found, report)
         set_limits(found.need, command.kv_tokens, scores)
-        return _read(command, name, scores, checkpoint, found, dtype, device, report, disk if command.kv_root else None)
+        drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
+        return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk)
     except BaseException:
         withdraw(name)
         raise
+
+
+def _open_drafter(command: Load, checkpoint: Checkpoint, report: Report) -> Checkpoint | None:
+    """The drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
+
+    Raises:
+        ModelError: it cannot be had, or is another one than the coordinator's.
+    """
+    if command.drafter == MTP:
+        return checkpoint if command.end == command.bounds[-1] else None
+    if not command.drafter:
+        return None
+    found = open_model(command.drafter)
+    if command.drafter_fingerprint and (other := command.drafter_fingerprint.difference(found.fingerprint())):
+        raise ModelError(f"the drafter {command.drafter} has other weights here than on the coordinator: {other}")
+    files = sorted({found.tensors[name].file for name in found.missing(found.tensors)})
+    fetch(command.drafter, found, files, lambda *at: report(Progress("download", *at)))
+    return found
 
 
 def _read(
@@ -149,6 +171,7 @@ def _read(
     name: str,
     scores: int,
     checkpoint: Checkpoint,
+    drafter: Checkpoint | None,
     found: Survey,
     dtype: str | None,
     device: Device,
@@ -161,8 +184,11 @@ def _read(
         held.now()
         report(Progress("load", done, total))
 
-    heads = load_with_heads(checkpoint, found, command.start, dtype, reading) if command.heads else None
-    model = heads.stage if heads else load_stage(checkpoint, found, command.start, command.end, dtype, reading)
+    what, heads = (checkpoint, found, command.start, command.end, dtype, reading), None
+    if drafter is None:
+        model = load_stage(*what)
+    else:
+        model, heads = load_with_drafter(*what, drafter)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -185,7 +211,9 @@ def _read(
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads)
     runner.prepare()
     if heads and not runner.may_have_heads:
-        raise ModelError(f"draft mtp: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV")
+        raise ModelError(
+            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
+        )
     free = free_bytes()
     ready = Ready(
         stage=command.stage,

@@ -176,7 +176,9 @@ class StageRunner:
             DeviceFailed: the device did.
         """
         began = time.monotonic()
-        check_plan(plan, hidden, self._stage, self._num_ids, takes_rows=not self._model.is_first)
+        check_plan(
+            plan, hidden, self._stage, self._num_ids, rows_each=0 if self._model.is_first else self._model.rows_in
+        )
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         if masks is not None:
             self._prepared.undo(plan)  # it needs more than a prepared step's inputs
@@ -212,7 +214,7 @@ class StageRunner:
 
     def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
         """Launch the drafts behind a step, a round at a time, where this stage makes some."""
-        hidden, self._step.last_hidden = self._step.last_hidden, None
+        hidden, self._step.tapped = self._step.tapped, None
         if self._drafter is None or hidden is None or not parts:
             return None
         began = time.monotonic()
@@ -311,7 +313,7 @@ class StageRunner:
         hidden = None
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
-            hidden, raw = blank_rows(len(slices), width, dtype)
+            hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
         rows = tuple(self._histories[part.seq_id].row_at(part.end) for part in slices) if self._model.is_last else ()
         return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot)
 
@@ -326,7 +328,7 @@ class StageRunner:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec that may change them."""
         if self._codec == NONE or self._model.is_last or hidden is None or self._model.sends_whole_numbers:
             return None
-        rows = rows_of_prompts(slices, self._histories)
+        rows = rows_of_prompts(slices, self._histories, self._model.rows_out)
         return PackedRows.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
@@ -341,7 +343,7 @@ class StageRunner:
         keep, rows, at = list[Slice](), list[int](), 0
         for part in plan.slices:
             first = at
-            at += len(part.token_ids)
+            at += len(part.token_ids) * self._model.rows_in
             if not self._is_void(plan.step, part):
                 keep.append(part)
                 rows += range(first, at)

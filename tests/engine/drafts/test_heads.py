@@ -22,7 +22,7 @@ from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
-from splitinfer.models.mtp import _renamed
+from splitinfer.models.mtp import PredictionHeads, _renamed
 
 NUM = 16
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "seed": 5}
@@ -144,6 +144,13 @@ def test_other_heads_are_refused(changes: dict[str, Any], reason: str, tmp_path:
     folder = add_heads(tiny.save(tmp_path / "qwen3", "qwen3"), **changes)
     with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
         pass
+
+
+def test_latent_attention_is_refused() -> None:
+    model, _ = tiny.build("deepseek_v3")
+    names = ("eh_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
+    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
+        PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
 
 
 def test_published_norms_are_about_0(tmp_path: Path) -> None:

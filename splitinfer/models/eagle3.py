@@ -1,0 +1,230 @@
+"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer of the target.
+
+    three hidden states, concatenated ─ fc ─────────────┐
+                                                        ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
+    embedding, the target's where the drafter has none ─┘                         └─ for the next draft
+
+See EAGLE-3 (arXiv 2503.01840). ``fc`` is linear, and a product with a concatenation is a sum of products: so each stage
+multiplies the hidden states of its layers by its columns of ``fc`` (``taps_of``), and what the last stage needs comes
+as one row beside the hidden state, whatever the number of layers (``StageModel.tap``).
+
+Layers are numbered in two ways. ``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as
+they enter a layer, and so are 2, half and all but 3 of the target's layers where there are none; in ``eagle_config``
+they are as they leave it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from splitinfer.errors import ModelError
+from splitinfer.models.cut import StageModel
+from splitinfer.models.heads import HeadRows, linear
+from splitinfer.models.layers import find_layers, type_name
+from splitinfer.models.mlx_lm import rope_utils
+from splitinfer.models.mtp import Target
+
+Arrays = Mapping[str, mx.array]
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_EPS, _THETA = 1e-6, 1e4  # where a configuration says nothing
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an EAGLE-3 drafter."""
+    names = [*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type")]
+    return any("eagle3" in str(name).lower().replace("-", "") for name in names)
+
+
+def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
+    """The layers of a target behind which the hidden states are taken.
+
+    Raises:
+        ModelError: the target does not have them.
+    """
+    leaving = (config.get("eagle_config") or {}).get(_IDS)
+    entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
+    found = [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
+    wrong = [i for i in found if not 0 <= i < num_layers]
+    if wrong or len(set(found)) < len(found):
+        which = f", so not layer {wrong[0]}" if wrong else ""
+        raise ModelError(
+            f"the drafter reads the hidden states behind layers {found} (counted from 0), and the model has "
+            f"{num_layers} layers{which}; it belongs to another model"
+        )
+    return found
+
+
+def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict[int, Callable[[mx.array], mx.array]]:
+    """For each layer whose hidden states the drafter reads, its columns of the projection.
+
+    Raises:
+        ModelError: the drafter belongs to another model, or begins with something that is not linear.
+    """
+    layers, size, own = layers_of(config, len(find_layers(model))), _size_of(model), _renamed(arrays)
+    if config.get("norm_before_fc"):
+        raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
+    columns = own["fc.weight"].shape[-1]
+    if "fc.scales" not in own and columns != size * len(layers):
+        raise ModelError(
+            f"the drafter is for {len(layers)} hidden states of {columns / len(layers):g} numbers, and those of "
+            f"{type_name(model)} have {size}; it belongs to another model"
+        )
+    whole = linear("fc", own, size * len(layers))
+    return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
+
+
+def _columns(whole: Any, part: int, parts: int) -> Any:
+    """One of so many equal parts of a linear layer's inputs; the first has its bias."""
+    names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
+    own = {f"fc.{name}": mx.split(whole[name], parts, axis=-1)[part] for name in names}
+    if part == 0 and "bias" in whole:
+        own["fc.bias"] = whole["bias"]
+    inputs = own["fc.weight"].shape[-1] if "scales" not in names else whole.group_size * own["fc.scales"].shape[-1]
+    return linear("fc", own, inputs)
+
+
+def _size_of(model: nn.Module) -> int:
+    return int(Target.of(model).norm.weight.shape[-1])
+
+
+def _renamed(arrays: Arrays) -> dict[str, mx.array]:
+    """A drafter's tensors with the names of ``Eagle3``."""
+    own = {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
+    if "fc.weight" not in own:
+        raise ModelError("the drafter has no projection of hidden states (fc.weight), so it is not an EAGLE-3 drafter")
+    return own
+
+
+class Eagle3(nn.Module):  # type: ignore[misc]
+    """The drafter without ``fc``: ``layers``, a norm, and a head over the tokens that it may draft.
+
+    Raises:
+        ModelError: it belongs to another target, or lacks something.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> None:
+        super().__init__()
+        text, own, target = config.get("transformer_layer_config") or config, _renamed(arrays), Target.of(model)
+        rows = target.embed.weight.shape[0]
+        if text.get("vocab_size", rows) > rows:
+            raise ModelError(
+                f"the drafter is for a vocabulary of {text['vocab_size']:,} tokens, and {type_name(model)} has "
+                f"{rows:,}; it belongs to another model"
+            )
+        self.like = len(find_layers(model)) - 1
+        size = self._size = int(own["fc.weight"].shape[0])
+        try:
+            self._embed = target.embed
+            if "embed_tokens.weight" in own:
+                self.embed_tokens = self._embed = nn.Embedding(1, 1)
+                self.embed_tokens.weight = own["embed_tokens.weight"]
+            self.layers = [_Layer(config, text, size, f"layers.{i}.", own) for i in range(text["num_hidden_layers"])]
+            self.norm = _norm("norm", own, text)
+            self._head = target.head
+            if "lm_head.weight" in own:
+                self.lm_head = self._head = linear("lm_head", own, size)
+        except KeyError as error:
+            raise ModelError(f"the drafter lacks {error.args[0]}") from None
+        self._place = _places(own["d2t"], rows) if "d2t" in own else None
+        width, needed = self._embed(mx.zeros((1,), mx.int32)).shape[-1], own["layers.0.input_layernorm.weight"].size
+        if width != needed:
+            whose = "its own" if "embed_tokens" in self else f"those of {type_name(model)}"
+            raise ModelError(
+                f"the drafter takes embeddings of {needed} numbers, and {whose} have {width}; it belongs to "
+                "another model"
+            )
+
+    def check(self, stage: StageModel) -> None:
+        """See ``Heads``: nothing of the target but its embedding is assumed."""
+
+    def zeros(self, n: int) -> mx.array:
+        """See ``Heads``."""
+        return mx.zeros((n, self._size), self.norm.weight.dtype)
+
+    def states(self, kept: mx.array) -> mx.array:
+        """See ``Heads``: the sum of the taps."""
+        return kept[:, : self._size]
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """See ``Heads``."""
+        return cast(mx.array, self._embed(tokens))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
+        """See ``Heads``."""
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            hidden = layer(hidden, embedded if i == 0 else None, cache)
+        return hidden
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """See ``Heads``: minus infinity for the tokens that it cannot draft."""
+        own = self._head(self.norm(hidden))
+        if self._place is None:
+            return cast(mx.array, own)
+        return mx.where(self._place >= 0, own[..., mx.maximum(self._place, 0)], -mx.inf)
+
+
+def _places(differences: mx.array, rows: int) -> mx.array:
+    """[rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``differences``: of the
+    target's token and the drafter's, by the latter."""
+    own = mx.arange(differences.size, dtype=mx.int32)
+    places = mx.full((rows,), -1, dtype=mx.int32)
+    places[own + differences.astype(mx.int32)] = own
+    return places
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    """A decoder layer; the first takes embeddings, too."""
+
+    def __init__(
+        self, config: Mapping[str, Any], text: Mapping[str, Any], size: int, name: str, own: Mapping[str, mx.array]
+    ) -> None:
+        super().__init__()
+        is_first = name == "layers.0."
+        self.input_layernorm = _norm(f"{name}input_layernorm", own, text)
+        self.post_attention_layernorm = _norm(f"{name}post_attention_layernorm", own, text)
+        if is_first:
+            self.hidden_norm = _norm(f"{name}hidden_norm", own, text)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            self[part] = linear(f"{name}self_attn.{part}", own, (1 + is_first) * size)
+        self._heads = int(text["num_attention_heads"])
+        self._kv_heads = int(text.get("num_key_value_heads") or self._heads)
+        self._width = int(text.get("head_dim") or size // self._heads)
+        self.o_proj = linear(f"{name}self_attn.o_proj", own, self._heads * self._width)
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            inputs = int(text["intermediate_size"]) if part == "down_proj" else size
+            self[part] = linear(f"{name}mlp.{part}", own, inputs)
+        self._norm_before_residual = bool(config.get("norm_before_residual"))
+        self._rope = _rope(text, self._width)
+
+    def __call__(self, hidden: mx.array, embedded: mx.array | None, cache: HeadRows) -> mx.array:
+        if embedded is None:
+            x, residual = self.input_layernorm(hidden), hidden
+        else:
+            normed = self.hidden_norm(hidden)
+            x = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
+            residual = normed if self._norm_before_residual else hidden
+        hidden = residual + self._attend(x, cache)
+        x = self.post_attention_layernorm(hidden)
+        return cast(mx.array, hidden + self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+    def _attend(self, x: mx.array, cache: HeadRows) -> mx.array:
+        counts = (("q_proj", self._heads), ("k_proj", self._kv_heads), ("v_proj", self._kv_heads))
+        q, k, v = (self[part](x).reshape(len(x), 1, n, self._width).transpose(0, 2, 1, 3) for part, n in counts)
+        q, k = self._rope(q, offset=cache.offset), self._rope(k, offset=cache.offset)
+        found = cache.attend(q, *cache.update_and_fetch(k, v), self._width**-0.5, None, None)
+        return cast(mx.array, self.o_proj(found.transpose(0, 2, 1, 3).reshape(len(x), 1, -1)))
+
+
+def _norm(name: str, own: Mapping[str, mx.array], text: Mapping[str, Any]) -> nn.RMSNorm:
+    norm = nn.RMSNorm(1, eps=float(text.get("rms_norm_eps", _EPS)))
+    norm.weight = own[f"{name}.weight"]
+    return norm
+
+
+def _rope(text: Mapping[str, Any], width: int) -> Any:
+    given = text.get("rope_parameters") or {}
+    scaling = text.get("rope_scaling") or (given if given.get("rope_type", "default") != "default" else None)
+    theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
+    return rope_utils.initialize_rope(width, theta, False, scaling, text.get("max_position_embeddings"))
