@@ -24,9 +24,10 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
-from splitinfer.machine.profile import Profiles
+from splitinfer.machine.profile import ModelProfile, Profiles
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
-from splitinfer.models.layer_kinds import describe
+from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import count_layers, resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
@@ -151,19 +152,22 @@ def measured_profiles(
         (own, *others), links = surveyor.run()
     as_loaded = resolve_dtype(dtype, gpu=on_gpu())
     found = describe(checkpoint, as_loaded, model, kv_format=format_of(kv_format))
-    described = found.profile
-    trained = checkpoint if has_heads(settings.draft) else None
-    if settings.draft not in (None, NO_DRAFT):
-        trained = trained or trained_drafter(settings.draft)
-    if trained is not None:
-        described = replace(described, draft=describe_heads(str(settings.draft), trained, found, as_loaded))
-        taps = 1 if trained is checkpoint else 2  # rows for each token
-        described = replace(described, hidden_row=taps * described.hidden_row)
-    elif settings.draft not in (None, NO_DRAFT):
+    described = with_drafter(found, checkpoint, settings.draft, as_loaded)
+    if described.draft is None and settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)
         described = replace(described, draft=draft)
     return Profiles(described, (own, *others), tuple(links))
+
+
+def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | None, dtype: str | None) -> ModelProfile:
+    """A model's profile, with its drafter if that is on the last stage. Its taps double what a link carries."""
+    named = None if draft == NO_DRAFT else draft
+    trained = checkpoint if has_heads(named) else trained_drafter(named)
+    if trained is None:
+        return found.profile
+    row = found.profile.hidden_row * (1 if trained is checkpoint else 2)
+    return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
 
 
 def keys_here() -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
-from splitinfer.llm.automatic import ACCEPTANCE
+from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import describe
@@ -147,11 +147,13 @@ def live_figures(
     dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
     name = str(layout.model)
     # Graphs that are read are built without MLX's compiler, which the whole process shares.
-    model = engine.carry_out(lambda: describe(checkpoint, dtype, name, kv_format=kv_format).profile)
+    model = engine.carry_out(
+        lambda: with_drafter(describe(checkpoint, dtype, name, kv_format=kv_format), checkpoint, layout.draft, dtype)
+    )
     speculation, draft, acceptance = scheduler.speculation, 0.0, None
     if speculation is not None and layout.draft is not None:
         draft = scheduler.costs.drafting(1)
-        model = replace(model, draft=DraftProfile(layout.draft))
+        model = model if model.draft is not None else replace(model, draft=DraftProfile(layout.draft))
         tried, right = sum(speculation.counts.tried_at), sum(speculation.counts.accepted_at)
         acceptance = right / tried if tried >= _ENOUGH else ACCEPTANCE
     asked = Asked(

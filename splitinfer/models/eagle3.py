@@ -118,8 +118,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         try:
             self._embed = target.embed
             if "embed_tokens.weight" in own:
-                self.embed_tokens = self._embed = nn.Embedding(1, 1)
-                self.embed_tokens.weight = own["embed_tokens.weight"]
+                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
             self.layers = [_Layer(config, text, size, f"layers.{i}.", own) for i in range(text["num_hidden_layers"])]
             self.norm = _norm("norm", own, text)
             self._head = target.head

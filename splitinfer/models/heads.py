@@ -26,7 +26,11 @@ from splitinfer.models.mlx_lm import make_prompt_cache, switch_layers
 from splitinfer.models.quantised import attention
 from splitinfer.models.rows import NewKV, attend_by_rows
 
-_LINEAR = {nn.Linear: nn.QuantizedLinear, switch_layers.SwitchLinear: switch_layers.QuantizedSwitchLinear}
+_LINEAR = {
+    nn.Linear: nn.QuantizedLinear,
+    switch_layers.SwitchLinear: switch_layers.QuantizedSwitchLinear,
+    nn.Embedding: nn.QuantizedEmbedding,
+}
 _OF = {quantised: plain for plain, quantised in _LINEAR.items()}
 _MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, of weights without biases
 
@@ -86,7 +90,8 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
 
 
 def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = nn.Linear) -> Any:
-    """A linear layer for so many inputs, or that of experts, with the tensors ``name.*``, quantised as they are.
+    """A linear layer for so many inputs, or that of experts, or an embedding of so many numbers: with the tensors
+    ``name.*``, quantised as they are.
 
     Raises:
         KeyError: one is not there.

@@ -11,13 +11,15 @@ import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
 from stages import lose, pipeline, prompt
-from trained import LEAVING, save_eagle3, weights_of
+from trained import LEAVING, quantised, rounded, save_eagle3, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
+from splitinfer.models.growing import GrowingKVCache
+from splitinfer.models.heads import HeadPart, HeadRows
 
 NUM = 14
 SEVERAL = [
@@ -111,8 +113,8 @@ class Plain:
 
 
 def test_right_drafts_another_cut_a_loss_and_the_same_prompt(tmp_path: Path) -> None:
-    """A drafter that knows one token, and answers of nothing else: every draft is right. A link carries one row more for
-    each token, of prompts, too."""
+    """A drafter that knows one token, and answers of nothing else: every draft is right. A link carries one row more
+    for each token, of prompts, too."""
     folder, drafter = tiny.save(tmp_path / "qwen3", "qwen3"), save_eagle3(tmp_path / "drafter", only=77)
     params = SamplingParams(max_tokens=24, ignore_eos=True, logit_bias={77: 100.0})
     with pipeline(folder, [2, 2], draft=str(drafter), token_budget=64, rejoin_timeout=20) as llm:
@@ -148,6 +150,24 @@ def test_drafters_of_other_models_are_refused(config: dict[str, Any], reason: st
     own, arrays = json.loads((drafter / "config.json").read_text()), weights_of(drafter)
     with pytest.raises(ModelError, match=reason):
         _ = taps_of(own, model, arrays), Eagle3(own, model, arrays)
+
+
+def test_a_quantised_drafter_is_the_one_that_its_numbers_stand_for(tmp_path: Path) -> None:
+    """Its projection in three parts, its embedding, its layers and its head."""
+    model, _ = tiny.build("llama")
+    drafter = save_eagle3(tmp_path / "drafter")
+    own = json.loads((drafter / "config.json").read_text())
+    plain = weights_of(drafter) | {"embed_tokens.weight": mx.random.normal((160, 64))}
+    table, found = plain.pop("d2t"), list[mx.array]()
+    for arrays in (rounded(plain), quantised(plain)):
+        made = Eagle3(own, model, arrays | {"d2t": table})
+        taps = taps_of(own, model, arrays)
+        features = sum(taps[layer](mx.arange(64.0)[None] / 64 + layer) for layer in LEAVING)
+        positions, visible = mx.arange(1), mx.ones((1, 1), mx.bool_)
+        rows = HeadRows([HeadPart(GrowingKVCache(), 0, 1, visible)], positions)
+        found.append(made.logits(made(made.embed(mx.array([[7]])), features[:, None], [rows])))
+    assert mx.isfinite(found[0]).sum() == table.size == 40
+    assert mx.allclose(mx.maximum(found[0], -99), mx.maximum(found[1], -99), rtol=1e-4, atol=1e-4)
 
 
 def test_an_embedding_of_another_size_is_refused(tmp_path: Path) -> None:

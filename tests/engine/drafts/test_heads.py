@@ -110,6 +110,9 @@ def test_another_cut_and_the_same_prompt_again(tmp_path: Path) -> None:
         assert outs[1].num_cached_tokens >= 256, "its KV is kept with the heads'"
         assert llm.stats()["speculation"]["drafter"] == "mtp"
         expected = [llm.submit(prompt(40, seed=i), params, flight=Flight()).result().token_ids for i in range(3)]
+        drafter = llm.live_figures().profiles.model.draft
+        assert drafter is not None
+        assert (drafter.like, drafter.kv_per_token) == ("attention", 256)
         for disturb in (lambda: llm.recut([2, 1]), lambda: lose(llm), lambda: lose(llm)):
             under_way = [llm.submit(prompt(40, seed=i), params, flight=Flight(2)) for i in range(3)]
             next(events := iter(under_way[0]))
