@@ -10,8 +10,8 @@ import pytest
 import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
-from stages import lose, pipeline, prompt
-from trained import LEAVING, quantised, rounded, save_eagle3, weights_of
+from stages import lose, pipeline, prompt, shorten_blocks
+from trained import LEAVING, add_heads, quantised, rounded, save_eagle3, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -135,6 +135,49 @@ def test_right_drafts_another_cut_a_loss_and_the_same_prompt(tmp_path: Path) -> 
             assert under_way[1].result().token_ids == expected[1]
             assert len(list(events)) > 0
             assert under_way[0].output.token_ids == expected[0]
+
+
+def _of_kind(kind: str, folder: Path, tmp_path: Path) -> str:
+    if kind == "mtp":
+        add_heads(folder)
+        return "mtp"
+    return str(save_eagle3(tmp_path / "drafter"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next"])
+def test_every_cut(kind: str, name: str, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / name, name)
+    draft = _of_kind(kind, folder, tmp_path)
+    for cuts in ([4], [1, 3], [2, 2], [3, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]):
+        with pipeline(folder, cuts, token_budget=16) as llm:
+            expected = [one.result().token_ids for one in [llm.submit(*one) for one in SEVERAL]]
+        with pipeline(folder, cuts, token_budget=16, draft=draft) as llm:
+            under_way = [llm.submit(*one, flight=Flight(3)) for one in SEVERAL]
+            assert [one.result().token_ids for one in under_way] == expected, cuts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_thirty_losses(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And little memory, so that sequences are preempted."""
+    shorten_blocks(monkeypatch, 8)
+    folder = tiny.save(tmp_path / "qwen3", "qwen3")
+    draft = _of_kind(kind, folder, tmp_path)
+    with pipeline(folder, [2, 2], token_budget=16) as llm:
+        expected = [llm.submit(*one).result().token_ids for one in SEVERAL]
+    with pipeline(folder, [2, 2], token_budget=16, draft=draft, rejoin_timeout=20, kv_bytes=70_000) as llm:
+        for _ in range(30):
+            under_way = [llm.submit(*one, flight=Flight(2)) for one in SEVERAL]
+            next(events := iter(under_way[0]))
+            lose(llm)
+            assert len(list(events)) > 0
+            assert [one.result().token_ids for one in under_way[1:]] == expected[1:]
+            assert under_way[0].output.token_ids == expected[0]
+        found = llm.stats()
+        assert found["rejoins"] >= 30
+        assert found["preemptions"] > 0
 
 
 @pytest.mark.parametrize(("config", "reason"), [
