@@ -70,7 +70,7 @@ class StageModel:
 
     Attributes:
         reads_tokens: whether the model may look at its tokens while its graph is built.
-        rows_in, rows_out: rows for each token that the stage takes, and gives: with taps before its end, one more.
+        rows_in, rows_out: rows for each token that the stage takes, and gives; one more behind tapped layers.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
@@ -87,7 +87,7 @@ class StageModel:
         self.start, self.end, self.num_layers = start, end, len(self._slots)
         self._model, self._relay = model, Relay()
         self.traceable = True
-        self.rows_in = self.rows_out = 1
+        self.rows_in, self.rows_out = int(start > 0), 1
         if structure is None:
             structure = self._read_structure()
         long = None if structure is None else structure.long_rows

@@ -176,9 +176,7 @@ class StageRunner:
             DeviceFailed: the device did.
         """
         began = time.monotonic()
-        check_plan(
-            plan, hidden, self._stage, self._num_ids, rows_each=0 if self._model.is_first else self._model.rows_in
-        )
+        check_plan(plan, hidden, self._stage, self._num_ids, rows_each=self._model.rows_in)
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         if masks is not None:
             self._prepared.undo(plan)  # it needs more than a prepared step's inputs
