@@ -33,6 +33,7 @@ from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.rehearsal import OfLoop
 from splitinfer.errors import SplitinferError
 from splitinfer.models.memory import HeldReport
 from splitinfer.system.keep_awake import KeepAwake
@@ -76,10 +77,13 @@ class Loop:
         self.awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
+        self._rehearsal: OfLoop | None = None
 
     def use(self, scheduler: Scheduler) -> None:
         """Go by a scheduler of the pipeline's present stages from now on."""
         self._requests.in_force = InForce(scheduler, self._pipeline.layout)
+        self._rehearsal = OfLoop(scheduler.config)
+        self._inbox.rehearse = None if self._pipeline.own.device.computes_at_launch else self._rehearse
         if self.drafter is not None:
             self.drafter.use_device(self._pipeline.own.device)
             self._drafting = Drafting(self.drafter, scheduler, self._receive_and_tell)
@@ -144,6 +148,11 @@ class Loop:
         at = time.monotonic()
         self.own_steps.launch(plan, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
         self.watch.sent(at, self.scheduler.predicted(plan))
+
+    def _rehearse(self) -> None:
+        """Do what the next result brings, beforehand; not where that would delay a step's way to the next stage."""
+        if self.own_steps.are_none and self._rehearsal is not None:
+            self._rehearsal()
 
     # -- receive -----------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.profiling.measure import answer
+from splitinfer.engine.rehearsal import of_worker
 from splitinfer.engine.stage.checks import check_step
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
@@ -332,6 +333,7 @@ class Worker:
         except SplitinferError as error:
             _refuse(connection, error)
             return
+        self._inbox.rehearse = None if self._stage.runner.device.computes_at_launch else self._rehearse
         log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
         connection.send(ready)
 
@@ -419,6 +421,11 @@ class Worker:
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
+
+    def _rehearse(self) -> None:
+        """Do what the next step brings, beforehand; not where that would delay a step's way to the next stage."""
+        if self._steps.is_empty:
+            of_worker()
 
     def _take_void(self) -> None:
         """Learn which slices are void, also of steps that are in front of that message in the inbox."""
