@@ -28,9 +28,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from splitinfer.core.kv.growth import BLOCK, room
+from splitinfer.core.kv.growth import BLOCK, Phases, room
 from splitinfer.models.caches import Cache, Place, trim
-from splitinfer.models.growing import fitted, phase_at
+from splitinfer.models.growing import fitted, of_both, phases_at
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache, attention
@@ -122,7 +122,7 @@ class Cohort:
         """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""
         like = self.members[0].full[place]
         new = like.encode(k, v) if isinstance(like, QuantisedKVCache) else (k, v)
-        self._kv[place] = tree_map(partial(self._write, phase_at(like)), self._kv[place], new)
+        self._kv[place] = of_both(phases_at(like), self._write, self._kv[place], new)
         for member in self.members:
             member.full[place].offset += 1
         used = tree_map(lambda array: array[:, :, : self._used], self._kv[place])
@@ -166,9 +166,9 @@ class Cohort:
         row = next(i for i, m in enumerate(self.members) if m is member)
         for place in self.places:
             cache = member.full[place]
-            length = room(max(cache.offset, 1), phase_at(cache))
             # Gathered, not sliced: a slice would hold the arrays of the whole cohort.
-            cache.keys, cache.values = tree_map(partial(_picked, [row], length), self._kv[place])
+            pick = partial(_picked, [row], max(cache.offset, 1))
+            cache.keys, cache.values = of_both(phases_at(cache), pick, self._kv[place])
         member.cohort = None
         mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
 
@@ -190,18 +190,19 @@ class Cohort:
     def _gather(self) -> dict[int, Any]:
         """The members' arrays side by side, each with room for the longest member's next tokens."""
         longest = max(member.place.position for member in self.members) + 1
-        lengths = {place: room(longest, phase_at(self.members[0].full[place])) for place in self.places}
+        phases = {place: phases_at(self.members[0].full[place]) for place in self.places}
         old = self.members[0].cohort
         if old is not None and all(member.cohort is old for member in self.members):
             rows = [next(i for i, m in enumerate(old.members) if m is member) for member in self.members]
-            return {place: tree_map(partial(_picked, rows, lengths[place]), kv) for place, kv in old._kv.items()}
+            pick = partial(_picked, rows, longest)
+            return {place: of_both(phases[place], pick, kv) for place, kv in old._kv.items()}
         for member in self.members:
             member.release()
-        return {place: self._side_by_side(place, length) for place, length in lengths.items()}
+        return {place: self._side_by_side(place, longest, phases[place]) for place in self.places}
 
-    def _side_by_side(self, place: int, length: int) -> Any:
-        first, *others = ((member.full[place].keys, member.full[place].values) for member in self.members)
-        return tree_map(lambda *arrays: mx.concatenate([fitted(array, length) for array in arrays]), first, *others)
+    def _side_by_side(self, place: int, longest: int, phases: Phases) -> Any:
+        kv = ((member.full[place].keys, member.full[place].values) for member in self.members)
+        return of_both(phases, partial(_stacked, longest), *kv)
 
     def _take_over(self, member: SequenceCaches) -> None:
         member.cohort = self
@@ -218,9 +219,14 @@ class Cohort:
         return old
 
 
-def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
-    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
-    return fitted(array[mx.array(list(rows))], length)
+def _picked(rows: Sequence[int], length: int, phase: float, array: mx.array) -> mx.array:
+    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens and more."""
+    return fitted(array[mx.array(list(rows))], room(length, phase))
+
+
+def _stacked(length: int, phase: float, *arrays: mx.array) -> mx.array:
+    """Several [1, heads, tokens, d] as one, with room for ``length`` tokens and more."""
+    return mx.concatenate([fitted(array, room(length, phase)) for array in arrays])
 
 
 def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:

@@ -1,18 +1,21 @@
-"""Appends to arrays with room to grow, layer after layer (``core.kv.growth``).
+"""Appends to arrays with room to grow, one after the other (``core.kv.growth``).
 
 MLX writes into an array in place only if nothing else refers to its memory. A step in flight does, until it is done:
 what the step after it writes is a copy of the whole array. ``KVPool.must_end_first`` says when that costs too much.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
-from splitinfer.core.kv.growth import room
+from splitinfer.core.kv.growth import IN_STEP, Phases, room
 from splitinfer.models.mlx_lm import KVCache
 
 
-def written(old: mx.array | None, new: mx.array, at: int, phase: float) -> mx.array:
+def written(at: int, phase: float, old: mx.array | None, new: mx.array) -> mx.array:
     """``old`` [B, heads, room, d] with ``new`` [B, heads, n, d] written from token ``at`` on; grown if needed."""
     end = at + new.shape[2]
     if old is None or end > old.shape[2]:
@@ -29,26 +32,32 @@ def fitted(array: mx.array, length: int) -> mx.array:
     return mx.concatenate([array, mx.zeros((batch, heads, length - here, dim), array.dtype)], axis=2)
 
 
-def phase_at(cache: Any) -> float:
-    """The phase at which a cache grows; 0 for mlx-lm's own."""
-    return float(getattr(cache, "phase", 0.0))
+def phases_at(cache: Any) -> Phases:
+    """The phases at which a cache grows; those of mlx-lm's own are in step."""
+    return getattr(cache, "phases", IN_STEP)
+
+
+def of_both(phases: Phases, change: Callable[..., mx.array], *kv: Any) -> tuple[Any, Any]:
+    """Keys and values, changed: ``change`` gets a phase and the arrays of each ``kv`` that grow at it."""
+    keys, values = (tree_map(partial(change, at), *sides) for at, *sides in zip(phases, *kv, strict=True))
+    return keys, values
 
 
 class GrowingKVCache(KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache, which grows at ``phase``."""
+    """mlx-lm's plain cache, which grows at ``phases``."""
 
     cache_kind = KVCache
 
-    def __init__(self, phase: float = 0.0) -> None:
+    def __init__(self, phases: Phases = IN_STEP) -> None:
         super().__init__()
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.offset: int = 0
-        self.phase = phase
+        self.phases = phases
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append [B, heads, n, d] keys and values; returns all stored ones."""
         before, self.offset = self.offset, self.offset + keys.shape[2]
-        self.keys = written(self.keys, keys, before, self.phase)
-        self.values = written(self.values, values, before, self.phase)
+        self.keys = written(before, self.phases.keys, self.keys, keys)
+        self.values = written(before, self.phases.values, self.values, values)
         return self.keys[:, :, : self.offset], self.values[:, :, : self.offset]

@@ -15,6 +15,7 @@ block share it; each copies it once more into arrays with room to grow.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.plan import TensorSpec
 from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.growing import phase_at
+from splitinfer.models.growing import of_both, phases_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.packed_tree import PackedTree, nbytes_of, specs_of
 
@@ -229,7 +230,8 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
     cut_off = [
         tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
     ]
-    cache.keys, cache.values = tree_map(lambda *parts: _with_room(cache, parts), *cut_off)
+    grows = not isinstance(cache, mlx_caches.ConcatenateKVCache)
+    cache.keys, cache.values = of_both(phases_at(cache), partial(_joined, grows), *cut_off)
     cache.offset = length
     if isinstance(cache, WindowKVCache):
         cache.base = base
@@ -241,8 +243,8 @@ def _first_wanted(cache: Cache, length: int) -> int:
     return cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0
 
 
-def _with_room(cache: Cache, parts: Sequence[mx.array]) -> mx.array:
+def _joined(grows: bool, phase: float, *parts: mx.array) -> mx.array:
     used = sum(part.shape[-2] for part in parts)
-    more = 0 if isinstance(cache, mlx_caches.ConcatenateKVCache) else room(used, phase_at(cache)) - used
+    more = room(used, phase) - used if grows else 0
     shape = (*parts[0].shape[:-2], more, parts[0].shape[-1])
     return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if more else [])], axis=-2)

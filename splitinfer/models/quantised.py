@@ -15,14 +15,16 @@ error.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.growth import IN_STEP, Phases
 from splitinfer.models.attention import backend
-from splitinfer.models.growing import written
+from splitinfer.models.growing import of_both, written
 from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.system.gpu_roads import Road
@@ -94,16 +96,16 @@ class Packed:
 
 
 class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits; it grows at ``phase``."""
+    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits; it grows at ``phases``."""
 
     cache_kind = mlx_caches.KVCache
 
-    def __init__(self, format: KVFormat, phase: float = 0.0) -> None:
+    def __init__(self, format: KVFormat, phases: Phases = IN_STEP) -> None:
         super().__init__()
         self.keys: Columns | None = None
         self.values: Columns | None = None
         self.offset: int = 0
-        self.format, self.phase = format, phase
+        self.format, self.phases = format, phases
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
@@ -121,9 +123,7 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         new = self.encode(keys, values)
         if self.keys is None:
             self.keys, self.values = tree_map(lambda array: array[:, :, :0], new)
-        self.keys, self.values = tree_map(
-            lambda old, one: written(old, one, before, self.phase), (self.keys, self.values), new
-        )
+        self.keys, self.values = of_both(self.phases, partial(written, before), (self.keys, self.values), new)
         used = tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
         return self.decode(*used)
 

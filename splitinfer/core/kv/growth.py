@@ -1,17 +1,21 @@
 """By how much the arrays of a sequence's KV grow: arithmetic that the stages' caches and the scheduler's budget share.
 
 Keys and values of one layer lie in one array each, because attention reads them so. An array that grows is copied, and
-until the copy is done there are two. If all layers grew in one step, as those of equal length do, that step would need
-the KV a second time. So layers take turns, each at another *phase* of the same ladder of lengths:
+until the copy is done there are two. If all arrays grew in one step, as those of equal length do, that step would need
+the KV a second time, and take the time for it. So they take turns, each at another *phase* of the same ladder of
+lengths:
 
-    layer 0    |-----------|-----------|-----------|      room of a layer: the first mark
-    layer 1    |---|-----------|-----------|-------       at or after its length
-    layer 2    |-------|-----------|-----------|---
+    layer 0, keys      |-----------|-----------|-----------|      room of an array: the first mark
+             values    |------|-----------|-----------|----       at or after its length
+    layer 1, keys      |--|-----------|-----------|--------
+             values    |---------|-----------|-----------|-
 
 The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
-that a long sequence is seldom copied, and a chunk of its prompt lets few layers grow. A layer never has more than 1/8
-of its length unused, and a block; the mean of all layers, which is what is counted, is half of that.
+that a long sequence is seldom copied, and a chunk of its prompt lets few arrays grow. An array never has more than 1/8
+of its length unused, and a block; the mean of all arrays, which is what is counted, is half of that.
 """
+
+from typing import NamedTuple
 
 BLOCK = 256  # tokens; what a pipeline has unless its ``KVBudget`` says otherwise
 
@@ -19,17 +23,27 @@ _SHARE = 8  # of a length that a step is at most
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 
 
-def phase_of(index: int) -> float:
-    """The phase in [0, 1) at which the cache with this index grows.
+class Phases(NamedTuple):
+    """The phases in [0, 1) at which the keys and the values of a cache grow."""
 
-    >>> [round(phase_of(i), 2) for i in range(4)]
-    [0.0, 0.62, 0.24, 0.85]
+    keys: float = 0.0
+    values: float = 0.0
+
+
+IN_STEP = Phases()
+
+
+def phases_of(index: int) -> Phases:
+    """The phases of the cache with this index.
+
+    >>> [tuple(round(phase, 2) for phase in phases_of(i)) for i in range(3)]
+    [(0.0, 0.62), (0.24, 0.85), (0.47, 0.09)]
     """
-    return index * _GOLDEN % 1
+    return Phases(2 * index * _GOLDEN % 1, (2 * index + 1) * _GOLDEN % 1)
 
 
 def room(num_tokens: int, phase: float = 0.0) -> int:
-    """The tokens for which a cache of ``num_tokens`` tokens has room, when it grows to that length.
+    """The tokens for which an array of ``num_tokens`` tokens has room, when it grows to that length.
 
     >>> room(1), room(300), room(40_000), room(40_000, 0.5)
     (256, 512, 40960, 43008)
