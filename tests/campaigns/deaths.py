@@ -12,7 +12,8 @@ does so.
     kill          a worker is killed (-9). A local one the coordinator replaces, another is started again
     freeze        a worker stands still. The coordinator replaces its own; others are woken, or killed and started again
     cut           a cable is torn, or goes silent, and is mended; or one connection ends of those that go through it
-    twice         any of these, and a worker is killed before the pipeline has got over it
+    stutter       any of the processes, the coordinator among them, stand still and go on, again and again
+    twice         any of the first three, and a worker is killed before the pipeline has got over it
     coordinator   the coordinator is killed under its clients and started again; they ask again
 
 Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
@@ -27,6 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,13 +38,15 @@ from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
+from splitinfer.core.sequence import common_prefix
 from splitinfer.core.wire_codec import INT8
 
-KINDS = ("kill", "freeze", "cut", "twice", "coordinator")
+KINDS = ("kill", "freeze", "cut", "stutter", "twice", "coordinator")
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
 _ATTEMPTS, _SOONER = 6, 0.6
 _ASLEEP = (3.2, 4.5)  # seconds until a person sees to what stands still; the link gives up after 3
 _TORN = (0.0, 1.5)
+_STILL, _GOES_ON, _STUTTERS = (0.5, 4.2), (0.1, 1.6), 4  # seconds, and how often
 _TO_START = (0.0, 0.3)  # seconds until what died is started again
 _TO_GET_OVER = (0.0, 2.5)
 
@@ -153,6 +157,26 @@ def cut(rig: Rig, chance: random.Random) -> tuple[str, float]:
     return how, struck
 
 
+def stutter(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """As on machines that are far too busy: any of the processes at a time, the coordinator among them."""
+    struck = time.monotonic()
+    for _ in range(_STUTTERS):
+        still = rig.processes()
+        still = chance.sample(still, chance.randint(1, len(still)))
+        _each(still, psutil.Process.suspend)
+        _wait(chance, _STILL)
+        _each(still, psutil.Process.resume)
+        _wait(chance, _GOES_ON)
+    return "all", struck
+
+
+def _each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    """Act on those that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            act(process)
+
+
 def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
     """The second time while a worker comes up, is loaded, or has just begun to serve again."""
     first = chance.choice([kill, freeze, cut] if rig.machines else [kill, freeze])
@@ -162,7 +186,7 @@ def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
     return f"{first.__name__} first", struck
 
 
-STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "twice": twice}
+STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "stutter": stutter, "twice": twice}
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
@@ -252,11 +276,11 @@ def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[
 def _differences(rig: Rig, indices: Sequence[int], answers: Sequence[Answer]) -> Iterator[str]:
     """Where what was said is not what is said undisturbed."""
     for index, answer in zip(indices, answers, strict=True):
-        pairs = enumerate(zip(answer.token_ids, rig.expected[index], strict=False))
-        at = next((i for i, (said, expected) in pairs if said != expected), None)
-        if at is not None or len(answer.token_ids) > len(rig.expected[index]):
-            said, expected = (tokens[at or 0 :][:6] for tokens in (answer.token_ids, rig.expected[index]))
-            yield f"request {index}, {answer.num_cached} cached: token {at} differs: {said}, expected {expected}"
+        said, expected = answer.token_ids, rig.expected[index]
+        if said != expected:
+            at = common_prefix(said, expected)
+            told = f"{said[at : at + 6]}, expected {expected[at : at + 6]}"
+            yield f"request {index}, {answer.num_cached} cached, {len(said)} tokens: token {at} differs: {told}"
 
 
 def _endings(answers: Sequence[Answer]) -> Iterator[str]:
@@ -341,12 +365,12 @@ def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
 
 
 def _many(kind: str) -> str:
-    return kind if kind == "twice" else f"{kind}s"
+    return kind if kind in ("stutter", "twice") else f"{kind}s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind, count in zip(KINDS, (200, 50, 50, 0, 20), strict=True):
+    for kind, count in zip(KINDS, (200, 50, 50, 0, 0, 20), strict=True):
         parser.add_argument(f"--{_many(kind)}", type=int, default=count)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--trial", help="this one alone, by its name")

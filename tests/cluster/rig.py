@@ -226,6 +226,11 @@ class Rig:
         lines = ((child, child.cmdline()) for child in self.coordinator.process.children())
         return {line[line.index("--name") + 1]: child for child, line in lines if "--name" in line}
 
+    def processes(self) -> list[psutil.Process]:
+        """The coordinator and all workers."""
+        machines = [machine.worker.process for machine in self.machines.values()]
+        return [self.coordinator.process, *machines, *self.local_workers().values()]
+
     def local_worker(self, name: str) -> psutil.Process:
         """One of them; there again soon if it was lost."""
         found: list[psutil.Process] = []
