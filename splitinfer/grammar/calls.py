@@ -1,4 +1,5 @@
-"""Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses.
+"""Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses, or
+free text in which each call, once begun, is one.
 
 A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two families are known:
 
@@ -28,43 +29,51 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
-    """``around``: what stands before and behind a call's arguments, with ``NAME`` for the function's; ``argument``:
-    what stands before and behind each argument's value, with ``KEY``; ``None``: they are one JSON object."""
+    """``opens``: what begins a call, and nothing else. ``around``: what stands behind it and before a call's arguments,
+    with ``NAME`` for the function's, and behind these; ``argument``: what stands before and behind each argument's
+    value, with ``KEY``; ``None``: they are one JSON object."""
 
+    opens: str
     around: tuple[str, str]
     argument: tuple[str, str] | None = None
 
 
-_JSON_TOOLS = _Syntax(('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
+_JSON_TOOLS = _Syntax("<tool_call>", ('\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
 SYNTAXES: Mapping[str, _Syntax] = {
     "json_tools": _JSON_TOOLS,
-    "longcat": _Syntax(('<longcat_tool_call>{"name": "NAME", "arguments": ', "}</longcat_tool_call>")),
-    "mistral": _Syntax(("[TOOL_CALLS]NAME[ARGS]", "")),
+    "longcat": _Syntax("<longcat_tool_call>", ('{"name": "NAME", "arguments": ', "}</longcat_tool_call>")),
+    "mistral": _Syntax("[TOOL_CALLS]", ("NAME[ARGS]", "")),
     "kimi_k2": _Syntax(
+        "<|tool_calls_section_begin|>",
         (
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+            "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
             "<|tool_call_end|><|tool_calls_section_end|>",
-        )
+        ),
     ),
     "qwen3_coder": _Syntax(
-        ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), ("<parameter=KEY>\n", "\n</parameter>\n")
+        "<tool_call>", ("\n<function=NAME>\n", "</function>\n</tool_call>"), ("<parameter=KEY>\n", "\n</parameter>\n")
     ),
-    "glm47": _Syntax(("<tool_call>NAME", "</tool_call>"), ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>")),
+    "glm47": _Syntax("<tool_call>", ("NAME", "</tool_call>"), ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>")),
     "minimax_m2": _Syntax(
-        ('<minimax:tool_call>\n<invoke name="NAME">\n', "</invoke>\n</minimax:tool_call>"),
+        "<minimax:tool_call>",
+        ('\n<invoke name="NAME">\n', "</invoke>\n</minimax:tool_call>"),
         ('<parameter name="KEY">', "</parameter>\n"),
     ),
-    "minicpm5": _Syntax(('<function name="NAME">', "</function>"), ('<param name="KEY">', "</param>")),
+    "minicpm5": _Syntax("<function name=", ('"NAME">', "</function>"), ('<param name="KEY">', "</param>")),
 }
 """The known syntaxes, by mlx-lm's names."""
 
 
-def call_grammar(syntax: str | None, tools: Sequence[Mapping[str, Any]], marker: Marker) -> Grammar:
-    """An answer that calls one of some functions. ``tools``: each with ``name`` and ``parameters``.
+def call_grammar(
+    syntax: str | None, tools: Sequence[Mapping[str, Any]], marker: Marker, *, must: bool = True
+) -> Grammar:
+    """An answer that calls one of some functions; or, where it need not (``must``), free text in which calls of the
+    ``strict`` ones have their schemas. ``tools``: each with ``name`` and ``parameters``.
 
     Raises:
         RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
     """
+    asked = "tool_choice" if must else "strict"
     known = None if syntax is None else SYNTAXES.get(syntax)
     if known is None:
         why = (
@@ -72,11 +81,33 @@ def call_grammar(syntax: str | None, tools: Sequence[Mapping[str, Any]], marker:
             if syntax is None
             else f"calls in the syntax {syntax} cannot be enforced"
         )
-        raise RequestError(f"tool_choice: {why}; those in {', '.join(sorted(SYNTAXES))} can be")
-    rules = [f"start: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        raise RequestError(f"{asked}: {why}; those in {', '.join(sorted(SYNTAXES))} can be")
+    opens = marker(known.opens)
+    rules = [f"start: {opens} call"] if must else _among_text(known, opens)
+    rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
     for i, tool in enumerate(tools):
-        rules += _call(i, tool, known, marker)
+        rules += _call(i, tool if must or tool.get("strict") else _of_any(tool, known), known, marker)
     return Grammar.lark("\n".join(rules))
+
+
+def _among_text(syntax: _Syntax, opens: str) -> list[str]:
+    """Calls among text that does not begin one, or one call behind it where nothing marks a call's end. ``opens``: what
+    begins a call, in Lark."""
+    goes_on = bool(syntax.around[1])
+    if special := re.match(r"<\[(\d+)\]>", opens):
+        free = f"free: <[^{special[1]}]>*"
+        return [f"start: free ({opens} call free)*" if goes_on else f"start: free ({opens} call)?", free]
+    found, anything = re.escape(syntax.opens).replace("/", "\\/"), r"(.|\n)*"
+    behind = f"BEHIND: /{anything}/ & ~/{anything}{found}{anything}/"
+    start = "(before call)* BEHIND" if goes_on else "BEHIND | before call"
+    return [f"start: {start}", f"before[lazy]: /{anything}{found}/", behind]
+
+
+def _of_any(tool: Mapping[str, Any], syntax: _Syntax) -> Mapping[str, Any]:
+    """A function that is not strict beside one that is: its call is one, with any arguments."""
+    if syntax.argument is not None:
+        raise RequestError(f"strict: {tool['name']!r:.60} must be strict, too, in a syntax with tags")
+    return {**tool, "parameters": {"type": "object"}}
 
 
 def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:

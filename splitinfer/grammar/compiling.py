@@ -9,6 +9,7 @@ JSON is written without blanks unless the schema asks for them (``"x-guidance": 
 """
 
 import json
+import re
 from collections import OrderedDict
 from threading import Lock
 from typing import Any
@@ -21,6 +22,7 @@ from splitinfer.grammar.vocabulary import Vocabulary
 _KEPT = 32  # compiled grammars
 _MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
 _MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
+_IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
 _DEFAULTS = {"whitespace_flexible": False}
 _OVERRIDES = {"lenient": False, "coerce_one_of": False}
 
@@ -60,12 +62,17 @@ class Compiler:
         from llguidance import LLMatcher, LLParserLimits
 
         text = _as_llguidance(grammar, LLMatcher)
-        self._trials.check(text)
+        self._trials.check(_IDS.sub(_first_id, text) if grammar.kind is GrammarKind.LARK else text)
         limits = LLParserLimits(step_max_items=_MAX_ITEMS)
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise RequestError(f"the grammar cannot be enforced: {first_lines(matcher.get_error())}")
         return matcher
+
+
+def _first_id(ids: re.Match[str]) -> str:
+    """The same with ids of the vocabulary with which grammars are tried, which has few."""
+    return re.sub(r"\d+", "0", ids[0])
 
 
 def _as_llguidance(grammar: Grammar, compiler: Any) -> str:

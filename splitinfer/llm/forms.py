@@ -54,15 +54,16 @@ class AnswerForms:
             )
         )
 
-    def call_grammar(self, tools: Sequence[Tool]) -> Grammar:
-        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax.
+    def call_grammar(self, tools: Sequence[Tool], *, must: bool) -> Grammar:
+        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax; or that may
+        (``must``), those that are ``strict`` with their schemas.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
         """
         tokenizer = self._prompts.tokenizer
         syntax = None if tokenizer is None else tokenizer.tool_syntax
-        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark)
+        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark, must=must)
 
     def _as_lark(self, text: str) -> str:
         """A text of the model's own in Lark: special tokens by their ids, all else as it is."""

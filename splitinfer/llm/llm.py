@@ -367,14 +367,14 @@ class LLM:
         """
         return self._prompts.encode(text, adds_special=adds_special)
 
-    def call_grammar(self, tools: Sequence[Tool]) -> Grammar:
+    def call_grammar(self, tools: Sequence[Tool], *, must: bool = True) -> Grammar:
         """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
-        API.
+        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
         """
-        return self._forms.call_grammar(tools)
+        return self._forms.call_grammar(tools, must=must)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; empty without a tokenizer."""

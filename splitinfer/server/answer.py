@@ -286,8 +286,10 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
     """
     prompt, text = await asyncio.to_thread(known_tokens, llm, ask.prompt, known)
     room = llm.context_length - len(prompt)
-    if ask.must_call:
-        ask = replace(ask, sampling={**ask.sampling, "grammar": llm.call_grammar(ask.must_call)})
+    if ask.must_call or ask.has_strict:
+        tools = ask.must_call or ask.tools
+        grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call))
+        ask = replace(ask, sampling={**ask.sampling, "grammar": grammar})
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
     try:

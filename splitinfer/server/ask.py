@@ -59,6 +59,16 @@ class Ask:
     one_call: bool = False
     must_call: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions that the model may call."""
+        return tuple(self.prompt.tools) if isinstance(self.prompt, Chat) else ()
+
+    @property
+    def has_strict(self) -> bool:
+        """Whether a call of one of them, once begun, keeps its schema. An answer in a form has no calls."""
+        return "grammar" not in self.sampling and any(tool["function"].get("strict") is True for tool in self.tools)
+
     def params(self, defaults: Recommended, room: int, choice: int = 0) -> SamplingParams:
         """The sampling parameters of one choice. ``room``: tokens that the context has left for the answer.
 

@@ -72,6 +72,50 @@ def test_every_call_parses_and_has_its_schema(made: AnswerForms, syntax: str) ->
     assert len(names) == 2, "one of two functions was never called"
 
 
+@pytest.mark.parametrize(
+    ("syntax", "special"), [*((one, None) for one in SYNTAXES), ("json_tools", 1999), ("mistral", 1999)]
+)
+def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
+    made: AnswerForms, syntax: str, special: int | None
+) -> None:
+    opens = SYNTAXES[syntax].opens
+    written = {opens: f"<[{special}]>"} if special else {}
+    strict = [{**one, "strict": True} for one in FUNCTIONS]
+    grammar = call_grammar(syntax, strict, lambda text: written.get(text, json.dumps(text)), must=False)
+
+    def encode(text: str) -> list[int]:
+        return made._prompts.encode(text, adds_special=False)
+
+    walking = rules(made, SamplingParams(grammar=grammar))
+    begun = [*encode("I <look>. "), *([special] if special else encode(opens))]
+    for place, token in enumerate(begun):
+        assert {token, END} <= allowed(walking.masks(begun[:place], place)[0]), "text was not free"
+    drawn, answer = random.Random(3), list(begun)
+    while END not in (able := allowed(walking.masks(answer, len(answer))[0])):
+        answer.append(drawn.choice(sorted(able)))
+    call = parsed(syntax, opens + made._prompts.decode(answer[len(begun) :]))
+    function = next(one for one in FUNCTIONS if one["name"] == call["name"].removeprefix("functions."))
+    jsonschema.validate(call["arguments"], function["parameters"])
+    more = encode(" and") + ([special] if special else encode(opens))
+    goes_on = [
+        token in allowed(walking.masks([*answer, *more[:i]], len(answer) + i)[0]) for i, token in enumerate(more)
+    ]
+    assert all(goes_on) == (syntax != "mistral"), "of mistral's calls nothing marks the end"
+
+
+def test_what_is_not_strict_has_any_arguments_or_is_refused(made: AnswerForms) -> None:
+    strict = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[1]]
+    with pytest.raises(RequestError, match="strict: 'time-now' must be strict, too"):
+        call_grammar("glm47", strict, json.dumps, must=False)
+    with pytest.raises(RequestError, match="strict: calls in the syntax gemma4 cannot be enforced"):
+        call_grammar("gemma4", strict, json.dumps, must=False)
+    walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", strict, json.dumps, must=False)))
+    for name, is_free in (("time-now", True), ("weather", False)):
+        call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"other":1}}}}\n</tool_call>'
+        answer = made._prompts.encode(call, adds_special=False)
+        assert (len(walking.admitted([], answer)) == len(answer)) == is_free
+
+
 def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) -> None:
     assert made._as_lark("<|end|>{") == '<[0]> "{"'
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))

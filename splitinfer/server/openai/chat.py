@@ -46,7 +46,7 @@ from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
-NOT_HELD = "Shown to the model; its calls have the schema where tool_choice requires them"
+STRICT = "`true`: a call that the model begins keeps the schema; where that cannot be enforced it is refused"
 
 
 class Function(Fields):
@@ -55,7 +55,7 @@ class Function(Fields):
     name: str
     description: Any = Field(None, description="Shown to the model")
     parameters: dict[str, Any] | None = Field(None, description="Its schema, shown to the model")
-    strict: Any = Field(None, description=NOT_HELD)
+    strict: Any = Field(None, description=STRICT)
     return_: Any = Field(None, alias="return", description=FOR_TEMPLATE)
 
 

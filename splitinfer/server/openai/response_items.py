@@ -23,7 +23,7 @@ from pydantic import Field
 
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS
 from splitinfer.server.fields import Fields, Ignored, Kinds, OneOrMore, Refused
-from splitinfer.server.openai.chat import NOT_HELD
+from splitinfer.server.openai.chat import STRICT
 from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
 from splitinfer.server.problem import invalid
@@ -47,7 +47,7 @@ class ResponseFunction(Fields):
     name: str
     description: Any = Field(None, description="Shown to the model")
     parameters: dict[str, Any] | None = Field(None, description="Its schema, shown to the model")
-    strict: Any = Field(None, description=NOT_HELD)
+    strict: Any = Field(None, description=STRICT)
     defer_loading: Annotated[Any, Ignored("the model sees all functions from the start")] = None
     output_schema: Annotated[Any, Ignored("the result of a call is read as text")] = None
     allowed_callers: Annotated[
