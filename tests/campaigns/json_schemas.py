@@ -4,8 +4,9 @@ JSON; each that ended is compared with its schema by jsonschema.
     python -m tests.campaigns.json_schemas [--seeds N] [--stages N]
 
 The schemas are made of the keywords by a seed: every keyword alone with several values, pairs of them, and compositions
-to a depth of three, with references. It prints what was refused, by the first words of the reason; what was cut off;
-and every answer that its schema does not admit, of which there must be none.
+to a depth of three, with references. It prints what was refused, by the first words of the reason; what was cut off,
+and how much of that has a schema that bounds every length (digits of fractions are not bounded); and every answer that
+its schema does not admit, of which there must be none.
 """
 
 import argparse
@@ -119,6 +120,39 @@ def _composed(drawn: random.Random, depth: int) -> Schema:
     return drawn.choice(leaves)
 
 
+def is_bounded(schema: Any, defs: Schema) -> bool:
+    """Whether no part of an answer can go on for ever."""
+    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+        return schema is not True
+    if "anyOf" in schema or "$ref" in schema:
+        name, others = (
+            schema.get("$ref", "").rpartition("/")[2],
+            {**defs, schema.get("$ref", "").rpartition("/")[2]: True},
+        )
+        inside = [*schema.get("anyOf", ()), *([defs.get(name, True)] if name else [])]
+        return all(is_bounded(one, others if name else defs) for one in inside)
+    types = schema.get("type", [])
+    return bool(types) and all(_ends(kind, schema, defs) for kind in ([types] if isinstance(types, str) else types))
+
+
+def _ends(kind: str, schema: Schema, defs: Schema) -> bool:
+    match kind:
+        case "string":
+            pattern = schema.get("pattern", "*")
+            is_short = pattern[0] == "^" and pattern[-1] == "$" and not set(pattern) & set("*+")
+            return "maxLength" in schema or schema.get("format") in ("date", "uuid", "ipv4") or is_short
+        case "integer":
+            return bool(
+                {"minimum", "exclusiveMinimum"} & schema.keys() and {"maximum", "exclusiveMaximum"} & schema.keys()
+            )
+        case "array":
+            return "maxItems" in schema and is_bounded(schema.get("items", True), defs)
+        case "object":
+            inside = schema.get("properties", {}).values()
+            return schema.get("additionalProperties") is False and all(is_bounded(one, defs) for one in inside)
+    return kind in ("boolean", "null")
+
+
 def main() -> None:
     """Run the campaign."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -156,6 +190,9 @@ def main() -> None:
         print(f"refused {count} of {len(schemas)}: {words}")
     for reason, error, schema in cut:
         print(f"not ended ({reason}) {error or ''}: {json.dumps(schema)[:150]}")
+    bounded = [id(schema) for schema, _ in requests if is_bounded(schema, schema.get("$defs", {}))]
+    short = sum(id(schema) in bounded for _, _, schema in cut)
+    print(f"{short} of {len(bounded)} answers whose schema bounds everything did not end")
     print(f"{len(schemas)} schemas, {sum(refused.values())} refused; {ended} answers ended, {len(cut)} did not")
     print(f"{wrong} wrong")
 

@@ -48,7 +48,7 @@ def writer(**fields: Any) -> ResponseWriter:
 
 
 def _writer(shape: Shape, new_id: Any) -> ResponseWriter:
-    return ResponseWriter("resp_1", 1_700_000_000, shape, SPELLED.__getitem__, new_id)
+    return ResponseWriter("resp_1", 1_700_000_000, shape, SPELLED.__getitem__, new_id, clock=lambda: 1_700_000_009)
 
 
 def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> list[dict[str, Any]]:
