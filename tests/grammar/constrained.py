@@ -39,7 +39,7 @@ SCHEMA = {
 
 def save(folder: Path, **changes: Any) -> Path:
     """A random Llama with the built-in model's tokenizer: nothing but a mask makes it write JSON."""
-    tiny.save(folder, "llama", vocab_size=VOCABULARY, **changes)
+    tiny.save(folder, "llama", **{"vocab_size": VOCABULARY, **changes})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TARGET / name, folder / name)
     return folder

@@ -1,0 +1,58 @@
+"""Calls that must be made, and calls that keep their schema once they are begun, by a random model whose markers are
+special tokens."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import openai
+import pytest
+from constrained import save
+from effort import long
+from stages import pipeline
+from tokenizers import AddedToken, Tokenizer
+
+from splitinfer import SamplingParams
+from splitinfer.llm import LLM
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+_TEMPLATE = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    "{% if false %}<tool_call>{{ tool_call.name }}</tool_call>{% endif %}"
+)
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hot?"}], "temperature": 1.0, "max_tokens": 120}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save(tmp_path_factory.mktemp("calls"), vocab_size=2050)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_special_tokens([AddedToken(one, special=True) for one in ("<tool_call>", "</tool_call>")])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    config = Path(folder, "tokenizer_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": _TEMPLATE}))
+    with pipeline(folder, [2, 2]) as running:
+        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
+        yield running
+
+
+@pytest.mark.parametrize("seed", [1, *map(long, (2, 3))])
+def test_a_call_is_made_and_keeps_its_schema(client: openai.OpenAI, llm: LLM, seed: int) -> None:
+    assert llm.encode("<tool_call>") == [2048]
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    begins = {"logit_bias": {"2048": 100}, "parallel_tool_calls": False}
+    for asked in ({"tools": [TOOL], "tool_choice": "required"}, {"tools": [strict], **begins}):
+        (choice,) = client.chat.completions.create(**ASKED, **asked, seed=seed).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls or ()
+        assert call.function.name == "weather"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    (choice,) = client.chat.completions.create(**ASKED, tools=[strict], seed=seed).choices
+    assert choice.message.content, "text was not free"
