@@ -119,11 +119,11 @@ class StepPlanner:
     def _add_drafts(self, decision: Decision) -> None:
         """Add the drafts that wait, as far as there is room, and memory without eviction or preemption: of this step's
         sequences, and of those whose next token will need a place in theirs."""
-        going = sum(seq.num_to_compute for seq in decision.decodes) + sum(size for _, size in decision.chunks)
-        room = self._state.config.token_budget - going
         drafted = [seq for seq in decision.decodes if seq.drafted]
         if not drafted:
             return
+        going = sum(seq.num_to_compute for seq in decision.decodes) + sum(size for _, size in decision.chunks)
+        room = self._state.config.token_budget - going
         taken = {seq.seq_id for seq in decision.decodes}
         others = [one for one in self._state.running.values() if one.seq_id not in taken]
         kv = self._state.budget

@@ -364,7 +364,7 @@ class Scheduler:
             return None
         if self.state.returned_at and not self.state.in_flight:
             rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
-            return self.state.returned_at + rounds * self.costs.drafting(len(drafts))
+            return self.state.returned_at + (rounds * self.costs.drafting(len(drafts)) if rounds else 0.0)
         return self.state.now if drafts else None
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
