@@ -22,6 +22,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key, chained
+from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import TensorSpec
 
 MAGIC = b"sikv\x00\x00\x00\x01"
@@ -36,18 +37,6 @@ _ITEM_BYTES = {
 
 class Damaged(Exception):
     """A file is no block, or no longer one; the text is the reason, in a few words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A block's part of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start, end), else
-    the state at ``end``."""
-
-    slot: tuple[int, ...]
-    by_token: bool
-    start: int
-    end: int
-    arrays: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,6 @@ def seconds_to_close(disk: Disk | None) -> float:
     return 0.0 if disk is None else CLOSE_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One file of a block: its header, and its arrays in order."""
-
-    record: Record
-    buffers: list[memoryview]
-
-
 class KVStore:
     """The blocks of one ``group``, of each the ``layers`` [first, last). ``about`` describes the group for people.
 
@@ -105,14 +97,15 @@ class KVStore:
                     break
         return found
 
-    def get(self, key: Key) -> list[Found] | None:
-        """Read the files that together hold a block's layers; ``None`` if one is missing or damaged."""
-        found: list[Found] = []
+    def get(self, key: Key) -> list[tuple[Record, list[memoryview]]] | None:
+        """Read the files that together hold a block's layers, each as its header and the arrays of all parts; ``None``
+        if one is missing or damaged."""
+        found: list[tuple[Record, list[memoryview]]] = []
         for name in self._covering(self._names_of(key)) or ():
             read = self._read(name, lambda name: self._folder.read(self._group, name))
             if read is None:
                 return None
-            found.append(Found(*read))
+            found.append(read)
         self.touch([key])
         return found or None
 

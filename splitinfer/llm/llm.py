@@ -16,25 +16,21 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from splitinfer.core import sequence as core
-from splitinfer.core.grammar import Grammar
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.discovery.discover import find_stages
 from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
@@ -43,8 +39,8 @@ from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
+from splitinfer.llm.operated import Operated
 from splitinfer.llm.prompts import PromptEncoder
-from splitinfer.llm.rebalance import LiveFigures, Rebalance, live_figures, rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.setup import (
     DRAFT,
@@ -55,23 +51,21 @@ from splitinfer.llm.setup import (
     check_draft,
     model_of,
     token_budget_of,
-    with_layers,
     with_settings,
 )
+from splitinfer.llm.texts import Texts
 from splitinfer.machine.profile import Profiles
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
-from splitinfer.text.answer import Tool
-from splitinfer.text.conversations import Conversations
 from splitinfer.wire.messages import Progress
 
 log = logging.getLogger(__name__)
 
 
-class LLM:
+class LLM(Texts, Operated):
     """A model cut by layers over the stages of a layout, ready for requests.
 
     Args:
@@ -358,187 +352,6 @@ class LLM:
         state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
         self._engine.submit(state)
         return Request(state, self._engine)
-
-    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer, so only token ids can be given.
-        """
-        return self._prompts.encode(text, adds_special=adds_special)
-
-    def call_grammar(self, tools: Sequence[Tool], *, must: bool = True) -> Grammar:
-        """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
-        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas.
-
-        Raises:
-            RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
-        """
-        return self._forms.call_grammar(tools, must=must)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
-        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> list[int]:
-        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
-
-        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way. ``tools``: those that the model may call, as in
-        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``. ``opens_answer``: false
-        leaves out what opens the next answer.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer.
-            RequestError: the template refuses the messages, or there is none for the tools.
-        """
-        return self._prompts.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-
-    def encode_known(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        known: Conversations,
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> tuple[list[int], str]:
-        """``encode_chat`` for chats that come again as text alone, and the text. ``known``: the answers so far, each
-        told with ``answered``; a chat that begins with one gets the tokens that were computed, so that its KV is found.
-
-        Raises:
-            ModelError, RequestError: as ``encode_chat``.
-        """
-        return self._prompts.encode_known(messages, known, tools=tools, options=options, opens_answer=opens_answer)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> str:
-        """The text that ``encode_chat`` encodes.
-
-        Raises:
-            ModelError, RequestError: as ``encode_chat``.
-        """
-        return self._prompts.render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens left out.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer.
-            RequestError: an id is outside the vocabulary.
-        """
-        return self._prompts.decode(token_ids)
-
-    def forget(self, session: str) -> None:
-        """Free the cached KV of a session's requests."""
-        self._engine.drop_session(session)
-
-    def tune(self, **serving_options: Any) -> None:
-        """Change serving options (``Settings``) while requests are under way. They hold from the next step on, and
-        change no token. ``None`` restores a default.
-
-        Raises:
-            ConfigError: there is no such option, or the value is out of range.
-        """
-        known = [each.name for each in fields(ServingOptions)]
-        unknown = next((name for name in serving_options if name not in known), None)
-        if unknown is not None:
-            raise ConfigError(f"there is no option {unknown!r}; there are {', '.join(known)}")
-        try:
-            changed = replace(self.serving_options, **serving_options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{error}") from error
-        self._engine.tune(
-            changed.policy_config,
-            lambda pipeline: token_budget_of(changed, (ready.device for ready in pipeline.ready)),
-            changed.max_running or MAX_RUNNING,
-        )
-        self.serving_options = changed
-
-    def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:
-        """Compare the cut in force with the best for ``aim``, by what the pipeline's own steps have cost; ``recut``
-        loads its layout.
-
-        Raises:
-            RequestError: no step has been computed yet, or no cut meets the aim.
-        """
-        return rebalance(self.live_figures(), aim)
-
-    def live_figures(self) -> LiveFigures:
-        """What the cut in force and its machines do, for ``llm.rebalance``: as ``plan`` takes it, also in another
-        process.
-
-        Raises:
-            RequestError: no step has been computed yet.
-        """
-        with self._recutting:
-            return live_figures(self._engine, self._checkpoint, self.layout, self.settings, self._profiles)
-
-    def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
-        """Load another cut of the model over its machines; returns the seconds in which nothing was computed.
-
-        Requests wait meanwhile, and go on with the same tokens: what the stages held of them is computed again, or read
-        from disk, as far as every stage has it there.
-
-        ``cut``: the numbers of layers of the stages in their order, or a layout, whose stages replace the present ones.
-
-        Raises:
-            LayoutError: the layers are not the model's.
-            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
-                force again. Or the pipeline has failed, was closed, or is being drained.
-        """
-        with self._recutting:
-            if isinstance(cut, Sequence) and not isinstance(cut, str):
-                layout = with_layers(self.layout, cut)
-            else:
-                layout = replace(self.layout, stages=as_layout(cut, None).stages)
-            layout.check(self.layout.num_layers)
-            paused = self._engine.recut(layout)
-            self.layout = layout
-        return paused
-
-    def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each.
-
-        ``reset``: begin a new "window" after this; counters are never reset.
-        """
-        return self._engine.stats(reset=reset)
-
-    def request_figures(self) -> RequestFigures:
-        """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
-        return self._engine.request_figures()
-
-    def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``, once it has come back; ``None``: no more.
-        There is one place for them, and the last caller has it. Call ``stats`` before they are taken: it counts what
-        has come back."""
-        self._engine.watch_steps(recent)
-
-    def health(self) -> PipelineHealth:
-        """The state of each stage, and what is waited for, if a worker is lost."""
-        return self._engine.health()
-
-    def seconds_until_room(self, nth: int = 1) -> float:
-        """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
-        have cost and answers have lasted so far; between 1 and 60. From any thread."""
-        return self._engine.seconds_until_room(nth)
-
-    def drain(self, seconds: float) -> None:
-        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""
-        self._engine.drain(seconds)
 
     # -- ending ------------------------------------------------------------------------------
 

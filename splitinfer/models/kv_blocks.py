@@ -22,6 +22,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.growth import BLOCK, room
+from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import TensorSpec
 from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
@@ -100,31 +101,23 @@ def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock
 Slot = tuple[int, ...]  # a cache: its place in the model's list, then where it is in lists of caches
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPart:
-    """What a block stores of the cache in ``slot``: a ``Piece`` as flat tuples of its arrays' layouts and bytes."""
-
-    slot: Slot
-    by_token: bool
-    start: int
-    end: int
-    specs: tuple[TensorSpec, ...]
-    buffers: tuple[memoryview | bytes, ...]
+Parts = Mapping[Slot, tuple[Part, Sequence[memoryview | bytes]]]
+"""By slot: what a block has of a cache, and the bytes of its arrays."""
 
 
-def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
+def parts_of(block: KVBlock, places: Sequence[int]) -> Parts | None:
     """The parts of a computed block of the caches at ``places``; ``None`` if it holds anything but arrays."""
-    parts: list[BlockPart] = []
+    parts = dict[Slot, tuple[Part, Sequence[memoryview | bytes]]]()
     for slot, piece in _slots(block, places):
         leaves = [leaf for _, leaf in tree_flatten(piece.packed.form) if leaf is not None]
         if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
             return None
-        buffers = tuple(piece.packed.buffers())
-        parts.append(BlockPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves), buffers))
+        part = Part(slot, piece.by_token, piece.start, piece.end, tuple(leaves))
+        parts[slot] = part, tuple(piece.packed.buffers())
     return parts
 
 
-def block_of(parts: Mapping[Slot, BlockPart], places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
+def block_of(parts: Parts, places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
     """The block of positions [start, end) from its parts, which must have the form of ``sample``.
 
     Raises:
@@ -146,27 +139,28 @@ def _slots(block: KVBlock, places: Sequence[int]) -> Iterator[tuple[Slot, Piece]
         yield from walk((place,), piece)
 
 
-def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, end: int) -> Any:
+def _piece(parts: Parts, slot: Slot, like: Any, start: int, end: int) -> Any:
     if isinstance(like, list):
         return [_piece(parts, (*slot, i), one, start, end) for i, one in enumerate(like)]
-    part = parts.get(slot)
-    if like is None or part is None:
-        if like is not None or part is not None:
-            raise ValueError(f"the cache at {slot} should {'be there' if part is None else 'hold nothing'}")
+    found = parts.get(slot)
+    if like is None or found is None:
+        if like is not None or found is not None:
+            raise ValueError(f"the cache at {slot} should {'be there' if found is None else 'hold nothing'}")
         return None
+    part, buffers = found
     wanted = specs_of(like.packed.form)
-    if part.by_token != like.by_token or len(part.specs) != len(wanted):
+    if part.by_token != like.by_token or len(part.arrays) != len(wanted):
         raise ValueError(f"the cache at {slot} is of another kind")
     if part.end != end or not start <= part.start < end:
         raise ValueError(f"the cache at {slot} holds positions {part.start} to {part.end}")
     num_tokens = part.end - part.start if part.by_token else None
-    for spec, buffer, leaf in zip(part.specs, part.buffers, wanted, strict=True):
+    for spec, buffer, leaf in zip(part.arrays, buffers, wanted, strict=True):
         _check_like(spec, leaf, num_tokens, slot)
         if memoryview(buffer).nbytes != nbytes_of(spec):
             raise ValueError(f"the cache at {slot} has {memoryview(buffer).nbytes} bytes for {spec}")
-    specs = iter(part.specs)
+    specs = iter(part.arrays)
     form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
-    return Piece(PackedTree.from_buffers(form, part.buffers), part.start, part.end, part.by_token)
+    return Piece(PackedTree.from_buffers(form, buffers), part.start, part.end, part.by_token)
 
 
 def _check_like(spec: TensorSpec, leaf: TensorSpec, num_tokens: int | None, slot: Slot) -> None:

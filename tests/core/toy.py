@@ -336,7 +336,7 @@ class House:
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
         num_plans = self.scheduler.num_in_flight
         self.now += 1.0
-        asks = self.scheduler.prefix_cache.is_asking
+        asks = self.scheduler.prefix_cache.files.is_asking
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             assert asks or plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased

@@ -68,7 +68,7 @@ def cluster(folder: Path, cuts: Sequence[int], settings: Settings) -> Iterator[C
     try:
         with LLM(layout(folder, cuts, [listener.address for listener in listeners]), settings=settings) as llm:
             own = lambda: llm._engine.pipeline._own.runner.pool  # type: ignore[union-attr]  # noqa: E731
-            there = [lambda worker=worker: worker._stage.runner.pool for worker in workers]
+            there = [lambda worker=worker: worker._holder.stage.runner.pool for worker in workers]
             yield Cluster(llm, [own, *there])
     finally:
         ended = [worker.stop(timeout=10) for worker in workers]

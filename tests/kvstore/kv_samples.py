@@ -4,9 +4,10 @@ import random
 from collections.abc import Sequence
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
+from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import TensorSpec
 from splitinfer.kvstore.index import FileName
-from splitinfer.kvstore.record import Part, Record
+from splitinfer.kvstore.record import Record
 
 ROOT = b"r" * KEY_BYTES
 GROUP = "0123456789abcdef"

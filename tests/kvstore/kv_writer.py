@@ -94,7 +94,7 @@ def share(path: Path, seed: int, cap: int) -> None:
         assert store.flush(30)
         for key in pick.sample(store.offer() if pick.random() < 0.5 else store.written(), 1):
             found = store.get(key)
-            assert found is None or all(is_right(one.record, one.buffers) for one in found)
+            assert found is None or all(is_right(*one) for one in found)
             num_read += found is not None
     store.close(30)
     say(str(num_read))

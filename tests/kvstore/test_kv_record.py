@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kv_samples import block, buffers, is_right
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, chained
+from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import TensorSpec
 from splitinfer.kvstore.record import (
     MAGIC,
     Damaged,
-    Part,
     Record,
     header_bytes,
     pack,

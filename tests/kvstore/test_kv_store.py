@@ -95,7 +95,7 @@ def keys_of(records: Sequence[Record]) -> tuple[Key, ...]:
 def holds(store: KVStore, record: Record) -> bool:
     """Whether a store has a block; if so, it is right."""
     found = store.get(record.key)
-    assert found is None or all(one.record == record and is_right(record, one.buffers) for one in found)
+    assert found is None or all(one == record and is_right(one, arrays) for one, arrays in found)
     return found is not None
 
 
@@ -223,8 +223,8 @@ def test_files_of_other_layers_serve_together(open_store: Open):
     for store, num_files in ((whole, 2), (middle, 2), (second, 1)):
         found = store.get(one.key)
         assert found is not None
-        assert [file.record for file in found] == [one] * num_files
-        assert all(is_right(one, file.buffers) for file in found)
+        assert [each for each, _ in found] == [one] * num_files
+        assert all(is_right(one, arrays) for _, arrays in found)
     assert not holds(whole, two)
     assert holds(second, two)
     assert put(whole, two) == (two.key,), "half of it is there already"
@@ -612,7 +612,7 @@ def test_stores_in_two_processes_on_one_folder(open_store: Open, path: Path):
     for key in offered:
         found = store.get(key)
         assert found is not None
-        assert all(one.record.key == key and is_right(one.record, one.buffers) for one in found)
+        assert all(one.key == key and is_right(one, arrays) for one, arrays in found)
     assert not list(path.rglob("*.tmp"))
 
 
@@ -641,9 +641,9 @@ def test_a_process_killed_at_any_moment_leaves_only_whole_files(open_store: Open
     for key in offered:
         found = store.get(key)
         assert found is not None
-        assert all(one.record.key == key and is_right(one.record, one.buffers) for one in found)
+        assert all(one.key == key and is_right(one, arrays) for one, arrays in found)
     Folder(path).sweep(stale=0)
-    names = {str(name_of(one.record)) for key in offered for one in store.get(key) or ()}
+    names = {str(name_of(one)) for key in offered for one, _ in store.get(key) or ()}
     assert {file.name for file in (path / GROUP).iterdir()} - {ABOUT} == names
 
 

@@ -20,18 +20,17 @@ than computing again follows from measured times of fetches and steps (``core.co
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
 from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
+from splitinfer.core.kv.files import BlockFiles
 from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
 
 WORTH = 32  # tokens that a fetch must save; fewer are computed as fast as they are read
 FETCHES = 2  # blocks in one plan; reading one takes a small part of the time of computing a chunk
 _SMOOTHING = 0.3  # weight of the newest fetch in the time of reading
-_MOST_ASKED = 60  # times for files without another block in between
-_MOST_UNWRITTEN = 4096  # blocks whose files are expected; a stage whose disk is full never reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,6 @@ class BlockChanges:
     erased: tuple[Key, ...]
 
 
-@dataclass(slots=True)
-class _Unwritten:
-    """A block whose file some stages have not written yet."""
-
-    kept: DiskBlock
-    written_by: set[int] = field(default_factory=set)  # stages
-
-
 class PrefixCache:
     """Pure. ``tree``: blocks in every stage's memory, or being read; ``disk``: blocks on every stage's disk;
     ``budget``: the memory of blocks and of sequences."""
@@ -90,7 +81,8 @@ class PrefixCache:
     def __init__(self, config: PrefixCacheConfig, budget: KVBudget) -> None:
         self._config, self.budget = config, budget
         self.tree = BlockTree(config.root, whole_blocks=config.whole_blocks, block=budget.block)
-        self.disk = BlockTree(config.root, whole_blocks=config.whole_blocks, block=budget.block)
+        self.files = BlockFiles(config.root, whole_blocks=config.whole_blocks, block=budget.block)
+        self.disk = self.files.tree
         self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each session's last request
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
@@ -99,10 +91,7 @@ class PrefixCache:
         self._saves: list[Save] = []
         self._dropped: list[int] = []
         self._fetches: deque[Fetch] = deque()
-        self._erased: list[Key] = []
-        self._unwritten: OrderedDict[Key, _Unwritten] = OrderedDict()
-        self.is_asking, self._asks_left = False, 0  # whether the next plan goes though it has nothing to do
-        self._erased += self.disk.plant(config.kept)
+        self.files.begin_with(config.kept)
 
     @property
     def use(self) -> KVUse:
@@ -112,23 +101,15 @@ class PrefixCache:
     @property
     def has_changes(self) -> bool:
         """Whether there are changes for the next plan."""
-        return bool(self._saves or self._dropped or self._fetches or self._erased or self.is_asking)
+        return bool(self._saves or self._dropped or self._fetches or self.files.has_changes)
 
     def take_changes(self) -> BlockChanges:
         """Return and clear the changes for the next plan; at most ``FETCHES`` fetches at a time."""
         fetches = tuple(self._fetches.popleft() for _ in range(min(FETCHES, len(self._fetches))))
-        changes = BlockChanges(tuple(self._saves), tuple(self._dropped), fetches, tuple(self._erased))
-        for taken in (self._saves, self._dropped, self._erased):
-            taken.clear()
-        self.is_asking = False
+        changes = BlockChanges(tuple(self._saves), tuple(self._dropped), fetches, self.files.take_erased())
+        self._saves.clear()
+        self._dropped.clear()
         return changes
-
-    def ask_for_files(self) -> bool:
-        """Have a plan go out though nothing else is to be done, because its result tells what was written since the
-        last one; returns whether there is anything to ask for. Call it now and then while nothing is under way."""
-        if self._unwritten and self._asks_left:
-            self.is_asking, self._asks_left = True, self._asks_left - 1
-        return self.is_asking
 
     # -- matching and fetching -----------------------------------------------------------------
 
@@ -250,18 +231,13 @@ class PrefixCache:
         for start in range(0, end, size):
             tokens = tuple(seq.tokens[start : min(start + size, end)])
             key = chained(parent, tokens)
-            if self.disk.get(key) is None and key not in self._unwritten:
+            if self.disk.get(key) is None and not self.files.expects(key):
                 block_id = self.tree.new_id()
                 self._saves.append(Save(block_id, seq.seq_id, start, start + len(tokens), parent, tokens))
                 self._dropped.append(block_id)
-                self._expect_file(DiskBlock(parent, tokens), key)
+                self.files.expect(DiskBlock(parent, tokens), key)
                 self.num_swapped += len(tokens)
             parent = key
-
-    def _expect_file(self, kept: DiskBlock, key: Key) -> None:
-        self._unwritten[key], self._asks_left = _Unwritten(kept), _MOST_ASKED
-        if len(self._unwritten) > _MOST_UNWRITTEN:
-            self._unwritten.popitem(last=False)
 
     def _store(self, seq: Sequence, end: int, used: KVUse) -> bool:
         """Store a sequence's tokens from its last stored block to ``end``; returns whether there is room for them."""
@@ -300,7 +276,7 @@ class PrefixCache:
         if not self._config.on_disk or self.disk.get(block.key) is not None:
             return Save(block.block_id, seq.seq_id, block.start, block.end)
         parent = self.tree.root if block.parent is None else block.parent.key
-        self._expect_file(DiskBlock(parent, block.tokens), block.key)
+        self.files.expect(DiskBlock(parent, block.tokens), block.key)
         return Save(block.block_id, seq.seq_id, block.start, block.end, parent, block.tokens)
 
     def _make_room(self, keep: Collection[Block], used: KVUse) -> bool:
@@ -342,14 +318,12 @@ class PrefixCache:
 
     def clear(self, kept: Iterable[DiskBlock]) -> None:
         """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
-        for pending in (self._saves, self._dropped, self._fetches, self._erased, self._unwritten, self.sessions):
+        for pending in (self._saves, self._dropped, self._fetches, self.sessions):
             pending.clear()
-        self.is_asking = False
         for seq in list(self._awaiting.values()):
             self.leave(seq)
         self.tree.clear()
-        self.disk.clear()
-        self._erased += self.disk.plant(kept)
+        self.files.begin_with(kept)
 
     # -- taking in results ---------------------------------------------------------------------
 
@@ -364,9 +338,7 @@ class PrefixCache:
         if plan.fetches:
             self._update_awaiting()
             self._measure_reading(plan, figures)
-        for each in figures:
-            for key in each.written:
-                self._file_written(key, each.stage, num_stages=len(figures))
+        self.files.learn(figures)
 
     def _measure_reading(self, plan: StepPlan, figures: Seq[StageFigures]) -> None:
         """Measure the seconds of reading a token, on the slowest stage."""
@@ -397,24 +369,6 @@ class PrefixCache:
             seq.awaits = [block for block in seq.awaits if block.is_here and block.is_coming]
             if not seq.awaits:
                 self.leave(seq)
-
-    def _file_written(self, key: Key, stage: int, num_stages: int) -> None:
-        unwritten = self._unwritten.get(key)
-        if unwritten is None:
-            return
-        unwritten.written_by.add(stage)
-        if len(unwritten.written_by) < num_stages:
-            return
-        del self._unwritten[key]
-        self._add_to_disk(unwritten.kept)
-
-    def _add_to_disk(self, kept: DiskBlock) -> None:
-        parent = None if kept.parent == self.disk.root else self.disk.get(kept.parent)
-        is_orphan = parent is None and kept.parent != self.disk.root
-        if is_orphan or self.disk.get(chained(kept.parent, kept.tokens)) is not None:
-            return
-        _, replaced = self.disk.add(parent, kept.tokens)
-        self._erased += [one.key for one in replaced]
 
     # -- invariants ----------------------------------------------------------------------------
 

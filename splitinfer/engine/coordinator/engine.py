@@ -242,7 +242,7 @@ class Engine:
     def _run(self, draft: Callable[[], Drafter | None]) -> None:
         reason, loop = FinishReason.ERROR, self._loop
         qos.serve_requests()
-        loop.awake.update(True, time.monotonic())  # loading takes minutes
+        loop.upkeep.watch_machine(is_needed=True)  # loading takes minutes
         try:
             loop.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
@@ -270,7 +270,7 @@ class Engine:
             )
             loop.own_steps.close()
             loop.masking.close()
-            loop.awake.close()
+            loop.upkeep.close()
 
     def _turn(self) -> None:
         """A turn of the loop, or, where another cut was asked for, what leads to it: the steps under way come back."""

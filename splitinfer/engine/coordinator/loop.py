@@ -34,9 +34,8 @@ from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.rehearsal import OfLoop
+from splitinfer.engine.upkeep import Upkeep
 from splitinfer.errors import SplitinferError
-from splitinfer.models.memory import HeldReport
-from splitinfer.system.keep_awake import KeepAwake
 
 Call = Callable[[], None]
 LoopEvent = Event | OwnResult | StepFailed | Call
@@ -74,7 +73,7 @@ class Loop:
         self.own_steps = OwnSteps(pipeline, inbox.put, inbox.put)
         self.masking = Masking()
         self.watch = StallDetector()
-        self.awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
+        self.upkeep = Upkeep(inbox, "splitinfer computes answers")
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
         self._rehearsal: OfLoop | None = None
@@ -178,8 +177,7 @@ class Loop:
     def _use_idle_time(self) -> None:
         """Build graphs of steps that are likely to come; count and learn from those that have been; until an event
         comes."""
-        while self._inbox.is_empty and self._pipeline.own.prepare_next():
-            pass
+        self.upkeep.build_ahead(self._pipeline.own)
         if self._inbox.is_empty:
             self._figures.count()
         if self._inbox.is_empty:
@@ -192,32 +190,24 @@ class Loop:
             SplitinferError: none came, and a step does not come back.
         """
         while True:
-            try:
-                return self._inbox.get(self._until_next_look(), expecting=self.is_waiting)
-            except queue.Empty:
-                self._requests.expire()
-                self._watch_machine()
-                self._pipeline.own.tick(time.monotonic())
-                if self.watch.is_stuck(time.monotonic()):
-                    raise self._stuck() from None
-                if not self.is_waiting and self.scheduler.prefix_cache.ask_for_files():
-                    return _nothing  # the next turn plans a step for it
+            event = self.upkeep.next_event(self._pipeline.own, self._until_next_look(), expecting=self.is_waiting)
+            if event is not None:
+                return event
+            self._requests.expire()
+            self._watch_machine()
+            if self.watch.is_stuck(time.monotonic()):
+                raise self._stuck()
+            if not self.is_waiting and self.scheduler.prefix_cache.files.ask():
+                return _nothing  # the next turn plans a step for it
 
     def _until_next_look(self) -> float:
-        """Seconds until a step may be stuck, a request's deadline, or the device's next tick."""
-        now, deadline = time.monotonic(), self.scheduler.next_deadline
-        tick = self._pipeline.own.until_tick(now)
-        return min(
-            WATCH_EVERY,
-            WATCH_EVERY if deadline is None else max(0.0, deadline - now),
-            WATCH_EVERY if tick is None else tick,
-        )
+        """Seconds until a step may be stuck, or a request's deadline."""
+        deadline = self.scheduler.next_deadline
+        return WATCH_EVERY if deadline is None else min(WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
     def _watch_machine(self) -> None:
         """Keep the machine awake while requests are open, and let its other processes know what this one holds."""
-        now = time.monotonic()
-        self.awake.update(bool(self._requests), now)
-        self._held.update(now)
+        self.upkeep.watch_machine(is_needed=bool(self._requests))
 
     def _stuck(self) -> SplitinferError:
         """The error for a step that does not come back."""

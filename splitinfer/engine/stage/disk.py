@@ -10,12 +10,13 @@ import logging
 from collections.abc import Iterable
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
+from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import Fetch, Save
 from splitinfer.engine.versions import device_name
-from splitinfer.kvstore.record import Part, Record
-from splitinfer.kvstore.store import Disk, Found, KVStore
+from splitinfer.kvstore.record import Record
+from splitinfer.kvstore.store import Disk, KVStore
 from splitinfer.models.batch_invariance import has_openblas
-from splitinfer.models.kv_blocks import BlockPart, KVBlock, Slot, block_of, parts_of
+from splitinfer.models.kv_blocks import KVBlock, Slot, block_of, parts_of
 from splitinfer.wire.messages import Load
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class StageDisk:
         parts = parts_of(block, self._places)
         if parts is None:
             return
-        record = Record(save.parent, save.tokens, save.start, tuple(_described(part) for part in parts))
-        self._store.put(record, [buffer for part in parts for buffer in part.buffers])
+        record = Record(save.parent, save.tokens, save.start, tuple(part for part, _ in parts.values()))
+        self._store.put(record, [buffer for _, buffers in parts.values() for buffer in buffers])
 
     def read(self, fetch: Fetch) -> KVBlock | None:
         """Read a block; ``None`` if it is not stored, or is not what the plan says."""
@@ -62,7 +63,7 @@ class StageDisk:
         if found is None:
             return None
         try:
-            parts = {part.slot: part for file in found for part in _parts(file) if part.slot[0] in self._places}
+            parts = {slot: part for file in found for slot, part in _parts(*file) if slot[0] in self._places}
             return block_of(parts, self._places, self._sample, fetch.start, fetch.end)
         except ValueError as error:
             log.warning("a block of KV on disk does not fit this stage and is recomputed: %s", error)
@@ -87,14 +88,8 @@ class StageDisk:
         self._store.close(seconds)
 
 
-def _described(part: BlockPart) -> Part:
-    return Part(part.slot, part.by_token, part.start, part.end, part.specs)
-
-
-def _parts(file: Found) -> Iterable[BlockPart]:
-    """A file's parts. Slots are checked by the caller."""
-    buffers = iter(file.buffers)
-    for part in file.record.parts:
-        own = tuple(next(buffers) for _ in part.arrays)
-        slot: Slot = part.slot or (-1,)
-        yield BlockPart(slot, part.by_token, part.start, part.end, part.arrays, own)
+def _parts(record: Record, buffers: Iterable[memoryview]) -> Iterable[tuple[Slot, tuple[Part, list[memoryview]]]]:
+    """A file's parts, each with its arrays. Slots are checked by the caller."""
+    arrays = iter(buffers)
+    for part in record.parts:
+        yield part.slot or (-1,), (part, [next(arrays) for _ in part.arrays])

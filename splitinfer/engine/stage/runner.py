@@ -12,7 +12,7 @@ coordinator (``drop_void``): what it has not launched by then it leaves out, als
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -248,13 +248,10 @@ class StageRunner:
             caches = self._pool.at(part.seq_id, part.start)
             block = self._pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
-        rows = tuple(row for part in slices for row in self._rows_of(part))
+        wanted = slices if self._model.is_last else ()
+        rows = tuple(row for part in wanted for row in self._histories[part.seq_id].rows(part))
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, parts, self._build(slices, parts, token_ids, hidden, rows, masks)
-
-    def _rows_of(self, part: Slice) -> Iterator[Row]:
-        """Append a slice's tokens to its sequence, on the last stage; the rows that want logits."""
-        return self._histories[part.seq_id].rows(part) if self._model.is_last else iter(())
 
     def _build(
         self,

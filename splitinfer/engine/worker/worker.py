@@ -20,46 +20,38 @@ that was for lack of memory: then it keeps its weights, and the coordinator asks
 """
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import mlx.core as mx
-
-from splitinfer.core.layout import DTYPES
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
-from splitinfer.engine.links.keys import Keys, options_to
+from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.probe import NextStage, reply_to
-from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.sending import Outgoing, send_step
-from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.profiling.measure import answer
 from splitinfer.engine.rehearsal import of_worker
 from splitinfer.engine.stage.checks import check_step
 from splitinfer.engine.stage.launched import Launched
-from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.threads import clears_streams
-from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.engine.upkeep import Upkeep
+from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
+from splitinfer.engine.worker.holder import Abandoned, StageHolder
+from splitinfer.engine.worker.next_stage import connect
 from splitinfer.engine.worker.weights import Weights
-from splitinfer.errors import CannotFit, DeviceFailed, PeerError, ProtocolError, SplitinferError
+from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.hidden_states import ReceivedRows
-from splitinfer.models.memory import HeldReport
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
-from splitinfer.system.keep_awake import KeepAwake
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     AskManifest,
@@ -72,27 +64,20 @@ from splitinfer.wire.messages import (
     Echoed,
     Expect,
     Fault,
-    Hello,
     Load,
     Measured,
     MeasureNext,
     Message,
     Profile,
-    Progress,
-    Refuse,
     Result,
     Step,
     Void,
-    Welcome,
 )  # fmt: skip
-from splitinfer.wire.session import Session
-from transports import Frame, KeyPair, LinkClosed, LinkTimeout, Listener, TransportError, TransportUnavailable
+from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
-_MAX_PATH = 4096  # characters of a model's name
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
 
@@ -107,10 +92,6 @@ class _StepInFlight:
     received: float
     owner: Connection
     downstream: NextStage | None
-
-
-class _Abandoned(Exception):
-    """The coordinator went away while the stage was being loaded."""
 
 
 class Worker:
@@ -136,19 +117,19 @@ class Worker:
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
-        self._model, self._disk, self._ended = model, disk, ended
+        self._ended = ended
+        self._holder = StageHolder(self.name, model, disk, self._access)
         # Who names a folder of this machine wants that one.
-        self._weights = Weights(store, self._running, self._own_key, copies=model is None)
+        self._weights = Weights(store, self._holder.running, self._own_key, copies=model is None)
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
         self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
         self._downstream: NextStage | None = None
-        self._stage: LoadedStage | None = None
         self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
         self._num_steps = 0
-        self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
+        self._upkeep = Upkeep(self._inbox, f"splitinfer worker {self.name} serves a coordinator")
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -172,9 +153,8 @@ class Worker:
         qos.serve_requests()
         while self._take(self._next_event()):
             pass
-        self._awake.close()
-        if self._stage is not None:
-            self._stage.close()
+        self._upkeep.close()
+        self._holder.close()
         self._steps.close()
         self._ended()
 
@@ -190,7 +170,7 @@ class Worker:
                 self._steps.drain()
                 self._end_session("the worker was stopped")
                 return False
-        except _Abandoned:
+        except Abandoned:
             self._end_session("the coordinator is gone")
         except DeviceFailed as error:
             self._fail(str(error), no_memory=error.no_memory, is_ending=not error.no_memory)
@@ -206,11 +186,6 @@ class Worker:
         if not why.is_late():
             raise why.error
 
-    def _running(self) -> Running | None:
-        """The model whose layers are held. From any thread."""
-        stage = self._stage
-        return None if stage is None else (stage.checkpoint, stage.command.model)
-
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
         if self._weights.takes(connection, item):
             return
@@ -221,24 +196,15 @@ class Worker:
     def _next_event(self) -> Event | StepFailed | str | None:
         """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if none
         came until device or machine had to be looked after."""
+        runner = None if self._holder.stage is None else self._holder.stage.runner
         try:
             self._watch_machine()
-            while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
-                pass
-            with suppress(queue.Empty):
-                return self._inbox.get(self._until_next_look(), expecting=self._expecting)
-            if self._stage is not None:
-                self._stage.runner.tick(time.monotonic())
+            if runner is not None:
+                self._upkeep.build_ahead(runner)
+            release = None if self._owner is not None else self._upkeep.until_release()
+            return self._upkeep.next_event(runner, release, expecting=self._expecting)
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
-        return None
-
-    def _until_next_look(self) -> float | None:
-        """Seconds until the device's next tick, or until the machine may sleep."""
-        now = time.monotonic()
-        tick = None if self._stage is None else self._stage.runner.until_tick(now)
-        release = None if self._owner is not None else self._awake.until_update(now)
-        return min((due for due in (tick, release) if due is not None), default=None)
 
     def _watch_machine(self) -> None:
         """Keep the machine awake while a coordinator is connected, and let its other processes know what this one
@@ -246,9 +212,7 @@ class Worker:
 
         Whether requests are open is not enough: a machine that sleeps between two of them is lost to its coordinator,
         which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
-        now = time.monotonic()
-        self._awake.update(self._owner is not None, now)
-        self._held.update(now)
+        self._upkeep.watch_machine(is_needed=self._owner is not None)
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
@@ -270,13 +234,13 @@ class Worker:
             case Void():
                 self._take_void()
             case Profile():
-                self._profile(connection, message, item)
+                self._holder.profile(connection, message, item)
             case Load():
                 self._load(connection, message)
             case Connect():
                 self._connect_next(connection, message)
             case Compress():
-                self._loaded().runner.use_codec(message.codec)
+                self._holder.loaded().runner.use_codec(message.codec)
             case _:
                 self._reply(connection, message, item, received)
 
@@ -321,83 +285,18 @@ class Worker:
     # -- the coordinator's commands ----------------------------------------------------------
 
     def _load(self, connection: Connection, command: Load) -> None:
-        if self._model is not None:
-            command = replace(command, model=self._model)
-        _check_load(command)
-        try:
-            if self._stage is None or not self._stage.serves(command):
-                self._unload()
-                self._stage = self._load_anew(connection, command)
-            self._access.expect(command.upstream_key, command.reader_keys)
-            ready = self._stage.offer()
-        except SplitinferError as error:
-            _refuse(connection, error)
-            return
-        self._inbox.rehearse = None if self._stage.runner.device.computes_at_launch else self._rehearse
-        log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
-        connection.send(ready)
-
-    def _profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
-        """Measure this machine. A loaded stage stays, unless its memory is needed for that."""
-        parts, report = [memoryview(part) for part in frame.parts], _reporter(connection)
-        try:
-            try:
-                profiled = answer(command, parts, self.name, report)
-            except CannotFit:
-                if self._stage is None:
-                    raise
-                self._unload()
-                profiled = answer(command, parts, self.name, report)
-        except ProtocolError:
-            raise
-        except SplitinferError as error:
-            _refuse(connection, error)
-            return
-        connection.send(profiled)
-
-    def _load_anew(self, connection: Connection, command: Load) -> LoadedStage:
-        with self._weights.supply(connection) as supply:
-            try:
-                return load(command, self.name, _reporter(connection), self._disk, supply)
-            except LinkClosed:
-                raise _Abandoned from None
-
-    def _unload(self) -> None:
-        """Free the stage's memory."""
-        if self._stage is not None:
-            self._stage.close()
-        self._stage = None
-        mx.clear_cache()
+        self._holder.load(connection, command, self._weights)
+        if (stage := self._holder.stage) is not None:
+            self._inbox.rehearse = None if stage.runner.device.computes_at_launch else self._rehearse
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
-        session = Session(opened=True)
-        hello = Hello("upstream", self.name, connection.session_id, own_versions())
-        session.sending(hello)
         if message.key and self._keys is None:
             raise PeerError(f"{self.name} was started with --insecure, but the next stage requires an encrypted link")
-        options = options_to(message.key, self._own_key)
-        try:
-            link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
-        except TransportUnavailable as error:
-            raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
-        except LinkTimeout as error:
-            why = error if error.unreachable is None else explain_here(error.unreachable, machine_name())
-            raise PeerError(f"{self.name} cannot reach the next stage at {message.address}: {why}") from error
-        try:
-            link.send(Frame(codec.encode(hello)))
-            reply = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
-            session.received(reply)
-            if isinstance(reply, Refuse):
-                raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {reply.reason}")
-        except BaseException:
-            link.abort()
-            raise
-        assert isinstance(reply, Welcome)
+        following, note = connect(message, self.name, connection.session_id, self._own_key)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
-        next_stage = Connection(link, "downstream", reply.name, connection.session_id, session)
-        self._downstream = NextStage(next_stage, lambda item: self._deliver(next_stage, item))
+        self._downstream = NextStage(following, lambda item: self._deliver(following, item))
         connection.send(Connected(note))
 
     def _own_key(self) -> KeyPair:
@@ -409,7 +308,7 @@ class Worker:
 
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
-        stage = self._loaded()
+        stage = self._holder.loaded()
         self._take_void()
         check_step(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
@@ -432,12 +331,7 @@ class Worker:
         while self._void:
             connection, frame = self._void.popleft()
             if connection is self._owner and isinstance(message := codec.decode(frame.header), Void):
-                self._loaded().runner.drop_void(message.slices)
-
-    def _loaded(self) -> LoadedStage:
-        if self._stage is None:
-            raise ProtocolError("a step came before the stage was loaded")
-        return self._stage
+                self._holder.loaded().runner.drop_void(message.slices)
 
     def _send(self, under_way: _StepInFlight) -> None:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
@@ -492,39 +386,9 @@ class Worker:
         self._owner = self._upstream = self._downstream = None
         self._steps.drop()
         self._access.expect("")
-        if self._stage is not None:
-            self._stage.rest()
-
-
-def _reporter(connection: Connection) -> Callable[[Progress], None]:
-    """Sends progress to a coordinator, and raises if it has gone away."""
-
-    def report(progress: Progress) -> None:
-        if connection.link.closed is not None:
-            raise _Abandoned
-        connection.send(progress)
-
-    return report
-
-
-def _refuse(connection: Connection, error: SplitinferError) -> None:
-    log.warning("refused %s: %s", connection.name, error)
-    connection.send(Refuse(str(error)))
-    connection.link.close(str(error))
+        if self._holder.stage is not None:
+            self._holder.stage.rest()
 
 
 def _wait_for(under_way: _StepInFlight) -> None:
     under_way.stage.runner.wait(under_way.launched)
-
-
-def _check_load(command: Load) -> None:
-    """Raise ProtocolError for values that no coordinator of this project sends."""
-    if command.dtype not in DTYPES:
-        raise ProtocolError(
-            f"a load message has the unknown dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}"
-        )
-    if command.vocab_size < 1 or command.kv_tokens < 1 or len(command.model) > _MAX_PATH:
-        raise ProtocolError(
-            f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "
-            f"and a model's name of {len(command.model)} characters"
-        )

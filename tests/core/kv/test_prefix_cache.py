@@ -53,14 +53,14 @@ def test_what_an_idle_pipeline_has_written_becomes_known():
     house.run()
     cache = house.scheduler.prefix_cache
     for disk in disks:
-        assert cache.ask_for_files()
+        assert cache.files.ask()
         house.run()
         assert not len(cache.disk), "not every stage has written it"
         disk.catch_up()
-    assert cache.ask_for_files()
+    assert cache.files.ask()
     house.run()
     assert len(cache.disk) == 4
-    assert not cache.ask_for_files(), "there is nothing left to ask for"
+    assert not cache.files.ask(), "there is nothing left to ask for"
     assert house.scheduler.is_idle
 
 
@@ -69,7 +69,7 @@ def test_a_stage_that_never_writes_is_not_asked_for_ever():
     house.add(PROMPT, max_tokens=1)
     house.run()
     asked = 0
-    while house.scheduler.prefix_cache.ask_for_files():
+    while house.scheduler.prefix_cache.files.ask():
         house.run()
         asked += 1
     assert 10 < asked < 100

@@ -29,7 +29,7 @@ from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.stage.loader import LoadedStage
-from splitinfer.engine.worker import worker as worker_module
+from splitinfer.engine.worker import holder
 from splitinfer.errors import WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, setup
@@ -307,7 +307,7 @@ def test_requests_end_while_another_cut_is_loaded(
     with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
         right = stages.tokens_of(llm, stages.prompt(9), max_tokens=32)
         monkeypatch.setattr(pipeline_module, "load", load_own)
-        monkeypatch.setattr(worker_module, "load", load_there)
+        monkeypatch.setattr(holder, "load", load_there)
         paused = asked(llm, with_layers(llm.layout, [1, 3]), 5)
         llm._engine.carry_out(submit)  # so that all are heard before the first step
         outputs = [request.result() for request in requests]

@@ -96,6 +96,6 @@ def test_a_profile_that_cannot_be_read_is_one_sentence(
     question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     for said in ("{", "{}", '{"layers": {}}', '{"name": "a", "layers": {"k": {"coefficients": [-1], "most_rows": 1}}}'):
-        monkeypatch.setattr("splitinfer.engine.worker.worker.answer", lambda *_, said=said: Profiled(said))
+        monkeypatch.setattr("splitinfer.engine.worker.holder.answer", lambda *_, said=said: Profiled(said))
         with stages.worker("inproc") as there, pytest.raises(PeerError, match="sent a profile that cannot be read"):
             run(question, [there])

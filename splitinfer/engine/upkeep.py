@@ -1,0 +1,51 @@
+"""What both loops do besides acting on events, the coordinator's and the workers': the machine stays awake, its other
+processes know what this one holds, likely steps are built ahead, and an idle device is kept awake."""
+
+import queue
+import time
+from typing import Generic, TypeVar
+
+from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.models.memory import HeldReport
+from splitinfer.system.keep_awake import KeepAwake
+
+T = TypeVar("T")
+
+
+class Upkeep(Generic[T]):
+    """Of the loop that reads ``inbox``. ``why``: the reason why the machine must not sleep, for its user."""
+
+    def __init__(self, inbox: Mailbox[T], why: str) -> None:
+        self._inbox, self._awake, self._held = inbox, KeepAwake(why), HeldReport()
+
+    def watch_machine(self, *, is_needed: bool) -> None:
+        """Keep the machine awake while it ``is_needed``, and report what is held."""
+        now = time.monotonic()
+        self._awake.update(is_needed, now)
+        self._held.update(now)
+
+    def until_release(self) -> float | None:
+        """Seconds until the machine may sleep."""
+        return self._awake.until_update(time.monotonic())
+
+    def build_ahead(self, runner: StageRunner) -> None:
+        """Build graphs of steps that are likely to come, until an event comes."""
+        while self._inbox.is_empty and runner.prepare_next():
+            pass
+
+    def next_event(self, runner: StageRunner | None, within: float | None, *, expecting: bool) -> T | None:
+        """Wait for the next event. ``None`` if none came ``within`` so many seconds, or until the device had to be kept
+        awake. ``expecting``: one is likely soon."""
+        tick = None if runner is None else runner.until_tick(time.monotonic())
+        due = [seconds for seconds in (within, tick) if seconds is not None]
+        try:
+            return self._inbox.get(min(due, default=None), expecting=expecting)
+        except queue.Empty:
+            if runner is not None:
+                runner.tick(time.monotonic())
+            return None
+
+    def close(self) -> None:
+        """Let the machine sleep."""
+        self._awake.close()

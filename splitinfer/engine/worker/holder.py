@@ -1,0 +1,137 @@
+"""The stage that a worker holds: loaded for one coordinator, kept for the next, given up for another's layers."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+
+from splitinfer.core.layout import DTYPES
+from splitinfer.engine.files.answering import Running
+from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.profiling.measure import answer
+from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.weights import Weights
+from splitinfer.errors import CannotFit, ProtocolError, SplitinferError
+from splitinfer.kvstore.store import Disk
+from splitinfer.wire.messages import Load, Profile, Progress, Refuse
+from transports import Frame, LinkClosed
+
+log = logging.getLogger(__name__)
+
+_MAX_PATH = 4096  # characters of a model's name
+
+
+class Abandoned(Exception):
+    """The coordinator went away while the stage was being loaded."""
+
+
+class StageHolder:
+    """Loads, and measures, for coordinators. Everything but ``running`` is on the worker's thread.
+
+    ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: told which peers
+    may connect.
+    """
+
+    def __init__(self, name: str, model: str | None, disk: Disk | None, access: AccessControl) -> None:
+        self._name, self._model, self._disk, self._access = name, model, disk, access
+        self.stage: LoadedStage | None = None
+
+    def running(self) -> Running | None:
+        """The model whose layers are held. From any thread."""
+        stage = self.stage
+        return None if stage is None else (stage.checkpoint, stage.command.model)
+
+    def loaded(self) -> LoadedStage:
+        """The stage.
+
+        Raises:
+            ProtocolError: none was loaded.
+        """
+        if self.stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        return self.stage
+
+    def load(self, connection: Connection, command: Load, weights: Weights) -> None:
+        """Load what a coordinator asks for, unless it is loaded; reply to it."""
+        if self._model is not None:
+            command = replace(command, model=self._model)
+        _check(command)
+        try:
+            if self.stage is None or not self.stage.serves(command):
+                self.unload()
+                self.stage = self._load_anew(connection, command, weights)
+            self._access.expect(command.upstream_key, command.reader_keys)
+            ready = self.stage.offer()
+        except SplitinferError as error:
+            _refuse(connection, error)
+            return
+        log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
+        connection.send(ready)
+
+    def _load_anew(self, connection: Connection, command: Load, weights: Weights) -> LoadedStage:
+        with weights.supply(connection) as supply:
+            try:
+                return load(command, self._name, _reporter(connection), self._disk, supply)
+            except LinkClosed:
+                raise Abandoned from None
+
+    def profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
+        """Measure this machine. A loaded stage stays, unless its memory is needed for that."""
+        parts, report = [memoryview(part) for part in frame.parts], _reporter(connection)
+        try:
+            try:
+                profiled = answer(command, parts, self._name, report)
+            except CannotFit:
+                if self.stage is None:
+                    raise
+                self.unload()
+                profiled = answer(command, parts, self._name, report)
+        except ProtocolError:
+            raise
+        except SplitinferError as error:
+            _refuse(connection, error)
+            return
+        connection.send(profiled)
+
+    def unload(self) -> None:
+        """Free the stage's memory."""
+        self.close()
+        self.stage = None
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Write what is still to be written to disk."""
+        if self.stage is not None:
+            self.stage.close()
+
+
+def _reporter(connection: Connection) -> Callable[[Progress], None]:
+    """Sends progress to a coordinator, and raises if it has gone away."""
+
+    def report(progress: Progress) -> None:
+        if connection.link.closed is not None:
+            raise Abandoned
+        connection.send(progress)
+
+    return report
+
+
+def _refuse(connection: Connection, error: SplitinferError) -> None:
+    log.warning("refused %s: %s", connection.name, error)
+    connection.send(Refuse(str(error)))
+    connection.link.close(str(error))
+
+
+def _check(command: Load) -> None:
+    """Raise ProtocolError for values that no coordinator of this project sends."""
+    if command.dtype not in DTYPES:
+        raise ProtocolError(
+            f"a load message has the unknown dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}"
+        )
+    if command.vocab_size < 1 or command.kv_tokens < 1 or len(command.model) > _MAX_PATH:
+        raise ProtocolError(
+            f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "
+            f"and a model's name of {len(command.model)} characters"
+        )
