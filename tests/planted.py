@@ -65,10 +65,10 @@ FAULTS: dict[str, tuple[str, str, Callable[[Method], Method], str]] = {
         "engine/device/test_steps.py::test_its_thread_ends_with_it",
     ),
     "a step that was not sent is not reduced": (
-        "splitinfer.engine.coordinator.unsent",
-        "Unsent.reduce",
+        "splitinfer.core.scheduler.results",
+        "Results.leave_out_void",
         nothing,
-        "engine/coordinator/test_unsent.py",
+        "core/scheduler/test_unsent.py",
     ),
     "frames are not numbered": (
         "transports.framing",

@@ -7,8 +7,9 @@ Stages compute steps in order. So a result is due, at the latest, as many second
 takes on all stages when nothing else is under way.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from splitinfer.core.scheduler.in_flight import StepInFlight
 
 _BEYOND = 10.0  # seconds beyond what is predicted; a machine may be busy with something else for some time
 _UNKNOWN = (
@@ -17,38 +18,25 @@ _UNKNOWN = (
 _SMOOTHING = 0.2  # weight of the newest step
 
 
+def limit_of(predicted: float | None) -> float:
+    """Seconds after which a step counts as stuck, that was ``predicted`` to take so long; ``None``: not known."""
+    return _UNKNOWN if predicted is None else predicted + _BEYOND
+
+
 @dataclass(slots=True)
 class StallDetector:
-    """Detects a step that takes too long. Times are seconds on any one clock."""
+    """Detects a step that takes too long. Times are seconds on any one clock.
 
-    _limits: deque[float] = field(default_factory=deque)  # of the steps under way, oldest first
-    _since: float = 0.0  # since when the oldest one is waited for
+    answered_at: when the last result came.
+    """
 
-    def sent(self, now: float, predicted: float | None) -> None:
-        """Note that a step is under way. ``predicted``: the seconds that it takes on all stages and links, ``None`` if
-        that is not known."""
-        if not self._limits:
-            self._since = now
-        self._limits.append(_UNKNOWN if predicted is None else predicted + _BEYOND)
+    answered_at: float = float("-inf")
 
-    def answered(self, now: float) -> None:
-        """Note that the result of the oldest step came."""
-        if self._limits:
-            self._limits.popleft()
-        self._since = now
-
-    def reset(self) -> None:
-        """Note that nothing is under way any more."""
-        self._limits.clear()
-
-    @property
-    def limit(self) -> float:
-        """Seconds after which the oldest step counts as stuck."""
-        return self._limits[0] if self._limits else _UNKNOWN
-
-    def is_stuck(self, now: float) -> bool:
-        """Whether the oldest step has been under way for too long."""
-        return bool(self._limits) and now - self._since > self.limit
+    def is_stuck(self, oldest: StepInFlight | None, now: float) -> bool:
+        """Whether the oldest step has been waited for too long."""
+        if oldest is None or oldest.launched_at is None:
+            return False
+        return now - max(oldest.launched_at, self.answered_at) > oldest.limit
 
 
 MAX_LOSSES_IN_A_ROW = 3

@@ -121,7 +121,6 @@ class Simulator:
         self._sent = [0.0] * machine.num_stages  # when the last step's rows had left for the next stage
         self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
         self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
-        self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._inbox: list[Callable[[], None]] = []
         self._figures: dict[int, list[StageFigures]] = {}
@@ -217,28 +216,26 @@ class Simulator:
         if self.machine.launches_ahead:
             self._launch(plan)
             return
-        timing = self._step(0, plan, plan.slices)
+        step, timing = self.scheduler.newest, self._step(0, plan, plan.slices)
         self._advance(timing.ended)
         if any(part.begins_with_draft for part in plan.slices):
             self._take_in()
-            plan = self.scheduler.still_wanted(plan)
+            plan = step.plan
+        step.is_sent = True
         self.carried_out(0, plan)
         self._pass_on(0, plan, timing.ended)
 
     def _launch(self, plan: StepPlan) -> None:
         """Launch a step, and hold the coordinator as long as its device does. The result leaves when it is done."""
         self.carried_out(0, plan)
-        timing = self._step(0, plan, plan.slices)
-        self._unsent[plan.step] = plan
-        self._at(timing.done, lambda: self._pass_on(0, self._unsent.pop(plan.step), timing.done))
-        self._advance(timing.returns)
+        step, timing = self.scheduler.newest, self._step(0, plan, plan.slices)
 
-    def _reduce_unsent(self) -> None:
-        """Leave out what a result has voided of the steps that have not left the first stage."""
-        if self.scheduler.speculation is None:
-            return
-        for step, plan in self._unsent.items():
-            self._unsent[step] = self.scheduler.still_wanted(plan)
+        def leave() -> None:
+            step.is_sent = True
+            self._pass_on(0, step.plan, timing.done)
+
+        self._at(timing.done, leave)
+        self._advance(timing.returns)
 
     # -- the stages ----------------------------------------------------------------------------
 
@@ -336,7 +333,7 @@ class Simulator:
             served.token_times.append(self.now)
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
-        self._reduce_unsent()
+        self.scheduler.leave_out_void()
         if void := self.scheduler.void_slices():
             self._at(self.now + self.machine.hops[0].fixed, lambda: self._void.update(void))
 

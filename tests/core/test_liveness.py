@@ -1,5 +1,7 @@
 """Losses, stalls and patience, on a clock that is an argument."""
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,49 +9,74 @@ from hypothesis import strategies as st
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector, limit_of
 from splitinfer.core.plan import Fetch, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
+
+
+class Steps:
+    """Steps in flight under a detector."""
+
+    def __init__(self) -> None:
+        self.watch, self._in_flight = StallDetector(), deque[StepInFlight]()
+
+    def sent(self, now: float, predicted: float | None) -> None:
+        """A step is launched."""
+        step = StepInFlight.of(StepPlan(0))
+        step.launched_at, step.limit = now, limit_of(predicted)
+        self._in_flight.append(step)
+
+    def answered(self, now: float) -> None:
+        """The oldest step is back."""
+        self._in_flight.popleft()
+        self.watch.answered_at = now
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the oldest step is stuck."""
+        return self.watch.is_stuck(self._in_flight[0] if self._in_flight else None, now)
 
 
 def test_a_step_may_take_ten_seconds_more_than_predicted():
     for predicted in (0.0, 0.08, 25.0):
-        watch = StallDetector()
-        watch.sent(5.0, predicted)
-        assert not watch.is_stuck(5.0 + predicted + 9.9)
-        assert watch.is_stuck(5.0 + predicted + 10.1)
-        assert watch.limit == predicted + 10
-        watch.reset()
-        assert not watch.is_stuck(1000.0)
+        steps = Steps()
+        steps.sent(5.0, predicted)
+        assert not steps.is_stuck(5.0 + predicted + 9.9)
+        assert steps.is_stuck(5.0 + predicted + 10.1)
+        assert limit_of(predicted) == predicted + 10
 
 
 def test_a_step_of_which_nothing_is_known_may_take_two_minutes():
-    watch = StallDetector()
-    watch.sent(0.0, None)
-    assert not watch.is_stuck(119.0)
-    assert watch.is_stuck(121.0)
+    steps = Steps()
+    steps.sent(0.0, None)
+    assert not steps.is_stuck(119.0)
+    assert steps.is_stuck(121.0)
+
+
+def test_a_step_that_is_not_launched_yet_is_not_stuck():
+    assert not StallDetector().is_stuck(StepInFlight.of(StepPlan(0)), 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():
-    watch = StallDetector()
-    watch.sent(0.0, 0.1)
-    watch.sent(8.0, 20.0)  # another step goes out; the first is still the oldest
-    assert not watch.is_stuck(10.0)
-    assert watch.is_stuck(10.2)
-    watch.answered(11.0)  # late, but there
-    assert not watch.is_stuck(40.9)
-    assert watch.is_stuck(41.1)
-    watch.answered(41.2)
-    assert not watch.is_stuck(1000.0)
-    watch.sent(1000.0, 0.1)
-    assert not watch.is_stuck(1009.0)
+    steps = Steps()
+    steps.sent(0.0, 0.1)
+    steps.sent(8.0, 20.0)  # another step goes out; the first is still the oldest
+    assert not steps.is_stuck(10.0)
+    assert steps.is_stuck(10.2)
+    steps.answered(11.0)  # late, but there
+    assert not steps.is_stuck(40.9)
+    assert steps.is_stuck(41.1)
+    steps.answered(41.2)
+    assert not steps.is_stuck(1000.0)
+    steps.sent(1000.0, 0.1)
+    assert not steps.is_stuck(1009.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 60.0), st.floats(0, 1.0)), min_size=1, max_size=30))
 def test_a_pipeline_that_goes_on_as_predicted_is_never_stuck(steps: list[tuple[float, float, float]]):
     """However many steps stand in line: (seconds until the next is sent, predicted, share of that it takes)."""
-    watch, now, events = StallDetector(), 0.0, list[tuple[float, int, float]]()
+    watched, now, events = Steps(), 0.0, list[tuple[float, int, float]]()
     returned = 0.0
     for pause, predicted, share in steps:
         events.append((now, 0, predicted))
@@ -57,11 +84,11 @@ def test_a_pipeline_that_goes_on_as_predicted_is_never_stuck(steps: list[tuple[f
         events.append((returned, 1, 0.0))
         now += pause
     for at, is_answer, predicted in sorted(events, key=lambda event: event[:2]):
-        assert not watch.is_stuck(at - 1e-6)
+        assert not watched.is_stuck(at - 1e-6)
         if is_answer:
-            watch.answered(at)
+            watched.answered(at)
         else:
-            watch.sent(at, predicted)
+            watched.sent(at, predicted)
 
 
 # -- with a cost model ---------------------------------------------------------------------------------
@@ -74,25 +101,23 @@ class Watched:
     """Steps through two stages of a machine, one after another, under a detector that is told what was predicted."""
 
     def __init__(self) -> None:
-        self.costs, self.watch, self.now = CostModel.of(2), StallDetector(), 0.0
+        self.costs, self.steps, self.now = CostModel.of(2), Steps(), 0.0
 
     def stuck_after(self, slices: tuple[Slice, ...]) -> float:
         """Seconds after which a step counts as stuck."""
-        watch = StallDetector()
-        watch.sent(0.0, self.costs.predicted(Shape.of(slices)))
-        return watch.limit
+        return limit_of(self.costs.predicted(Shape.of(slices)))
 
     def step(self, slices: tuple[Slice, ...], seconds: float) -> None:
         """A step that takes ``seconds`` on each stage; it must not count as stuck."""
-        self.watch.sent(self.now, self.costs.predicted(Shape.of(slices)))
+        self.steps.sent(self.now, self.costs.predicted(Shape.of(slices)))
         rows, middle = Shape.of(slices).rows, self.now + seconds
         figures = [
             StageFigures(0, self.now, middle, rows=rows),
             StageFigures(1, middle, middle + seconds, received=middle, rows=rows),
         ]
         self.now = middle + seconds
-        assert not self.watch.is_stuck(self.now), f"a step of {2 * seconds} s"
-        self.watch.answered(self.now)
+        assert not self.steps.is_stuck(self.now), f"a step of {2 * seconds} s"
+        self.steps.answered(self.now)
         self.costs.learn(slices, figures, returned_at=self.now)
 
 

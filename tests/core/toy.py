@@ -343,9 +343,11 @@ class House:
             assert plan.num_tokens <= self.scheduler.config.token_budget
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()
-                plan = self.scheduler.still_wanted(plan)
+                self.scheduler.leave_out_void()
+                plan = self.scheduler.newest.plan
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
+            self.scheduler.newest.is_sent = True
             self.toy.submit(plan)
             if self.scheduler.config.kv is not None:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"

@@ -106,21 +106,20 @@ class Results:
         if speculation.has_states and seq.has_drafted and not seq.num_awaited:
             self._state.prefix_cache.store_full_blocks(seq, self._state.used)  # the state is that at their end only now
 
-    def still_wanted(self, plan: StepPlan) -> StepPlan:
-        """Return a plan that has not left the first stage, without slices that a result has voided since."""
-        step = next((step for step in self._state.in_flight if step.plan is plan), None)
-        if step is None:
-            return plan  # the plans were cleared since, and its sequences may have been planned again
-        void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
-        if not void:
-            return plan
+    def leave_out_void(self) -> None:
+        """Leave what results have voided out of the steps that have not left the first stage."""
+        for step in self._state.in_flight:
+            if not step.is_sent and any(part.begins_with_draft and self._is_void(part) for part in step.plan.slices):
+                self._leave_out(step)
+
+    def _leave_out(self, step: StepInFlight) -> None:
+        void = [part for part in step.plan.slices if part.begins_with_draft and self._is_void(part)]
         for part in void:
             self._state.running[part.seq_id].num_in_flight -= 1
             if self._state.speculation is not None:
                 self._state.speculation.counts.unsent += 1
-        step.plan = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        step.plan = replace(step.plan, slices=tuple(part for part in step.plan.slices if part not in void))
         self._state.batches.balance()  # a sequence without a step under way may move
-        return step.plan
 
     def void_slices(self) -> tuple[tuple[int, int], ...]:
         """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""

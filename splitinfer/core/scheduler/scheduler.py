@@ -259,9 +259,9 @@ class Scheduler:
         """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
         return self._drafts.next()
 
-    def still_wanted(self, plan: StepPlan) -> StepPlan:
-        """Return a plan that has not left the first stage, without slices that a result has voided since."""
-        return self._results.still_wanted(plan)
+    def leave_out_void(self) -> None:
+        """Leave what results have voided out of the steps that have not left the first stage; call it after each."""
+        self._results.leave_out_void()
 
     def void_slices(self) -> tuple[tuple[int, int], ...]:
         """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
@@ -301,9 +301,14 @@ class Scheduler:
         return len(self.state.in_flight)
 
     @property
-    def oldest_step(self) -> int | None:
-        """The number of the plan that has been under way for longest; ``None`` if none is."""
-        return self.state.in_flight[0].plan.step if self.state.in_flight else None
+    def oldest(self) -> StepInFlight | None:
+        """The step that has been in flight for longest."""
+        return self.state.in_flight[0] if self.state.in_flight else None
+
+    @property
+    def newest(self) -> StepInFlight:
+        """The step of the last plan, until its result comes."""
+        return self.state.in_flight[-1]
 
     @property
     def kv_used(self) -> KVUse:
@@ -348,7 +353,7 @@ class Scheduler:
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
-        self.state.in_flight.append(StepInFlight(plan, self._idle_since(plan, [*decision.drafts.values()])))
+        self.state.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, [*decision.drafts.values()])))
         if work:
             self.state.share, self.state.share_left = decision.share, decision.share_left
             self.batches.had_turn(decision.group, decision.late)

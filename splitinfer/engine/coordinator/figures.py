@@ -14,7 +14,8 @@ from collections.abc import Sequence as Seq
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
-from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.plan import StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.later import Later
@@ -76,21 +77,24 @@ class Figures:
         """An event reached the loop that may let it plan again."""
         self._later.put(self.window.heard, at)
 
-    def launched(self, plan: StepPlan) -> None:
+    def launched(self, step: StepInFlight) -> None:
         """The first stage begins a step."""
-        self._later.put(self._launched, plan)
+        self._later.put(self._launched, step)
 
-    def _launched(self, plan: StepPlan) -> None:
-        self.totals.computed_tokens += plan.num_tokens
-        self.window.launched(plan)
-        self._requests.planned(plan.num_tokens)
+    def _launched(self, step: StepInFlight) -> None:
+        self.totals.computed_tokens += step.planned.num_tokens
+        self.window.launched(step)
+        self._requests.planned(step.planned.num_tokens)
 
-    def returned(self, result: StepResult, heard: float, seq_ids: Iterable[int], now: float) -> None:
-        """A result arrived at ``heard`` and brought tokens of these sequences, which their readers have not got yet."""
-        self._later.put(self._returned, result, heard, list(seq_ids), now)
+    def returned(
+        self, step: StepInFlight, result: StepResult, heard: float, seq_ids: Iterable[int], now: float
+    ) -> None:
+        """A step's result arrived at ``heard`` and brought tokens of these sequences, which their readers have not got
+        yet."""
+        self._later.put(self._returned, step, result, heard, list(seq_ids), now)
 
-    def _returned(self, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
-        self.window.returned(result, heard)
+    def _returned(self, step: StepInFlight, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
+        self.window.returned(step, result, heard)
         self.totals.step(result, heard)
         LATE_STEPS.count(result)
         self._requests.came(seq_ids, now)

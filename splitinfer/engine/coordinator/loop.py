@@ -20,7 +20,7 @@ import queue
 import time
 from collections.abc import Callable
 
-from splitinfer.core.liveness import StallDetector
+from splitinfer.core.liveness import StallDetector, limit_of
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
@@ -143,10 +143,10 @@ class Loop:
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to this machine's device. It is sent when the device is done with it."""
-        self._figures.launched(plan)
-        at = time.monotonic()
-        self.own_steps.launch(plan, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
-        self.watch.sent(at, self.scheduler.predicted(plan))
+        step, at = self.scheduler.newest, time.monotonic()
+        self._figures.launched(step)
+        self.own_steps.launch(step, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
+        step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
     def _rehearse(self) -> None:
         """Do what the next result brings, beforehand; not where that would delay a step's way to the next stage."""
@@ -195,7 +195,7 @@ class Loop:
                 return event
             self._requests.expire()
             self._watch_machine()
-            if self.watch.is_stuck(time.monotonic()):
+            if self.watch.is_stuck(self.scheduler.oldest, time.monotonic()):
                 raise self._stuck()
             if not self.is_waiting and self.scheduler.prefix_cache.files.ask():
                 return _nothing  # the next turn plans a step for it
@@ -211,13 +211,14 @@ class Loop:
 
     def _stuck(self) -> SplitinferError:
         """The error for a step that does not come back."""
-        oldest = self.scheduler.oldest_step
-        if oldest is not None and oldest in self.own_steps:  # nothing in this process can make the device go on
+        oldest = self.scheduler.oldest
+        assert oldest is not None
+        if not oldest.is_sent:  # nothing in this process can make the device go on
             return SplitinferError(
                 f"the device of stage {self._pipeline.layout.stages[0].name} has made no progress for "
-                f"{self.watch.limit:.0f} s; start the coordinator again"
+                f"{oldest.limit:.0f} s; start the coordinator again"
             )
-        return self._pipeline.stuck_worker(self.watch.limit)
+        return self._pipeline.stuck_worker(oldest.limit)
 
     def _handle(self, event: LoopEvent) -> None:
         if isinstance(event, OwnResult):
@@ -236,13 +237,16 @@ class Loop:
     def _learn(self, result: StepResult | None, heard: float) -> None:
         if result is None:
             return
-        now = time.monotonic()
+        now, step = time.monotonic(), self.scheduler.oldest
+        if step is not None and step.figures is not None:
+            result = result.after(step.figures)
         events = self.scheduler.update(result, heard, learn=False)
-        self.own_steps.reduce(self.scheduler.still_wanted)
+        assert step is not None, "the scheduler took the result of a step"
+        self.own_steps.reduce(self.scheduler.leave_out_void)
         if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
             self._pipeline.send_void(void)
-        self.watch.answered(now)
-        self._figures.returned(result, heard, [event.seq_id for event in events], now)
+        self.watch.answered_at = now
+        self._figures.returned(step, result, heard, [event.seq_id for event in events], now)
         self._requests.take(events, now)
 
     # -- while the pipeline is opened again ----------------------------------------------------

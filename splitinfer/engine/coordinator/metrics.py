@@ -10,38 +10,22 @@ anew after each event.
 """
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Visit
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight, Trigger
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
 _FAR = 1e12  # seconds; no clock reads more
 
 
-class _Trigger(NamedTuple):
-    """The event that made a step possible: made, sent and heard at these seconds on the coordinator's clock."""
-
-    made: float
-    sent: float
-    heard: float
-
-
-_NOT_WAITED_FOR = _Trigger(ALWAYS, ALWAYS, ALWAYS)
-
-
-class _StepInFlight(NamedTuple):
-    """A plan under way, what it had waited for, and what its rows are, if anybody looks at single steps."""
-
-    plan: StepPlan
-    trigger: _Trigger
-    rows: Rows | None
+_NOT_WAITED_FOR = Trigger(ALWAYS, ALWAYS, ALWAYS)
 
 
 @dataclass(slots=True)
@@ -94,9 +78,8 @@ class PipelineMetrics:
         self._activity = Activity()
         self._clocks = Clocks(())
         self._is_whole = True
-        self._in_flight: deque[_StepInFlight] = deque()
         self._requests: dict[int, _RequestProgress] = {}
-        self._trigger: _Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
+        self._trigger: Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
         self._window = _Window.of(0, len(names), now)
 
     # -- requests ----------------------------------------------------------------------------
@@ -132,12 +115,12 @@ class PipelineMetrics:
     def heard(self, at: float) -> None:
         """An event reached the loop that may let it plan again."""
         if self._trigger is None:
-            self._trigger = _Trigger(at, at, at)
+            self._trigger = Trigger(at, at, at)
 
-    def launched(self, plan: StepPlan) -> None:
+    def launched(self, step: StepInFlight) -> None:
         """The first stage has begun a step."""
-        rows = None if self._trace is None and self._recent is None else self._rows(plan)
-        self._in_flight.append(_StepInFlight(plan, self._trigger or _NOT_WAITED_FOR, rows))
+        step.rows = None if self._trace is None and self._recent is None else self._rows(step.planned)
+        step.trigger = self._trigger or _NOT_WAITED_FOR
         self._trigger = _NOT_WAITED_FOR
 
     def watch(self, recent: RecentSteps | None) -> None:
@@ -155,14 +138,11 @@ class PipelineMetrics:
         is_decode = len(part.token_ids) == 1 or bool(part.num_drafts)
         return request is not None and is_decode and part.start >= request.num_prompt_tokens
 
-    def returned(self, result: StepResult, heard: float) -> None:
-        """A result has arrived. Call before its tokens reach their requests: rows of a request that had ended before
-        are not useful."""
-        if not self._in_flight or self._in_flight[0].plan.step != result.step:
-            return  # no plan of ours; the scheduler reports that
-        step = self._in_flight.popleft()
+    def returned(self, step: StepInFlight, result: StepResult, heard: float) -> None:
+        """A step's result has arrived. Call before its tokens reach their requests: rows of a request that had
+        ended before are not useful."""
         sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
-        useful = sum(self._new_rows(part, sampled.get(part.seq_id, 0)) for part in step.plan.slices)
+        useful = sum(self._new_rows(part, sampled.get(part.seq_id, 0)) for part in step.planned.slices)
         if not _is_plausible(result.figures, len(self._names)):
             self.heard(heard)
             return
@@ -176,10 +156,10 @@ class PipelineMetrics:
         with self._lock:
             gaps, window = self._count(step, visits, useful), self._window.number
         if self._trigger is None:
-            self._trigger = _Trigger(made, sent, heard)
+            self._trigger = Trigger(made, sent, heard)
         if step.rows is not None:
-            shown = SeenStep(step.plan.step, step.rows, useful, visits, gaps, window)
-            self._show(shown, step.plan, result.figures, (sent, heard))
+            shown = SeenStep(step.planned.step, step.rows, useful, visits, gaps, window)
+            self._show(shown, step.planned, result.figures, (sent, heard))
 
     def _show(
         self, step: SeenStep, plan: StepPlan, figures: Sequence[StageFigures], way_back: tuple[float, float]
@@ -206,8 +186,8 @@ class PipelineMetrics:
         request.computed = end
         return end - max(part.start, before)
 
-    def _visits(self, step: _StepInFlight, figures: Sequence[StageFigures], useful: int) -> list[Visit]:
-        here, tokens, trigger = self._clocks.here, step.plan.num_tokens, step.trigger
+    def _visits(self, step: StepInFlight, figures: Sequence[StageFigures], useful: int) -> list[Visit]:
+        here, tokens, trigger = self._clocks.here, step.planned.num_tokens, step.trigger or _NOT_WAITED_FOR
         first = figures[0]
         visits = [Visit(trigger.made, trigger.sent, trigger.heard, first.started, first.ended, tokens, useful)]
         sent = first.sent
@@ -217,14 +197,14 @@ class PipelineMetrics:
             sent = here(i, each.sent)
         return visits
 
-    def _count(self, step: _StepInFlight, visits: Sequence[Visit], useful: int) -> list[dict[Cause, float]]:
+    def _count(self, step: StepInFlight, visits: Sequence[Visit], useful: int) -> list[dict[Cause, float]]:
         """Count a step; the gaps before it on each stage."""
         window = self._window
         gaps = [stage.add(visit, self._activity) for stage, visit in zip(window.stages, visits, strict=True)]
         self._activity.forget(min(stage.until for stage in window.stages))
         if visits[-1].end > window.since:
             window.steps += 1
-            window.tokens += step.plan.num_tokens
+            window.tokens += step.planned.num_tokens
             window.useful += useful
         return gaps
 
@@ -255,7 +235,6 @@ class PipelineMetrics:
     def lost(self, now: float) -> None:
         """A stage is lost, and the steps under way with it; until all are back, no time counts as active."""
         with self._lock:
-            self._in_flight.clear()
             self._is_whole = False
             self._activity.stop(now)
 

@@ -4,14 +4,15 @@ Where the device computes at launch, the loop sends; else the thread that waits 
 the next step may hold the loop for most of a step. What a result has made void in the meantime is not sent.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.plan import StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import Encoded
 from splitinfer.engine.stage.launched import Launched
@@ -30,9 +31,11 @@ class OwnResult(NamedTuple):
 
 
 class _OwnStep(NamedTuple):
-    """A step under way. ``ahead``: its message, encoded meanwhile."""
+    """A step under way. ``masks``: of its rows, for the last stage. ``ahead``: its message, encoded meanwhile."""
 
+    step: StepInFlight
     launched: Launched
+    masks: Future[list[Masked]] | None
     ahead: Encoded | None
 
 
@@ -47,29 +50,29 @@ class OwnSteps:
         self, pipeline: Pipeline, returned: Callable[[OwnResult], None], failed: Callable[[StepFailed], None]
     ) -> None:
         self._pipeline, self._returned = pipeline, returned
-        self._unsent = Unsent()
-        self._masks: dict[int, Future[list[Masked]]] = {}  # by step: of those that have not been sent
+        self._leaving = threading.Lock()  # no plan changes while it leaves
         self._steps = StepsUnderWay[_OwnStep](self._wait, self._send, failed)
         self._era = 0  # losses so far
 
-    def launch(self, plan: StepPlan, receive: Callable[[], None], masks: Future[list[Masked]] | None = None) -> None:
+    def launch(
+        self, step: StepInFlight, receive: Callable[[], None], masks: Future[list[Masked]] | None = None
+    ) -> None:
         """Hand a step to the device. It is sent when the device is done with it. ``receive``: takes in results that
         have come; called where a step with drafts is done at once, before it is sent. ``masks``: of its rows.
 
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
-        self._unsent.add(plan)
+        plan = step.plan
         if self._pipeline.own.needs_verdict(plan):
             self._steps.drain()
-        if masks is not None and self._pipeline.num_stages > 1:
-            self._masks[plan.step] = masks
         launched = self._pipeline.own.launch(plan, None, self._own_masks(masks))
         is_done = self._pipeline.own.device.computes_at_launch
-        if is_done and self._unsent.has_drafts:
+        if is_done and step.can_be_void:
             receive()
         ahead = None if is_done or self._pipeline.num_stages == 1 else Encoded.ahead(launched.plan, launched.graph)
-        self._steps.add(_OwnStep(launched, ahead), is_done=is_done)
+        for_last = masks if self._pipeline.num_stages > 1 else None
+        self._steps.add(_OwnStep(step, launched, for_last, ahead), is_done=is_done)
 
     def _own_masks(self, masks: Future[list[Masked]] | None) -> Masks | None:
         """The masks that this machine itself applies: those of the last stage."""
@@ -78,22 +81,24 @@ class OwnSteps:
         size = self._pipeline.vocab_size
         return lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()}
 
-    def _wait(self, step: _OwnStep) -> None:
-        self._pipeline.own.wait(step.launched)
+    def _wait(self, own_step: _OwnStep) -> None:
+        self._pipeline.own.wait(own_step.launched)
 
-    def _send(self, step: _OwnStep) -> None:
-        own, launched = self._pipeline.own, step.launched
+    def _send(self, own_step: _OwnStep) -> None:
+        step, launched, masks, ahead = own_step
+        own = self._pipeline.own
         done = own.finish(launched)
-        masks = self._masks.pop(done.plan.step, None)
-        reduced = done.reduced_to(self._unsent.take(done.plan))
-        result = self._pipeline.send(reduced, () if masks is None else masks.result(), step.ahead)
+        with self._leaving:
+            step.is_sent, plan = True, step.plan
+        result = self._pipeline.send(step, done.reduced_to(plan), () if masks is None else masks.result(), ahead)
         if result is not None:
             self._returned(OwnResult(result, time.monotonic(), self._era))
         own.store(launched)
 
-    def reduce(self, still_wanted: Callable[[StepPlan], StepPlan]) -> None:
-        """Leave out what is void of the steps that have not been sent. Call after each result."""
-        self._unsent.reduce(still_wanted)
+    def reduce(self, leave_out_void: Callable[[], None]) -> None:
+        """Have what is void left out of the steps that have not been sent. Call after each result."""
+        with self._leaving:
+            leave_out_void()
 
     def is_late(self, result: OwnResult) -> bool:
         """Whether a result is from before the last loss."""
@@ -104,10 +109,6 @@ class OwnSteps:
         """Whether no step is under way here."""
         return self._steps.is_empty
 
-    def __contains__(self, step: int) -> bool:
-        """Whether a step is under way here: launched, and not sent."""
-        return step in self._unsent
-
     def drain(self) -> None:
         """Block until all have been sent."""
         self._steps.drain()
@@ -115,8 +116,6 @@ class OwnSteps:
     def drop(self) -> None:
         """Forget all, because a stage was lost; what they still bring is late."""
         self._steps.drop()
-        self._unsent.clear()
-        self._masks.clear()
         self._era += 1
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.clocks import Clocks
-from splitinfer.core.plan import StageFigures, StepResult
+from splitinfer.core.plan import StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
@@ -62,7 +63,6 @@ class Pipeline:
         self._worker_group = self._new_group()
         self._own: LoadedStage | None = None
         self._lost: WorkerHandle | None = None  # the worker lost last
-        self._own_figures: dict[int, StageFigures] = {}  # by step, until its result is here
         self._stuck: WorkerHandle | None = None  # sends heartbeats, but its engine makes no progress
         self._closing = threading.Lock()
         self._sending = threading.Lock()  # a link has one writer at a time
@@ -123,7 +123,6 @@ class Pipeline:
         others stay loaded."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
         self._kill_lost(worker_group)
-        self._own_figures.clear()
         self._stuck = None
         self._start_locals()
         worker_group.close(reason)
@@ -238,9 +237,12 @@ class Pipeline:
         """The tokens that may be sampled."""
         return self._config.vocab_size
 
-    def send(self, done: Finished, masks: Iterable[Masked] = (), ahead: Encoded | None = None) -> StepResult | None:
+    def send(
+        self, step: StepInFlight, done: Finished, masks: Iterable[Masked] = (), ahead: Encoded | None = None
+    ) -> StepResult | None:
         """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time. ``masks``: of the step's rows. ``ahead``: what was encoded while the step was computed.
+        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows. ``ahead``: what was
+        encoded while the step was computed.
 
         Raises:
             WorkerLost: the step cannot be sent.
@@ -249,7 +251,7 @@ class Pipeline:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
         worker_group, out = self._worker_group, Outgoing.of(done)
         handle = worker_group.workers[0]
-        self._own_figures[done.plan.step] = out.figures
+        step.figures = out.figures
         try:
             with self._sending:
                 send_step(handle.link, handle.session, out, (), worker_group.masks.encode(masks), ahead)
@@ -274,7 +276,7 @@ class Pipeline:
                 log.info("worker %s was not told of void drafts: %s", handle.spec.name, error)  # its end is an event
 
     def receive(self, event: Event) -> StepResult | None:
-        """Read a worker's message: the result it carries, or ``None``.
+        """Read a worker's message: the result it carries, without the first stage's figures, or ``None``.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
@@ -293,8 +295,7 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
-            own = self._own_figures.pop(message.result.step, None)
-            return message.result if own is None else message.result.after(own)
+            return message.result
         return None
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:

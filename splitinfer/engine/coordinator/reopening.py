@@ -107,7 +107,6 @@ class Reopening:
             return
         self._loop.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
         self._figures.lost(began)
-        self._loop.watch.reset()
         error = self._attempt(wanted.layout)
         if error is None:
             self._wanted.popleft().paused.set_result(time.monotonic() - began)
@@ -179,7 +178,6 @@ class Reopening:
         totals.lost(lost)
         log.warning("%s; %s", loss, self._remedy(loss))
         self._figures.lost(time.monotonic())
-        self._loop.watch.reset()
         pipeline.regroup(str(loss))
         self._loop.own_steps.drop()
         if isinstance(loss, DeviceFailed):

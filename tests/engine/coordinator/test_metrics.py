@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator.metrics import PipelineMetrics
 from splitinfer.engine.coordinator.totals import Totals
@@ -40,7 +42,24 @@ def two_stages(step: int, begin: float) -> StepResult:
     )
 
 
+_in_flight: deque[StepInFlight] = deque()
+
+
+def launch(figures: PipelineMetrics, plan: StepPlan) -> None:
+    """Tell of a launch."""
+    _in_flight.append(StepInFlight.of(plan))
+    figures.launched(_in_flight[-1])
+
+
+def come_back(figures: PipelineMetrics, result: StepResult, heard: float) -> None:
+    """Tell of the result of the oldest step."""
+    step = _in_flight.popleft()
+    assert step.plan.step == result.step
+    figures.returned(step, result, heard)
+
+
 def metrics() -> PipelineMetrics:
+    _in_flight.clear()
     made = PipelineMetrics(["front", "back"], 0.0)
     made.opened(Clocks([ClockReading(AHEAD, 0.001)]), 0.0)
     return made
@@ -57,9 +76,9 @@ def test_a_lone_stream():
     figures.heard(0.0)
     figures.submitted(7, 3, at=0.0, now=0.0)
     for step, (begin, slices) in enumerate(((0.5, (7, 0, 3)), (3.5, (7, 3, 1)), (6.5, (7, 4, 1)))):
-        figures.launched(plan(step, slices))
+        launch(figures, plan(step, slices))
         figures.blocked()
-        figures.returned(two_stages(step, begin), heard=begin + 2.5)
+        come_back(figures, two_stages(step, begin), heard=begin + 2.5)
         figures.token(7, begin + 2.5)
     figures.ended(7, 9.0)
     window = figures.snapshot(10.0)
@@ -87,11 +106,11 @@ def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful
     figures.submitted(2, 8, 0.0, 0.0)
     steps = [plan(0, (1, 0, 4), (2, 0, 8)), plan(1, (1, 0, 4)), plan(2, (1, 2, 5))]
     for each in steps:
-        figures.launched(each)
+        launch(figures, each)
     figures.ended(2, 1.0)
     for each in steps:
         begin = 3.0 * each.step
-        figures.returned(two_stages(each.step, begin), begin + 2.5)
+        come_back(figures, two_stages(each.step, begin), begin + 2.5)
     window = figures.snapshot(10.0)
     assert (window["computed_tokens"], window["useful_tokens"]) == (21, 4 + 0 + 3)
     front = window["stages"][0]
@@ -106,9 +125,9 @@ def test_void_drafts_take_nothing_from_the_tokens_that_come_in_their_place():
     parts += [Slice(1, 9, (4,), 1), Slice(1, 10, (5, 6, 7), 3, 2)]
     sampled = [1, 1, 0, 1, 3]
     for step, (part, count) in enumerate(zip(parts, sampled, strict=True)):
-        figures.launched(StepPlan(step, slices=(part,)))
+        launch(figures, StepPlan(step, slices=(part,)))
         given = (SampledSlice(1, (SampledToken(4),) * count),)
-        figures.returned(replace(two_stages(step, 3.0 * step), sampled=given), 3.0 * step + 2.5)
+        come_back(figures, replace(two_stages(step, 3.0 * step), sampled=given), 3.0 * step + 2.5)
     window = figures.snapshot(20.0)
     assert (window["computed_tokens"], window["useful_tokens"]) == (8 + 4 + 3 + 1 + 3, 8 + 1 + 0 + 1 + 3)
 
@@ -116,12 +135,12 @@ def test_void_drafts_take_nothing_from_the_tokens_that_come_in_their_place():
 def test_a_reset_begins_another_window():
     figures = metrics()
     figures.submitted(1, 2, 0.0, 0.0)
-    figures.launched(plan(0, (1, 0, 2)))
-    figures.returned(two_stages(0, 0.5), 3.0)
+    launch(figures, plan(0, (1, 0, 2)))
+    come_back(figures, two_stages(0, 0.5), 3.0)
     figures.token(1, 3.0)
-    figures.launched(plan(1, (1, 2, 1)))
+    launch(figures, plan(1, (1, 2, 1)))
     assert figures.snapshot(4.0, reset=True)["steps"] == 1
-    figures.returned(two_stages(1, 3.5), 6.0)
+    come_back(figures, two_stages(1, 3.5), 6.0)
     window = figures.snapshot(7.0)
     assert (window["number"], window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (2, 3, 1, 0)
     assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
@@ -132,8 +151,8 @@ def test_gaps_since_the_start_outlive_their_window():
     figures.submitted(1, 2, 0.0, 0.0)
     idle: list[dict[str, float]] = []
     for step, begin in enumerate((0.5, 3.5)):
-        figures.launched(plan(step, (1, step, 1)))
-        figures.returned(two_stages(step, begin), begin + 2.5)
+        launch(figures, plan(step, (1, step, 1)))
+        come_back(figures, two_stages(step, begin), begin + 2.5)
         figures.snapshot(begin + 2.5, reset=step == 0)
         idle = figures.idle_seconds()
     assert idle[1]["upstream"] > figures.snapshot(9.0)["stages"][1]["gaps"]["upstream"]["seconds"] > 0
@@ -152,14 +171,15 @@ def test_while_a_stage_is_lost_nobody_stands_still():
     """A step from 0.5; the worker is lost at 4 and back at 100; the next step begins at 101. 1 s of host."""
     figures = metrics()
     figures.submitted(1, 2, 0.0, 0.0)
-    figures.launched(plan(0, (1, 0, 2)))
-    figures.returned(two_stages(0, 0.5), 3.0)
-    figures.launched(plan(1, (1, 2, 1)))
+    launch(figures, plan(0, (1, 0, 2)))
+    come_back(figures, two_stages(0, 0.5), 3.0)
+    launch(figures, plan(1, (1, 2, 1)))
     figures.lost(4.0)
+    _in_flight.clear()
     figures.submitted(2, 2, 50.0, 50.0)
     figures.resumed(Clocks([ClockReading(AHEAD, 0.001)]), 100.0)
-    figures.launched(plan(2, (1, 0, 3)))
-    figures.returned(two_stages(2, 101.0), 103.5)
+    launch(figures, plan(2, (1, 0, 3)))
+    come_back(figures, two_stages(2, 101.0), 103.5)
     front = figures.snapshot(110.0)["stages"][0]
     assert front["gaps"]["host"]["seconds"] == pytest.approx(0.5 + 1.0)
     assert front["gaps"]["nothing_to_do"]["seconds"] == pytest.approx(4 - 1.5)
@@ -179,8 +199,8 @@ def test_while_a_stage_is_lost_nobody_stands_still():
 def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...]):
     figures = metrics()
     figures.submitted(1, 2, 0.0, 0.0)
-    figures.launched(plan(0, (1, 0, 2)))
-    figures.returned(StepResult(0, (), figures_), 3.0)
+    launch(figures, plan(0, (1, 0, 2)))
+    come_back(figures, StepResult(0, (), figures_), 3.0)
     window = figures.snapshot(4.0)
     assert window["steps"] == 0
     json.dumps(window, allow_nan=False)
@@ -196,8 +216,8 @@ def test_it_costs_microseconds():
     for i in range(num_steps):
         figures.blocked()
         figures.heard(3.0 * i)
-        figures.launched(plans[i])
-        figures.returned(results[i], 3.0 * i + 2.5)
+        launch(figures, plans[i])
+        come_back(figures, results[i], 3.0 * i + 2.5)
         figures.token(1, 3.0 * i + 2.5)
     took = (time.perf_counter() - began) / num_steps
     assert took < 300e-6
@@ -274,8 +294,8 @@ def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():
     for each in (plan(0, (7, 0, 1)), plan(1, (7, 1, 2)), block, plan(3, (7, 3, 1))):
         if each.step in looks:
             figures.watch(looks[each.step])
-        figures.launched(each)
-        figures.returned(two_stages(each.step, 3.0 * each.step + 0.5), heard=3.0 * each.step + 3)
+        launch(figures, each)
+        come_back(figures, two_stages(each.step, 3.0 * each.step + 0.5), heard=3.0 * each.step + 3)
     prompt_step, draft_step = recent.take()
     assert (prompt_step.rows, prompt_step.rows.kind, prompt_step.useful) == (Rows(prefill=2), "prefill", 2)
     assert (draft_step.rows, draft_step.is_void) == (Rows(decode=1, draft=2), True)

@@ -108,7 +108,7 @@ class Staged(Simulator):
         self.at(time, heard)
 
     def _compute(self, plan: StepPlan) -> None:
-        self.figures.launched(plan)
+        self.figures.launched(self.scheduler.newest)
         super()._compute(plan)
 
     def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
@@ -119,7 +119,9 @@ class Staged(Simulator):
             self._at(self.now + self.lags[stage], lambda: arrive(stage, plan, received))
 
     def _update(self, result: StepResult, returned_at: float) -> None:
-        self.figures.returned(result, returned_at, [each.seq_id for each in result.sampled], returned_at)
+        step = self.scheduler.oldest
+        assert step is not None
+        self.figures.returned(step, result, returned_at, [each.seq_id for each in result.sampled], returned_at)
         super()._update(result, returned_at)
 
     def got(self, seq_id: int, token_id: int) -> None:

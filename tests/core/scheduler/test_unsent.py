@@ -1,0 +1,36 @@
+"""What has not left the first stage may still be made void; what has left may not."""
+
+import pytest
+
+from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.speculation import Draft, Wish
+from tests.core.toy import VOCAB, House, next_token
+
+
+def wrong(wish: Wish) -> list[Draft]:
+    """Drafts none of which is right."""
+    token = (next_token(wish.seq.stream, wish.seq.seed) + 1) % VOCAB
+    return [Draft(token)] * wish.count
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_only_what_has_not_left_is_reduced(is_sent: bool) -> None:
+    house = House(max_running=1, token_budget=32, speculates=True)
+    house.guess = wrong
+    house.add([1, 2, 3], max_tokens=20, flight=Flight(2, 2, 2))
+    house.step()
+    house.deliver()
+    first, second = house.step(), house.step()
+    assert first is not None
+    assert second is not None
+    assert second.slices[0].begins_with_draft
+    step = house.scheduler.newest
+    step.is_sent = is_sent
+    house.scheduler.leave_out_void()
+    assert step.plan is second, "no result has made it void yet"
+    house.deliver()
+    house.scheduler.leave_out_void()
+    assert step.plan.slices == (second.slices if is_sent else ())
+    assert step.planned is second
+    house.scheduler.leave_out_void()
+    assert house.sequences[0].num_in_flight == int(is_sent)
