@@ -20,7 +20,6 @@ computed again like a prompt.
 
 import math
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -395,9 +394,3 @@ class Sequence:
         """Drop all drafts."""
         self.ahead, self.drafted, self.is_dry = [], [], False
         self.forced.clear()
-
-
-def common_prefix(a: Seq[int], b: Seq[int]) -> int:
-    """The number of leading tokens that two sequences share."""
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)

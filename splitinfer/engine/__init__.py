@@ -13,9 +13,13 @@ coordinator     the engine's loop: plan, run, update
 worker          the loop on the other machines
     handshake       authenticates peers that connect to a worker's port, while its engine is busy
     access          which keys may connect
+    holder          the stage that it holds: loaded, kept, given up
+    next_stage      the link to the next stage
+upkeep          what both loops do besides acting on events
 stage           one stage, the same on coordinator and workers
     loader          a Load command becomes a stage in memory
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
+    checks, commands, launched    what is checked of a plan; what it does besides computing; a step on its way
     step_graph, prepared    what a device is given; graphs built ahead
     history         a sequence's tokens, for penalties and verdicts
     masking         masks of tokens that may come, as they arrive and on logits

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, common_prefix
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.engine.drafts.draft_model import common_prefix
 
 
 @pytest.mark.parametrize(

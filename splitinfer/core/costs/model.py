@@ -96,6 +96,14 @@ class CostModel:
         rounds = tuple(self.drafting(n) for n in range(_MOST_SEQUENCES + 1)) if self.drafts.num_seen else ()
         return RowCosts(stages, rounds, self.hop, self.host, len(rows), self.drafts_at_end)
 
+    @property
+    def num_sizes(self) -> int:
+        """How many sizes of steps and of rounds of drafts were measured."""
+        count = len(self.drafts.sizes)
+        for stage in self.stages:
+            count += len(stage.sizes)
+        return count
+
     def slowest(self, shape: Shape) -> float:
         """Seconds of a step on its slowest stage."""
         return max(stage.at(shape) for stage in self.stages)

@@ -1,6 +1,7 @@
 """Where a sequence is, and its KV with it: it waits, runs, waits again if it is preempted, and ends."""
 
 from splitinfer.core.kv.rewind import UNLIMITED
+from splitinfer.core.plan import NewSequence
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.decision import Admission
 from splitinfer.core.scheduler.state import SchedulerState
@@ -29,8 +30,8 @@ class Lifecycle:
         self.num_preemptions += 1
         self._state.waiting.add(seq)
 
-    def admit(self, new: Admission) -> None:
-        """Have a waiting sequence run, with the stored blocks that it begins with."""
+    def admit(self, new: Admission) -> NewSequence:
+        """Have a waiting sequence run, with the stored blocks that it begins with; returns what the stages are told."""
         seq, match = new.seq, new.match
         self._state.waiting.remove(seq)
         self._state.running[seq.seq_id] = seq
@@ -41,6 +42,9 @@ class Lifecycle:
         seq.is_stored = len(here) == len(match.blocks)
         self._state.prefix_cache.tree.use(here)
         self._state.used += self._state.budget.use_of(match.num_tokens)
+        seq.is_known = True
+        blocks, prefix = tuple(block.block_id for block in match.blocks), tuple(seq.tokens[: seq.num_reused])
+        return NewSequence(seq.seq_id, seq.params.for_stages, seq.seed, blocks, prefix, seq.num_prompt_tokens)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs. Its slices under way still run and are ignored."""

@@ -67,6 +67,14 @@ class MicroBatches:
         """The members of each group."""
         return tuple(map(tuple, self._groups))
 
+    def by_id(self) -> dict[int, Sequence]:
+        """All members."""
+        members = dict[int, Sequence]()
+        for group in self._groups:
+            for seq in group:
+                members[seq.seq_id] = seq
+        return members
+
     @property
     def largest(self) -> int:
         """Members of the largest group."""
@@ -106,6 +114,12 @@ class MicroBatches:
         group = self._smallest()
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
+
+    def join_new(self, decoding: Iterable[Sequence]) -> None:
+        """Add those of some sequences that are in no group yet."""
+        for seq in decoding:
+            if seq.seq_id not in self._id_to_group:
+                self.join(seq)
 
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence from its group, if it has one."""

@@ -8,7 +8,7 @@ from splitinfer.core.speculation.grouping import Member
 def regroup(state: SchedulerState) -> None:
     """Choose groups and drafts again where that is due, and move members."""
     groups, speculation = state.groups, state.speculation
-    members = {seq.seq_id: seq for group in state.batches.groups for seq in group}
+    members = state.batches.by_id()
     active = None
     if len(members) < 2:
         groups.forget()

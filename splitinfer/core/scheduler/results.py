@@ -3,7 +3,7 @@
 The pipeline keeps order, so a result that does not answer the oldest plan comes from a broken peer (``check_result``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
@@ -54,7 +54,7 @@ class Results:
         drafts = {s.seq_id: s.drafts for s in result.sampled if s.drafts and s.tokens}
         self._missed = set()
         events: list[TokenEvent] = []
-        joining: list[Sequence] = []
+        decoding: list[Sequence] = []
         for part in plan.slices:
             seq = self._state.running.get(part.seq_id)
             if seq is None:
@@ -66,43 +66,53 @@ class Results:
             events += self._append(seq, part, found.tokens)
             if part.seq_id in drafts and seq.finish_reason is None and self._state.speculation is not None:
                 self._state.speculation.propose(seq, drafts[part.seq_id], self._state.config.longest(seq))
-            if part.num_logits and seq.finish_reason is None and seq not in self._state.batches:
-                joining.append(seq)
-        for seq in joining:  # after those that end have left, so that groups stay equal
-            self._state.batches.join(seq)
+            if part.num_logits and seq.finish_reason is None:
+                decoding.append(seq)
+        self._state.batches.join_new(decoding)  # after those that end have left, so that groups stay equal
         return events
 
-    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
+    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
         """Append what was sampled for a slice, unless that is void."""
-        if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
+        events: list[TokenEvent] = []
+        if part.num_drafts and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
             if self._state.speculation is not None:
                 self._state.speculation.counts.void += 1
-            return
+            return events
         seq.num_awaited -= 1
-        tried = accepted = 0
+        first, verdicts = len(seq.tokens), list[tuple[int, bool]]()
         for row, token in enumerate(tokens):
-            misses, is_tried = seq.num_misses, bool(seq.ahead)
-            is_forced = len(seq.tokens) in seq.forced
+            misses, is_tried, is_forced = seq.num_misses, bool(seq.ahead), first + row in seq.forced
             reason = seq.append(token.token_id, self._state.config.max_len)
             seq.token_at = self._state.now
             seq.num_forced += is_tried and is_forced
-            if is_tried and not is_forced and self._state.speculation is not None:
-                is_right = self._state.speculation.appended(seq, part, row, misses)
-                tried, accepted = tried + 1, accepted + is_right
-                seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right
-                if seq.num_misses > misses:
-                    self._missed.add(seq.seq_id)
-            yield TokenEvent(seq.seq_id, token, reason)
+            if is_tried and not is_forced:
+                verdicts.append((row, seq.num_misses == misses))
+            events.append(TokenEvent(seq.seq_id, token, reason))
             if reason is not None:
-                self._life.end(seq, reason)
                 break
-        if self._state.speculation is not None and seq.finish_reason is None:
-            self._goes_on(seq, self._state.speculation, tried, accepted)
+        if self._state.speculation is not None:
+            self._judge(seq, self._state.speculation, part, first, verdicts)
+        if events and (end := events[-1].finish_reason) is not None:
+            self._life.end(seq, end)
+        elif self._state.speculation is not None:
+            self._goes_on(seq, self._state.speculation, verdicts)
+        return events
 
-    def _goes_on(self, seq: Sequence, speculation: Speculation, tried: int, accepted: int) -> None:
-        """Learn from the verdict on a sequence's drafts, and store the blocks of KV that only it has completed."""
-        if tried:
-            speculation.controller.tried(seq.seq_id, tried, accepted)
+    def _judge(
+        self, seq: Sequence, speculation: Speculation, part: Slice, first: int, verdicts: list[tuple[int, bool]]
+    ) -> None:
+        """Count the verdicts on a slice's drafts: by row, whether the draft behind it was right."""
+        if verdicts:
+            right = sum(is_right for _, is_right in verdicts)
+            seq.num_tried, seq.num_right = seq.num_tried + len(verdicts), seq.num_right + right
+            if right < len(verdicts):
+                self._missed.add(seq.seq_id)
+            speculation.judged(seq.seq_id, part, first, verdicts)
+
+    def _goes_on(self, seq: Sequence, speculation: Speculation, verdicts: list[tuple[int, bool]]) -> None:
+        """Learn from the verdicts on a sequence's drafts, and store the blocks of KV that only it has completed."""
+        if verdicts:
+            speculation.controller.tried(seq.seq_id, len(verdicts), sum(is_right for _, is_right in verdicts))
         if speculation.has_states and seq.has_drafted and not seq.num_awaited:
             self._state.prefix_cache.store_full_blocks(seq, self._state.used)  # the state is that at their end only now
 

@@ -47,10 +47,10 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
 from splitinfer.core.kv.prefix_cache import PrefixCache
-from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
+from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.decision import Admission, Decision
+from splitinfer.core.scheduler.decision import Decision
 from splitinfer.core.scheduler.drafts import Drafts
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
@@ -332,8 +332,7 @@ class Scheduler:
             self.prefix_cache.evict(block)
         for seq in decision.allocation.preempted:
             self._life.preempt(seq)
-        for new in decision.admissions:
-            self._life.admit(new)
+        introduced = tuple(map(self._life.admit, decision.admissions))
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
         policy_input = self.state.policy_input(decision.group)
@@ -341,7 +340,7 @@ class Scheduler:
         changes = self.prefix_cache.take_changes()
         plan = StepPlan(
             self._next_step,
-            new=tuple(map(self._introduce, decision.admissions)),
+            new=introduced,
             slices=tuple(self._slice(seq, size, decision.drafts.get(seq.seq_id, 0)) for seq, size in work),
             freed=tuple(self.state.freed),
             saves=changes.saves,
@@ -395,10 +394,3 @@ class Scheduler:
         if self.speculation is None or not self.config.drafts_at_end:
             return 0
         return self.speculation.num_next(seq, self.config.longest(seq))
-
-    def _introduce(self, new: Admission) -> NewSequence:
-        seq = new.seq
-        seq.is_known = True
-        blocks = tuple(block.block_id for block in new.match.blocks)
-        prefix = tuple(seq.tokens[: seq.num_reused])
-        return NewSequence(seq.seq_id, seq.params.for_stages, seq.seed, blocks, prefix, seq.num_prompt_tokens)

@@ -52,11 +52,7 @@ class GroupController:
 
     def is_due(self, seq_ids: frozenset[int]) -> bool:
         """Whether to choose again for these sequences."""
-        return seq_ids != self._members or self._since >= _EVERY or self._sizes != self._num_sizes
-
-    @property
-    def _num_sizes(self) -> int:
-        return sum(len(each.sizes) for each in (*self.costs.stages, self.costs.drafts))
+        return seq_ids != self._members or self._since >= _EVERY or self._sizes != self.costs.num_sizes
 
     def choose(
         self,
@@ -83,7 +79,7 @@ class GroupController:
         *,
         has_drafter: bool,
     ) -> None:
-        self._members, self._since, self._sizes = frozenset(members), 0, self._num_sizes
+        self._members, self._since, self._sizes = frozenset(members), 0, self.costs.num_sizes
         if not self._most_tried or not all(stage.num_seen for stage in self.costs.stages):
             self.choice, self.flights = None, {}
             return

@@ -217,18 +217,17 @@ class Speculation:
 
     # -- after a result ------------------------------------------------------------------------
 
-    def appended(self, seq: Sequence, part: Slice, row: int, misses_before: int) -> bool:
-        """Count the verdict on a draft, after a token was appended from ``row`` of the rows with logits of ``part``;
-        returns whether the draft was right."""
-        accepted = seq.num_misses == misses_before
-        self._in_a_row[seq.seq_id] = self._in_a_row.get(seq.seq_id, 0) + 1
-        if not accepted:
-            right = self._in_a_row.pop(seq.seq_id) - 1
-            self.counts.runs[right] = self.counts.runs.get(right, 0) + 1
-        place = row + int(part.begins_with_draft)
-        position = len(seq.tokens) - 1
-        self.counts.add(place if position < part.end else 0, accepted=accepted)
-        return accepted
+    def judged(self, seq_id: int, part: Slice, first: int, verdicts: Seq[tuple[int, bool]]) -> None:
+        """Count the verdicts on a sequence's drafts: by row with logits of ``part``, whether the draft behind it was
+        right. ``first``: the position of what was sampled from the first row."""
+        begins, end = int(part.begins_with_draft), part.end
+        in_a_row = self._in_a_row.get(seq_id, 0)
+        for row, is_right in verdicts:
+            if not is_right:
+                self.counts.runs[in_a_row] = self.counts.runs.get(in_a_row, 0) + 1
+            in_a_row = in_a_row + 1 if is_right else 0
+            self.counts.add(row + begins if first + row < end else 0, accepted=is_right)
+        self._in_a_row[seq_id] = in_a_row
 
     def returned(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
         """Count a step. ``returned_at``: when its result came, on the first stage's clock."""

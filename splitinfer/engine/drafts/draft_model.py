@@ -25,7 +25,7 @@ from typing import Self
 import mlx.core as mx
 
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
+from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
@@ -321,3 +321,9 @@ def _num_shared(a: list[int], b: list[int]) -> int:
     """The number of equal leading tokens: nearly always all of the shorter list, which is compared at C's speed."""
     size = min(len(a), len(b))
     return size if a[:size] == b[:size] else common_prefix(a, b)
+
+
+def common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """The number of leading tokens that two sequences share."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)

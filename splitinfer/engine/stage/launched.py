@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Save, Slice, StageFigures, StepPlan
-from splitinfer.engine.device.device import Ticket
+from splitinfer.engine.device.device import Device, Ticket, Work, round_of
 from splitinfer.engine.stage.head_drafts import HeadDrafts
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.hidden_states import PackedRows
@@ -52,6 +53,19 @@ class DraftsUnderWay:
 
     drafts: HeadDrafts
     tickets: tuple[Ticket, ...]
+
+    @classmethod
+    def of(cls, device: Device, drafts: HeadDrafts, written: list[mx.array], began: float) -> "DraftsUnderWay | None":
+        """Launch drafts, of which building ``began`` then, and with the last of them what they write."""
+        if not drafts.rounds:
+            device.launch((), written, Work(Shape()), began)
+            return None
+        work, last = round_of(len(drafts.counts)), len(drafts.rounds) - 1
+        tickets = [
+            device.launch((one,), written if number == last else (), work, time.monotonic() if number else began)
+            for number, one in enumerate(drafts.rounds)
+        ]
+        return cls(drafts, tuple(tickets))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import RowMask, SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, round_of
+from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
@@ -218,15 +218,7 @@ class StageRunner:
         began = time.monotonic()
         drafts = self._drafter.of(slices, parts, hidden, graph.rows, graph.choices)
         written = self._drafter.written(parts)
-        if not drafts.rounds:
-            self.device.launch((), written, Work(Shape()), began)
-            return None
-        work, last = round_of(len(drafts.counts)), len(drafts.rounds) - 1
-        tickets = [
-            self.device.launch((one,), written if number == last else (), work, time.monotonic() if number else began)
-            for number, one in enumerate(drafts.rounds)
-        ]
-        return DraftsUnderWay(drafts, tuple(tickets))
+        return DraftsUnderWay.of(self.device, drafts, written, began)
 
     def _end_first(self, slices: tuple[Slice, ...]) -> None:
         """Wait for steps in flight where launching now would copy too much of what they write."""
