@@ -1,5 +1,6 @@
 """What the command line takes from the model, and what it prints without one."""
 
+import io
 import math
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import typer
 
 import splitinfer
 from splitinfer.cli import pipeline
@@ -16,6 +18,7 @@ from splitinfer.cli.options import PipelineOptions, plain_settings
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.kvstore.paths import default_folder
+from splitinfer.settings import Settings
 
 
 class MadeUpLLM:
@@ -44,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
     monkeypatch.setattr("splitinfer.cli.draining.open_llm", lambda *_: MadeUpLLM())
     monkeypatch.setattr(pipeline, "set_up", lambda _verbose: None)
-    monkeypatch.setattr(pipeline, "settings_of", lambda _options: None)
+    monkeypatch.setattr(pipeline, "settings_of", lambda _options: Settings())
     monkeypatch.setattr(pipeline, "finish", lambda run, _verbose: run())
     return found
 
@@ -54,6 +57,17 @@ def test_the_model_decides_where_nothing_is_said(command: list[str], asked: list
     run(*command)
     run(*command, "--temp", "0", "--top-k", "3")
     assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.6, 0.9, 0), (0.0, 0.9, 3)]
+
+
+def test_the_demo_is_offered_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\nn\n"))
+    pipeline._offer_demo(asks=True)
+    with pytest.raises(typer.Exit):
+        pipeline._offer_demo(asks=True)
+    said = capsys.readouterr()
+    assert said.err.count("No model is named.") == 2
+    assert said.err.endswith("splitinfer chat --model OWNER/MODEL\n")
+    pipeline._offer_demo(asks=False)
 
 
 def test_a_raw_prompt_is_greedy_unless_something_is_said(asked: list[SamplingParams]):

@@ -35,7 +35,7 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
         return planned(options.model, workers, settings, options)
     if options.auto:
         errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
-    chosen = alone(options.model)
+    chosen = alone(options.model, settings)
     names = " and ".join(each["name"] for each in workers)
     found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
     errors.print(chosen.text + found, soft_wrap=True)

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from splitinfer.llm import Settings
 
 DEFAULT_PORT = 5577
-_THE_DEMO = (
-    "This is the built-in demo, a small model that tells tales. Run your own with: splitinfer chat --model OWNER/MODEL"
-)
+_YOUR_OWN = "Run your own model with: splitinfer chat --model OWNER/MODEL"
 
 
 @with_pipeline_options
@@ -101,7 +99,7 @@ def coord(
 def chat(options: PipelineOptions, max_tokens: MaxTokens = ANSWER_TOKENS, temp: Temp = None) -> None:
     """Chat in the terminal. A model without layout or workers runs on this machine; without a model, the demo does."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
-        typer.echo(_THE_DEMO, err=True)
+        _offer_demo(asks=sys.stdin.isatty())
         options = replace(options, model="demo")
     choice = sampling(options, temp, usual_temp=0.7, max_tokens=max_tokens)
     set_up(options.verbose)
@@ -175,6 +173,16 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
     ):
         typer.echo(said, err=True)
         return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
+
+
+def _offer_demo(*, asks: bool) -> None:
+    """Say what the demo is; whoever ``asks`` may decline it, which ends the command."""
+    typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
+    if asks and not typer.confirm("Chat with the demo?", default=True, err=True):
+        typer.echo(_YOUR_OWN, err=True)
+        raise typer.Exit
+    if not asks:
+        typer.echo(_YOUR_OWN, err=True)
 
 
 def _grammar_in(file: Path) -> Grammar:

@@ -18,17 +18,19 @@ from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
 from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
+from splitinfer.engine.profiling.measure import remembered
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.survey import Notice, Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring
+from splitinfer.llm.second import alone_in_words
 from splitinfer.llm.setup import trained_drafter
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import DescribedModel, describe
-from splitinfer.models.loader import count_layers, resolve_dtype
+from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.document import figures_in_words, layout_of
@@ -38,10 +40,6 @@ from splitinfer.settings import NO_DRAFT, Settings
 
 DEFAULT_PORT = 5577  # of a worker
 ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made
-_SECOND = (
-    "A second machine would add its memory, read long prompts in down to half the time, and serve several requests "
-    "with up to twice the tokens per second; a single chat would not be faster."
-)
 _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-9a-fA-F]{64}))?")
 _PORT = re.compile(r":[0-9]+$")
 
@@ -74,14 +72,15 @@ def choose_layout(
         PeerError, ModelError: a machine cannot be used, or the model.
     """
     if not workers:  # there is nothing to choose
-        return alone(model)
+        return alone(model, settings)
     specs = as_workers(workers, keys_here())
     profiles = measured_profiles(model, specs, settings, notice, again=again)
     return chosen_from(profiles, settings, aim, uses_all=uses_all)
 
 
-def alone(model: str) -> Chosen:
-    """All layers on this machine, and what another one would bring.
+def alone(model: str, settings: Settings) -> Chosen:
+    """All layers on this machine, and what another one would bring: the memory, and the speed if this machine was
+    measured for the model before.
 
     Raises:
         CannotFit: the weights take more memory than is free.
@@ -91,12 +90,20 @@ def alone(model: str) -> Chosen:
     weights, free = sum(each.nbytes for each in checkpoint.tensors.values()), free_bytes()
     if weights > free:
         raise CannotFit(
-            f"{model} has {size(weights)} of weights, and {size(free)} are free here. A second machine can hold the "
-            f"rest: `splitinfer up HOST --model {model}` uses one that ssh reaches, `splitinfer init` pairs any other"
+            f"{model} has {size(weights)} of weights, and {size(free)} are free here. A second machine with "
+            f"{size(weights - free)} free can hold the rest, and needs some more for conversations: "
+            f"`splitinfer up HOST --model {model}` uses one that ssh reaches, `splitinfer init` pairs any other"
         )
-    num_layers = count_layers(checkpoint)
-    only = Layout((StageSpec(_own_name(set()), 0, num_layers),), model, name="(planned)")
-    return Chosen(only, f"All {num_layers} layers are on this machine. {_SECOND}")
+    here, question = _own_name(set()), Question(model, checkpoint, "auto", settings.kv_format or EXACT)
+    described = _described(question).profile
+    only = Layout((StageSpec(here, 0, described.num_layers),), model, name="(planned)")
+    asked = Asked(context=settings.context_of(described.context_length), token_budget=settings.token_budget)
+    return Chosen(only, alone_in_words(described, remembered(here, question), asked))
+
+
+def _described(question: Question) -> DescribedModel:
+    dtype, kv_format = resolve_dtype(question.dtype, gpu=on_gpu()), format_of(question.kv_format)
+    return describe(question.checkpoint, dtype, question.name, kv_format=kv_format)
 
 
 def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: bool = False) -> Chosen:
@@ -137,7 +144,6 @@ def measured_profiles(
         PeerError, ModelError, ConfigError: one cannot be measured.
     """
     checkpoint = open_model(model)
-    kv_format = settings.kv_format or EXACT
     here = _own_name({spec.name for spec in workers})
     with ExitStack() as stack:
 
@@ -146,13 +152,12 @@ def measured_profiles(
             stack.push(lambda kind, *_: (LocalWorker.kill if kind else give_back)(worker))
             return worker
 
-        question = Question(model, checkpoint, dtype, kv_format)
+        question = Question(model, checkpoint, dtype, settings.kv_format or EXACT)
         own_key, timeout = Keyring().own, settings.connect_timeout
         surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
         (own, *others), links = surveyor.run()
-    as_loaded = resolve_dtype(dtype, gpu=on_gpu())
-    found = describe(checkpoint, as_loaded, model, kv_format=format_of(kv_format))
-    described = with_drafter(found, checkpoint, settings.draft, as_loaded)
+    found = _described(question)
+    described = with_drafter(found, checkpoint, settings.draft, resolve_dtype(dtype, gpu=on_gpu()))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)

@@ -10,7 +10,7 @@ machines that have layers are compared.
 ``LiveFigures`` are taken from the running pipeline; ``rebalance`` is pure, and may compare them in another process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
+from splitinfer.llm.second import alone_in_words
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import describe
@@ -102,12 +103,17 @@ class Running:
 
 
 def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
-    """The best cut for an aim, compared with the one in force.
+    """The best cut for an aim, compared with the one in force; on one machine, what a second one would bring.
 
     Raises:
         RequestError: no cut meets the aim.
     """
-    layout, places = live.layout, {machine.name: i for i, machine in enumerate(live.profiles.machines)}
+    layout, machines = live.layout, live.profiles.machines
+    notable = list(_notable(live))
+    if len(machines) == 1:
+        text = alone_in_words(live.profiles.model, machines[0], live.asked)
+        return Rebalance(layout, 1.0, " ".join([text, *notable]))
+    places = {machine.name: i for i, machine in enumerate(machines)}
     now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     planner = Planner(live.profiles, live.asked)
     plan = planner.plan([aim])
@@ -115,11 +121,6 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
         raise RequestError(f"no cut of these machines fits for {aim}")
     best = plan.best[aim]
     gain = 1.0 if best.cut == now else planner.value(aim, best.cut) / planner.value(aim, now)
-    notable = [
-        f"{name} takes {times:.2g} times as long as it was measured to take."
-        for name, times in live.times.items()
-        if not 1 / _NOTABLE < times < _NOTABLE
-    ]
     named = best.cut.machines != now.machines
     current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
@@ -128,6 +129,12 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     text = f"From measurements so far, {better} would be {gain:.2f} times as fast as the current {current}."
     stages = layout_of(plan, best, layout).stages
     return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(plan, best), *notable]))
+
+
+def _notable(live: LiveFigures) -> Iterator[str]:
+    for name, times in live.times.items():
+        if not 1 / _NOTABLE < times < _NOTABLE:
+            yield f"{name} takes {times:.2g} times as long as it was measured to take."
 
 
 def _short(cut: Cut) -> str:

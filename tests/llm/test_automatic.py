@@ -46,7 +46,7 @@ def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | 
 def test_a_model_that_does_not_fit_alone_says_how_to_add_a_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(automatic, "free_bytes", lambda: 10**6)
     with pytest.raises(CannotFit, match=r"1 MB are free here.*`splitinfer up HOST --model demo`.*`splitinfer init`"):
-        automatic.alone("demo")
+        automatic.alone("demo", Settings())
 
 
 @pytest.mark.parametrize("auto", [False, True])
@@ -54,7 +54,7 @@ def test_paired_workers_are_named_and_used_when_told_to(
     auto: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     mini = {"name": "mini", "address": "tcp://10.0.0.2:5577", "key": KEY}
-    found = automatic.Chosen(automatic.alone("demo").layout, "cut over mini")
+    found = automatic.Chosen(automatic.alone("demo", Settings()).layout, "cut over mini")
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
     monkeypatch.setattr(commands, "planned", lambda _model, workers, *_: found if workers == [mini] else None)
     chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto), Settings())
@@ -156,7 +156,7 @@ def test_a_pipeline_of_workers_alone(
 def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):
     with LLM(model=str(tiny_folder("llama"))) as llm:
         assert llm.layout.num_stages == 1
-        assert "A second machine would" in llm.explanation
+        assert "A second machine would leave" in llm.explanation
     assert measured == []
 
 

@@ -79,15 +79,20 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
     Raises:
         ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
     """
-    path = _path(question)
-    if not again:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
-            return replace(known, name=name, free_bytes=unloaded_bytes())
+    if not again and (known := remembered(name, question)) is not None:
+        return known
     profile = measure_machine(name, question, report)
     log.info("measured this machine for %s", question.name)
-    _write(path, json.dumps(profile.as_dict(), indent=1) + "\n")
+    _write(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
     return profile
+
+
+def remembered(name: str, question: Question) -> MachineProfile | None:
+    """This machine's profile under ``name``, if it was measured before."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        known = MachineProfile.from_dict(json.loads(_path(question).read_text(encoding="utf-8")))
+        return replace(known, name=name, free_bytes=unloaded_bytes())
+    return None
 
 
 def profiles_folder() -> Path:

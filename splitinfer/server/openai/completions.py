@@ -18,7 +18,8 @@ from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
 from splitinfer.server.fields import Refused, not_a, wrong
-from splitinfer.server.openai.chat import Shape, TokenText, shape_of, usage_of, usage_so_far
+from splitinfer.server.openai.chat import shape_of
+from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usage_so_far
 from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.spans import Usage

@@ -15,7 +15,8 @@ from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.fields import read
 from splitinfer.server.health import models_document
-from splitinfer.server.openai.chat import ChatRequest, ChatWriter, chat_ask
+from splitinfer.server.openai.chat import ChatRequest, chat_ask
+from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of, echoed
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter

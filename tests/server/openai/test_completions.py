@@ -12,7 +12,7 @@ from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat import Shape
+from splitinfer.server.openai.chat_writer import Shape
 from splitinfer.server.openai.completions import (
     CompletionRequest,
     Completions,

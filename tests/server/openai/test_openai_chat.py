@@ -14,7 +14,8 @@ from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.server.answer import ChoiceReader, Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat import ChatRequest, ChatWriter, Shape, chat_ask
+from splitinfer.server.openai.chat import ChatRequest, chat_ask
+from splitinfer.server.openai.chat_writer import ChatWriter, Shape
 from splitinfer.server.openai.completions import Completions, CompletionWriter
 from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem

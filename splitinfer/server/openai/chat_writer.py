@@ -1,0 +1,185 @@
+"""Answers of `POST /v1/chat/completions`: chunks of a stream, or one document made of the same pieces.
+
+Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. A call of a tool is
+one delta, with its index, id, name and all of its arguments.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.server.answer import Piece
+from splitinfer.server.spans import Usage
+from splitinfer.server.stream import event, json_line
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
+    ``always_usage``: every chunk has the usage so far. ``names_tier``: the tier of service is said."""
+
+    model: str
+    streams: bool = False
+    includes_usage: bool = False
+    num_top: int | None = None
+    names_tier: bool = False
+    always_usage: bool = False
+
+
+TokenText = Callable[[int], bytes]
+"""The bytes of one token id."""
+
+ONLY_TIER = "default"
+# A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
+
+
+@dataclass(slots=True)
+class ChatWriter:
+    """Writes one answer. ``created``: seconds since 1970. ``fingerprint``: while it is the same, a seed gives the same
+    answer. ``usage_now``: the usage so far."""
+
+    answer_id: str
+    created: int
+    shape: Shape
+    token_text: TokenText
+    new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
+    fingerprint: str | None = None
+    usage_now: Callable[[], Usage] = lambda: Usage(0)
+    _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
+
+    # -- a stream ------------------------------------------------------------------------------
+
+    def written(self, piece: Piece) -> bytes:
+        """The chunks of a piece as events of a stream."""
+        has_logprobs = piece.logprobs and self.shape.num_top is not None
+        match piece.parts:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.always_usage:
+                return self._text_event(piece.choice, text)
+        return b"".join(event(chunk) for chunk in self.chunks(piece))
+
+    def _text_event(self, choice: int, text: str) -> bytes:
+        """The event of nothing but text, which nearly every token is: all but the text is always the same."""
+        frame = self._frames.get(choice)
+        if frame is None:
+            # What else could hold these characters has its quotation marks escaped, or comes before them.
+            before, name, after = event(self._chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
+            frame = self._frames[choice] = before + name[:-2], after
+        return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
+
+    def first(self, choice: int) -> dict[str, Any]:
+        """The chunk with which a choice begins."""
+        return self._chunk([_choice(choice, {"role": "assistant", "content": ""})])
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of a piece: one for each part; the last has the log probabilities, and another the reason."""
+        deltas = [self._delta(piece.choice, part) for part in piece.parts]
+        chunks = [_choice(piece.choice, delta) for delta in deltas]
+        if piece.logprobs and self.shape.num_top is not None:
+            chunks = chunks or [_choice(piece.choice, {})]
+            chunks[-1]["logprobs"] = self._logprobs(piece.logprobs)
+        if piece.finish_reason is not None:
+            chunks.append({**_choice(piece.choice, {}), "finish_reason": _REASONS[piece.finish_reason]})
+        return [self._chunk([chunk]) for chunk in chunks]
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
+        """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
+        return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = usage_so_far(self.shape, self.usage_now)
+        return {**self._head("chat.completion.chunk"), "choices": choices, **usage}
+
+    # -- a document ----------------------------------------------------------------------------
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self._whole(choice, pieces) for choice in sorted({piece.choice for piece in pieces})]
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage_of(usage)}
+
+    def _whole(self, choice: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        own = [piece for piece in pieces if piece.choice == choice]
+        parts = [part for piece in own for part in piece.parts]
+        logprobs = [one for piece in own for one in piece.logprobs]
+        return {
+            "index": choice,
+            "message": self._message(choice, parts),
+            "logprobs": None if self.shape.num_top is None else self._logprobs(logprobs),
+            "finish_reason": _REASONS[own[-1].finish_reason or "stop"],
+        }
+
+    def _message(self, choice: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+        calls = [self._call(choice, part) for part in parts if isinstance(part, ToolCallPart)]
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            message["tool_calls"] = [{key: one for key, one in call.items() if key != "index"} for call in calls]
+        return message
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        tier = {"service_tier": ONLY_TIER} if self.shape.names_tier else {}
+        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
+        return {**head, "system_fingerprint": self.fingerprint, **tier}
+
+    def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
+        match part:
+            case TextPart(text):
+                return {"content": text}
+            case ReasoningPart(text):
+                return {"reasoning": text, "reasoning_content": text}
+            case ToolCallPart():
+                return {"tool_calls": [self._call(choice, part)]}
+
+    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
+        index = self._num_calls.get(choice, 0)
+        self._num_calls[choice] = index + 1
+        function = {"name": part.name, "arguments": part.arguments}
+        return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = [token_logprob(one, self.shape.num_top or 0, self.token_text) for one in tokens]
+        return {"content": content, "refusal": None}
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
+    """A token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says it."""
+
+    def written(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = token_text(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top[:num_top]]}
+
+
+def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]:
+    """The usage in a chunk that is not the last one: none, null, or what it is by now."""
+    if not shape.includes_usage:
+        return {}
+    return {"usage": usage_of(usage_now()) if shape.always_usage else None}
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Usage as OpenAI's API says it, and in a field of our own, where there were drafts, what became of them. (OpenAI's
+    ``accepted_prediction_tokens`` is of predictions that a client sends.)"""
+    drafts = {"splitinfer": {"drafts_tried": usage.tried, "drafts_right": usage.right}} if usage.tried else {}
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        **drafts,
+    }
