@@ -102,6 +102,7 @@ def run(*args: str) -> None:
         (["chat", "--auto"], "--auto needs a model to cut"),
         (["coord", "--auto", "--workers", "mini"], "--workers names the workers, and so does --auto"),
         (["coord", "--model", "demo", "--use-all"], "--use-all is for choosing a cut, and one machine needs none"),
+        (["init", "--use-all"], "--use-all is for the machine where you chat; add --model"),
         (["coord", "--workers", "mini"], "--workers needs a model to cut"),
         (["coord", "--layout", "demo", "--workers", "mini"], "--layout names the workers, and so does --workers"),
         (["coord", "--layout", "demo", "--use-all"], "--use-all is for choosing a cut, and --layout has one"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import PipelineOptions, disk_of, plain_settings, store_of
+from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, plain_settings, store_of
 from splitinfer.cli.running import finish, set_up
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
@@ -37,10 +37,16 @@ def init(
         Path | None, typer.Option("--out", help="The layout to write; named after the model if not given.")
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = DEFAULT_PORT,
+    uses_all: UseAllOption = False,
 ) -> None:
     """Make a pipeline of two machines: run this on both, and type each one's code at the other."""
+    if uses_all and model is None:
+        raise typer.BadParameter("--use-all is for the machine where you chat; add --model")
     set_up(verbose=False, info=model is None)
-    finish(lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model)), False)
+    finish(
+        lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model), uses_all),
+        False,
+    )
 
 
 def _file_of(model: str) -> Path:
@@ -63,7 +69,7 @@ def _help(near: str | None, port: int) -> int:
     return serve("0.0.0.0", port, shutdown, name=None, model=None, child=False, disk=disk, store=store_of(None, None))
 
 
-def _coordinate(near: str | None, model: str, out: Path) -> int:
+def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     """Pair, then measure both machines and write the layout."""
     from splitinfer.models.hub import open_model
 
@@ -77,7 +83,7 @@ def _coordinate(near: str | None, model: str, out: Path) -> int:
     from splitinfer.placement.document import text_of
 
     address = best_addresses([(other.name, other.key, f"tcp://{host}:{other.port}")])[other.name]
-    options = PipelineOptions(model=model, declared={"connect_timeout": _READY})
+    options = PipelineOptions(model=model, use_all=uses_all, declared={"connect_timeout": _READY})
     worker = {"name": other.name, "address": address, "key": other.key}
     chosen = planned(model, [worker], plain_settings(options), options)
     write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _WIDTH)))

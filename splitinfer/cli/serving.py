@@ -106,7 +106,7 @@ def spans_to(otlp: str | None) -> Spans | None:
     """What sends spans to a collector; none without one.
 
     Raises:
-        ConfigError: its address is none, or the extra is not installed.
+        ConfigError: its address is not valid, or the extra is not installed.
     """
     if otlp is None:
         return None

@@ -125,7 +125,7 @@ def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker)
 def _tagged(inside: str, name: str, schema: Mapping[str, Any], around: tuple[str, str], marker: Marker) -> list[str]:
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if unknown := sorted(set(required) - set(properties)):
-        raise RequestError(f"tool_choice: {name} requires {unknown[0]!r}, which is not among its properties")
+        raise RequestError(f"tool_choice: {name} requires {unknown[0]!r}, but its properties lack that")
     parts, rules = [], []
     for i, (key, value) in enumerate(properties.items()):
         if not _NAME.fullmatch(key):

@@ -48,7 +48,7 @@ def group_size(dim: int) -> int:
     """
     found = next((size for size in _GROUPS if dim % size == 0), None)
     if found is None:
-        raise CannotQuantise(f"its heads have {dim} numbers, which is not a multiple of {_GROUPS[-1]}")
+        raise CannotQuantise(f"its heads have {dim} numbers, and {_GROUPS[-1]} does not divide that")
     return found
 
 

@@ -345,7 +345,7 @@ def _updates_passed(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx
 
 
 class _Unknown:
-    """Replaces a number that a layer returned, which is not known without running the layer; using it fails."""
+    """Replaces a number that only running the layer would tell; using it fails."""
 
 
 def _make_recipe(arguments: Any, result: Any) -> Recipe:

@@ -49,8 +49,8 @@ Prompt = Chat | str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
-    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: the
-    tools one of which it must call, as in OpenAI's API; empty: it need not."""
+    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: it
+    must call one of these tools, as in OpenAI's API; empty: it need not."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]

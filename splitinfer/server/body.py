@@ -134,7 +134,7 @@ def plain_json(text: str) -> Any:
     """What a text says in JSON.
 
     Raises:
-        ValueError: it is none, or goes beyond the bounds; the sentence lacks its subject.
+        ValueError: it is not JSON, or goes beyond the bounds; the sentence lacks its subject.
     """
     if text.count(",") > _MAX_COMMAS:
         raise ValueError(f"may have {_MAX_COMMAS:,} commas")

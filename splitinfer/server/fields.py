@@ -228,7 +228,7 @@ EMPTY: tuple[Any, ...] = ([], {}, "")
 
 @dataclass(frozen=True, slots=True)
 class OneOrMore:
-    """On ``A | list[B]``: what is no list is read as ``A``, so that an error is of one of them."""
+    """On ``A | list[B]``: anything but a list is read as ``A``, so that an error is of one of them."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         one, more = map(handler.generate_schema, get_args(source))

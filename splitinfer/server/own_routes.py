@@ -44,7 +44,7 @@ class _Template(Conversation):
         """The conversation.
 
         Raises:
-            Problem: 400, there is none.
+            Problem: 400, the request lacks it.
         """
         if self.messages is None:
             raise Problem(400, "messages must be given", param="messages")
@@ -105,7 +105,7 @@ def tokenize_ask(request: _TextOrChat) -> tuple[Chat | Text, bool]:
 
 
 def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None) -> dict[str, Any]:
-    """vLLM's document. ``texts``: of each token, if they are wanted; what is no text is replaced."""
+    """vLLM's document. ``texts``: of each token, if they are wanted; bytes that are not text are replaced."""
     strings = None if texts is None else [text.decode("utf-8", "replace") for text in texts]
     return {"count": len(tokens), "max_model_len": context, "tokens": list(tokens), "token_strs": strings}
 

@@ -239,7 +239,7 @@ async def _thread_seconds() -> float:
 
 
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody handles, which anybody can cause by what is no HTTP."""
+    """Log an error that nothing handles; any client can cause one by sending something else than HTTP."""
     error = context.get("exception")
     log.debug("%s: %s\n%s", context.get("message"), type(error).__name__, _where(error))
 

@@ -210,7 +210,7 @@ def said(folder: Path) -> Iterator[None]:
             ) from error
         if error.errno == errno.ELOOP:
             raise ModelError(
-                f"{error.filename or folder} is a symbolic link, which is not followed; remove it"
+                f"{error.filename or folder} is a symbolic link, and splitinfer follows none here; remove it"
             ) from error
         raise ModelError(f"{folder} cannot be written: {error.strerror or error}") from error
 

@@ -269,7 +269,7 @@ def _lock(path: Path, how: int) -> int:
 
 
 def _is_link(path: Path) -> ModelError:
-    return ModelError(f"{path} is a symbolic link, which is not followed; remove it")
+    return ModelError(f"{path} is a symbolic link, and splitinfer follows none here; remove it")
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ off only if even the acceptance that the few tries do not exclude (``Acceptance.
 is tried whatever the requests before it had, because texts differ.
 
 A block does not end early where the draft model is unsure. The draft is made by then, and in flight there is nothing
-better to do: what is not drafted is time in which the coordinator waits for a verdict. Replayed on recorded drafts, a
+better to do: the coordinator would only wait for a verdict. Replayed on recorded drafts, a
 cut-off was never worth more than a hundredth, and cost a tenth in flight (``scripts/README.md``).
 """
 

@@ -1,4 +1,4 @@
-"""What a machine is asked to measure: a model of which it needs no file.
+"""What a machine is asked to measure: a model, without its files.
 
 The configuration and the names, dtypes and shapes of all tensors travel in a part of the frame, as JSON: a model with
 experts in tensors of their own has tens of thousands of them.

@@ -274,7 +274,7 @@ class MessageRequest(CountRequest):
         """The functions one of which the model must call; none where it need not.
 
         Raises:
-            Problem: 400, there is none of the name, or none at all.
+            Problem: 400, no tool has that name, or no tools were given.
         """
         choice = self.tool_choice
         if choice is None or choice.type in ("auto", "none"):

@@ -87,7 +87,7 @@ class ChatWriter:
         return [self._chunk([chunk]) for chunk in chunks]
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
-        """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
+        """The chunk with the usage and without choices; ``None`` where it was not asked for."""
         return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class CompletionWriter:
         return self._chunk([self._choice([piece])])
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
-        """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
+        """The chunk with the usage and without choices; ``None`` where it was not asked for."""
         return {**self._chunk([]), "usage": self._usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class _Asked(Fields):
         """The functions one of which the model must call; none where it need not.
 
         Raises:
-            Problem: 400, there is none of the name, or none at all.
+            Problem: 400, no tool has that name, or no tools were given.
         """
         choice, told = self.tool_choice, self.chat().tools
         if isinstance(choice, NamedFunction):

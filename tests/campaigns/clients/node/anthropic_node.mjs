@@ -42,7 +42,7 @@ await run(version, {
     same((await client.models.list()).data.map((model) => model.display_name), [MODEL]);
   },
   async errors() {
-    await refused(400, "tool_choice", () => client.messages.create({ ...head, tools, tool_choice: { type: "any" } }));
+    await refused(400, "container", () => client.messages.create({ ...head, container: "box" }));
     await refused(404, "batches", () => client.messages.batches.create({ requests: [] }));
   },
 });

@@ -56,9 +56,9 @@ await run(version, {
     same((await client.models.list()).data.map((model) => model.id), [MODEL]);
   },
   async errors() {
-    const wanted = { ...head, response_format: { type: "json_object" } };
-    const error = await refused(400, "response_format", () => client.chat.completions.create(wanted));
-    same([error.param, error.type], ["response_format", "invalid_request_error"]);
+    const wanted = { ...head, prediction: { type: "content", content: "There was" } };
+    const error = await refused(400, "prediction", () => client.chat.completions.create(wanted));
+    same([error.param, error.type], ["prediction", "invalid_request_error"]);
     await refused(404, "embeddings", () => client.embeddings.create({ model: MODEL, input: "x" }));
   },
   async cancel() {

@@ -1,4 +1,4 @@
-/* A conversation as a value: a tree of messages, of which one path is shown. Pure.
+/* A conversation as a value: a tree of messages; one path of it is shown. Pure.
 
    root - user - assistant - user' - assistant      an edited message is a sibling, and so is an answer made again;
                \ assistant'        \ assistant      nothing is ever overwritten
@@ -7,7 +7,7 @@
    node          {id, parent, role, content, reasoning, calls, files, at, figures, error, ended, children: [ids]}
 
    ``chosen`` says which child of a node is shown; the last one where it says nothing. Every function returns a new
-   conversation, which shares what has not changed. Times are milliseconds since 1970, and given, as ids are. */
+   conversation; both share the unchanged parts. Times are milliseconds since 1970, and given, as ids are. */
 
 export const ROOT = "";
 
