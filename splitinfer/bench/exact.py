@@ -31,6 +31,7 @@ from typing import Any, cast
 import mlx.core as mx
 from rich.table import Table
 
+from splitinfer.bench.compare.judge import parting
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.blas import computed_by
 from splitinfer.bench.shared.fidelity import whole_model
@@ -261,27 +262,18 @@ def _beside(model: Model, neighbours: Sequence[tuple[int, int]], answer: Answer)
 # -- where they part ---------------------------------------------------------------------------------------------------
 
 
-def first_parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
-    """The first token, counted from 1, at which a road would part from the reference; ``None`` if it never does.
-
-    >>> first_parting((5, 6, 7), (5, 8, 7)), first_parting((5, 6), (5, 6))
-    (2, None)
-    """
-    return next((at for at, (a, b) in enumerate(zip(wanted, given, strict=True), 1) if a != b), None)
-
-
 def summary(answers: Sequence[Answer], taken: Sequence[Taken]) -> dict[str, Any]:
     """One road over all prompts: how often it parts, at which token and at which margin (medians; ``None`` if never),
     and at how many positions it would choose otherwise."""
-    first = [first_parting(one.tokens, road.tokens) for one, road in zip(answers, taken, strict=True)]
-    at = [(one.margins[n - 1], n) for one, n in zip(answers, first, strict=True) if n is not None]
+    first = [parting(one.tokens, road.tokens) for one, road in zip(answers, taken, strict=True)]
+    at = [(one.margins[n], n + 1) for one, n in zip(answers, first, strict=True) if n is not None]
     both = [
         pair for one, road in zip(answers, taken, strict=True) for pair in zip(one.tokens, road.tokens, strict=True)
     ]
     return {
         "prompts": len(answers),
         "parted": len(at),
-        "first_tokens": first,
+        "first_tokens": [None if n is None else n + 1 for n in first],
         "first_token": statistics.median(n for _, n in at) if at else None,
         "margin": statistics.median(margin for margin, _ in at) if at else None,
         "largest_margin": max((margin for margin, _ in at), default=None),

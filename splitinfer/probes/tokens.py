@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.compare.judge import tolerance
+from splitinfer.bench.compare.judge import parting, tolerance
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
@@ -170,18 +170,6 @@ def _answered(llm: LLM, expected: Expected, sampling: SamplingParams, flight: Fl
         "tokens_per_second": rate,
         "cached_tokens": first.num_cached_tokens,
     }
-
-
-def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
-    """The first place at which two answers differ; ``None`` if they are the same.
-
-    >>> parting([5, 6, 7], [5, 8, 7]), parting([5, 6], [5]), parting([5, 6], [5, 6])
-    (1, 1, None)
-    """
-    if list(wanted) == list(given):
-        return None
-    pairs = zip(wanted, given, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(wanted), len(given)))
 
 
 def _with_drafts(llm: LLM, expected: Expected, sampling: SamplingParams) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from effort import long
 from noisy_layers import RowNoise
 
 from splitinfer.bench import exact
-from splitinfer.bench.exact import Answer, ExactOptions, Taken, first_parting, margins_summary, measure_exact, summary
+from splitinfer.bench.exact import Answer, ExactOptions, Taken, margins_summary, measure_exact, summary
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.errors import ConfigError
 from splitinfer.models.cut import StageModel
@@ -84,7 +84,6 @@ def test_planted_rounding_is_found_where_it_parts(measure: Callable[..., Any], m
 def test_arithmetic_of_partings():
     one = Answer((1,), (5, 6, 7, 8), (1.0, 0.0, 0.5, 2.0), mx.zeros((4, 9)))
     same, other = Taken((5, 6, 7, 8), 0.0), Taken((5, 6, 9, 1), 0.3)
-    assert (first_parting(one.tokens, same.tokens), first_parting(one.tokens, other.tokens)) == (None, 3)
     figures = summary([one, one], [same, other])
     assert (figures["parted"], figures["first_token"], figures["margin"]) == (1, 3, 0.5)
     assert (figures["positions_that_differ"], figures["positions"], figures["largest_logit_difference"]) == (2, 8, 0.3)

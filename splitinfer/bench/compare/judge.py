@@ -9,6 +9,7 @@ other chunks, and says at the first token that differs how far apart its own two
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 _TIMES_MOVED, _UNITS = 4.0, 8.0  # of a margin: both logits move, and other kernels move them otherwise
@@ -27,6 +28,16 @@ def tolerance(rounding: Mapping[str, Any]) -> float:
         return 0.0
     units: float = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
     return max(_TIMES_MOVED * float(rounding["logits_move"]), units)
+
+
+def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
+    """The first place, counted from 0, at which two answers differ; ``None`` if they are the same.
+
+    >>> parting([5, 6, 7], [5, 8, 7]), parting([5, 6], [5]), parting([5, 6], [5, 6])
+    (1, 1, None)
+    """
+    pairs = zip_longest(wanted, given)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def verdict(gaps: Sequence[float], allowed: float) -> dict[str, Any]:
@@ -48,7 +59,7 @@ def verdict(gaps: Sequence[float], allowed: float) -> dict[str, Any]:
 def reread(first: Sequence[int], again: Sequence[int], margins: Sequence[float], moved: float) -> dict[str, Any]:
     """What a second answer in other chunks means. ``margins``: of the first answer, between the two likeliest tokens;
     ``moved``: how far the log probabilities of the tokens that both have in common have moved."""
-    at = next((i for i, (a, b) in enumerate(zip(first, again, strict=False)) if a != b), None)
+    at = parting(first, again[: len(first)])
     if at is None:
         return {"verdict": RIGHT, "said": f"the same {len(first)} tokens when the prompt is read in other chunks"}
     said = f"token {at + 1} is another in other chunks; the two likeliest were {margins[at]:.2g} apart"
