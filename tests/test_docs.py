@@ -5,6 +5,7 @@ without any error. These tests read the pages as text and ask the file system an
 which test runs a command that a page shows, and run the page of the library, which is one program.
 """
 
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -26,7 +27,7 @@ CONTENTS = ROOT / "docs" / "README.md"
 FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
-OF_SCRIPTS = {"--fix", "--write", "--fast", "--all"}
+OF_SCRIPTS = {"--book", "--fix", "--write", "--fast", "--all"}
 
 FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -98,6 +99,18 @@ def test_every_page_of_docs_is_in_the_table_of_contents():
 
 def test_the_front_page_leads_to_the_table_of_contents():
     assert "docs/README.md" in links(FRONT.read_text())
+
+
+def test_the_book_has_every_page_and_every_name_of_python():
+    from book.hook import OUTSIDE
+
+    of_docs = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert sorted(re.findall(r"\b[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == sorted(
+        of_docs | set(OUTSIDE.values())
+    )
+    names = re.findall(r"^::: (\S+)", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
+    assert names
+    assert [name for name in names if pkgutil.resolve_name(name) is None] == []
 
 
 def test_a_broken_link_is_found(tmp_path: Path):

@@ -93,8 +93,8 @@ def called(clone: Path, *words: str, **environment: str) -> list[str]:
 def test_an_nvidia_card_gets_cudas_library_last_and_once(clone: Path):
     first = called(clone, "--parts", "send")
     assert first == [
-        "-m pip install -qq --editable CLONE[cuda]",
-        "-m pip install -qq --force-reinstall --no-deps mlx-cuda-13==0.99.1",
+        "-m pip install -qq --no-compile --editable CLONE[cuda]",
+        "-m pip install -qq --no-compile --force-reinstall --no-deps mlx-cuda-13==0.99.1",
         "-m splitinfer.probes.on_gpu --parts send",
     ]
     assert called(clone) == ["-m splitinfer.probes.on_gpu"]
@@ -102,15 +102,15 @@ def test_an_nvidia_card_gets_cudas_library_last_and_once(clone: Path):
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a card")
 def test_without_a_card_or_where_it_is_left_out_there_is_no_cuda(clone: Path):
-    assert called(clone, SPLITINFER_CUDA="0")[:-1] == ["-m pip install -qq --editable CLONE"]
+    assert called(clone, SPLITINFER_CUDA="0")[:-1] == ["-m pip install -qq --no-compile --editable CLONE"]
     (clone / ".venv" / ".made-for-base").unlink()
     (clone / "bin" / "nvidia-smi").unlink()
-    assert called(clone)[:-1] == ["-m pip install -qq --editable CLONE"]
+    assert called(clone)[:-1] == ["-m pip install -qq --no-compile --editable CLONE"]
 
 
 @pytest.mark.parametrize("words", [["--find-links", "wheels"], ["--find-links=wheels"]])
 def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     (clone / "wheels").mkdir()
     last = called(clone, "--on", "gpu", *words, "--parts", "send")
-    assert last[0] == "-m pip install -qq --editable CLONE[cuda] 1 CLONE/wheels"
+    assert last[0] == "-m pip install -qq --no-compile --editable CLONE[cuda] 1 CLONE/wheels"
     assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"

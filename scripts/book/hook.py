@@ -8,9 +8,10 @@ module for instance, keeps its words and loses its target.
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = {
@@ -45,7 +46,9 @@ def within(source: str, text: str) -> str:
     return LINK.sub(link, text)
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: "Files", config: Any) -> "Files":
+    from mkdocs.structure.files import File  # the tests use ``within`` without it
+
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=within(source, (ROOT / source).read_text())))
     return files
