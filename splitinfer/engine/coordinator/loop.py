@@ -33,7 +33,6 @@ from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.rehearsal import OfLoop
 from splitinfer.engine.upkeep import Upkeep
 from splitinfer.errors import SplitinferError
 
@@ -76,13 +75,10 @@ class Loop:
         self.upkeep = Upkeep(inbox, "splitinfer computes answers")
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
-        self._rehearsal: OfLoop | None = None
 
     def use(self, scheduler: Scheduler) -> None:
         """Go by a scheduler of the pipeline's present stages from now on."""
         self._requests.in_force = InForce(scheduler, self._pipeline.layout)
-        self._rehearsal = OfLoop(scheduler.config)
-        self._inbox.rehearse = None if self._pipeline.own.device.computes_at_launch else self._rehearse
         if self.drafter is not None:
             self.drafter.use_device(self._pipeline.own.device)
             self._drafting = Drafting(self.drafter, scheduler, self._receive_and_tell)
@@ -147,11 +143,6 @@ class Loop:
         self._figures.launched(step)
         self.own_steps.launch(step, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
-
-    def _rehearse(self) -> None:
-        """Do what the next result brings, beforehand; not where that would delay a step's way to the next stage."""
-        if self.own_steps.are_none and self._rehearsal is not None:
-            self._rehearsal()
 
     # -- receive -----------------------------------------------------------------------------
 

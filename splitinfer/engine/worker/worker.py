@@ -35,7 +35,6 @@ from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.probe import NextStage, reply_to
 from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.rehearsal import of_worker
 from splitinfer.engine.stage.checks import check_step
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
@@ -286,8 +285,6 @@ class Worker:
 
     def _load(self, connection: Connection, command: Load) -> None:
         self._holder.load(connection, command, self._weights)
-        if (stage := self._holder.stage) is not None:
-            self._inbox.rehearse = None if stage.runner.device.computes_at_launch else self._rehearse
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
@@ -320,11 +317,6 @@ class Worker:
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
-
-    def _rehearse(self) -> None:
-        """Do what the next step brings, beforehand; not where that would delay a step's way to the next stage."""
-        if self._steps.is_empty:
-            of_worker()
 
     def _take_void(self) -> None:
         """Learn which slices are void, also of steps that are in front of that message in the inbox."""
