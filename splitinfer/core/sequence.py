@@ -264,6 +264,7 @@ class Sequence:
     seed: int
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
     session: str | None = None  # the name by which its blocks can be dropped
+    comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
     num_reused: int = 0  # tokens whose KV came from stored blocks when it was admitted
     num_cached: int | None = None  # the same, at its first admission
     blocks: list[Block] = field(default_factory=list)  # stored blocks of its tokens, from the first on

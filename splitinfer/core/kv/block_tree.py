@@ -57,8 +57,8 @@ class DiskBlock:
 class Block:
     """A node: ``tokens`` after the ``start`` tokens of its ancestors. Equal only to itself.
 
-    ``is_full``: other blocks may follow it. ``is_here``: it has not been removed. ``is_coming``: it is being read from
-    disk; no sequence can begin with it yet.
+    ``ends``: a request has ended here. ``is_full``: other blocks may follow it. ``is_here``: it has not been removed.
+    ``is_coming``: it is being read from disk; no sequence can begin with it yet.
     """
 
     block_id: int
@@ -72,6 +72,7 @@ class Block:
     num_children: int = 0
     is_here: bool = True
     is_coming: bool = False
+    ends: bool = False
 
     @property
     def end(self) -> int:
@@ -90,6 +91,11 @@ class Match:
 
     blocks: tuple[Block, ...] = ()
     num_tokens: int = 0
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it has all that some request has left."""
+        return bool(self.blocks) and self.blocks[-1].ends and self.blocks[-1].end == self.num_tokens
 
     def without(self, evicted: Collection[Block]) -> "Match":
         """The match without the blocks from the first evicted one on."""

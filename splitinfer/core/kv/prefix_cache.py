@@ -17,13 +17,14 @@ When a sequence is preempted, the blocks that are not on disk yet are written th
 than computing again follows from measured times of fetches and steps (``core.costs``).
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
 from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
+from splitinfer.core.kv.conversations import OpenConversations
 from splitinfer.core.kv.files import BlockFiles
 from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
@@ -83,7 +84,7 @@ class PrefixCache:
         self.tree = BlockTree(config.root, whole_blocks=config.whole_blocks, block=budget.block)
         self.files = BlockFiles(config.root, whole_blocks=config.whole_blocks, block=budget.block)
         self.disk = self.files.tree
-        self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each session's last request
+        self.sessions = OpenConversations(config.max_sessions)
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
         self.seconds_per_token: float | None = None  # of reading, on the slowest stage
@@ -204,11 +205,8 @@ class PrefixCache:
         is_past_end = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
         if end > len(seq.blocks) * self.budget.block and not is_past_end:
             self._store(seq, end, used)
-        if seq.session is not None and seq.blocks:
-            self.sessions[seq.session] = seq.blocks[-1]
-            self.sessions.move_to_end(seq.session)
-            while len(self.sessions) > self._config.max_sessions:
-                self.sessions.popitem(last=False)
+        if seq.blocks:
+            self.sessions.ended(seq)
 
     def _stored_of(self, seq: Sequence) -> list[Block]:
         """The full blocks in memory with the first tokens of a sequence."""
@@ -283,7 +281,7 @@ class PrefixCache:
         """Evict blocks, the least recently used first, until one more fits; those in ``keep`` stay."""
         evicted: list[Block] = []
         use = used + self.use + STORED_BLOCK
-        pinned, candidates = self.pinned, self.tree.evictable()
+        pinned, candidates = self.pinned, self.evictable()
         while not self.budget.fits(use):
             block = next(candidates, None)
             if block is None:
@@ -297,6 +295,10 @@ class PrefixCache:
 
     # -- evicting ------------------------------------------------------------------------------
 
+    def evictable(self) -> Iterator[Block]:
+        """Blocks in the order in which they may be evicted, those of open conversations last. Changes nothing."""
+        return self.sessions.evictable(self.tree)
+
     def evict(self, block: Block) -> None:
         """Drop a leaf from memory."""
         self.tree.remove(block)
@@ -304,8 +306,8 @@ class PrefixCache:
 
     def forget(self, session: str) -> None:
         """Forget a session: its blocks are dropped, except those that others begin with, too."""
-        block, pinned = self.sessions.pop(session, None), self.pinned
-        if block is not None and block.is_here:
+        block, pinned = self.sessions.close(session), self.pinned
+        if block is not None:
             for one in list(self.tree.only_for(block)):
                 if one in pinned:
                     return

@@ -3,7 +3,8 @@
 A ``KVAllocation`` only adds up what would happen, so that asking whether a step can be planned and planning it are one
 computation. Where memory is short, in this order:
 
-    1. stored blocks are evicted, the least recently used first, except those that sequences of this step begin with
+    1. stored blocks are evicted, those of open conversations last, the least recently used first, except those that
+       sequences of this step begin with
     2. of the running sequences that rank below the one in need and are not in flight, the lowest is preempted
     3. else the sequence in need keeps what it has, and continues when others have ended
 
@@ -61,7 +62,7 @@ class KVAllocation:
         pinned = self._pinned | set(begins_with)
         use = reserved + KVUse(stored=self.used.stored + num_blocks)
         evicted: list[Block] = []
-        for block in self._evictable(pinned):
+        for block in () if self._budget.fits(use) else self._evictable(pinned):
             if self._budget.fits(use):
                 break
             evicted.append(block)

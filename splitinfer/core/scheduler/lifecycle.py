@@ -37,6 +37,7 @@ class Lifecycle:
         self._state.running[seq.seq_id] = seq
         seq.num_reused = seq.num_scheduled = match.num_tokens
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
+        seq.comes_back |= match.is_everything
         here = [block for block in match.blocks if block.is_here]  # the others it takes over
         seq.blocks = here[: match.num_tokens // self._state.budget.block]
         seq.is_stored = len(here) == len(match.blocks)

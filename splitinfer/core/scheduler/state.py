@@ -79,9 +79,7 @@ class SchedulerState:
         """A KV allocation for one more plan, with nothing allocated yet."""
         prefix_cache = self.prefix_cache
         used = self.used + prefix_cache.use
-        return KVAllocation(
-            self.budget, used, prefix_cache.tree.evictable(), self.running.values(), prefix_cache.pinned
-        )
+        return KVAllocation(self.budget, used, prefix_cache.evictable(), self.running.values(), prefix_cache.pinned)
 
     @property
     def speculates(self) -> bool:

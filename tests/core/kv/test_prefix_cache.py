@@ -6,7 +6,7 @@ import pytest
 from toy import House, ToyDisk, blocks, drain, kept_by_all, small
 
 from splitinfer.core.kv.block_tree import BlockTree, DiskBlock, chained
-from splitinfer.core.kv.budget import NOTHING, KVBudget
+from splitinfer.core.kv.budget import NOTHING, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheConfig
 from splitinfer.core.plan import Fetch, Save, StepPlan
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
@@ -292,6 +292,38 @@ def test_a_state_behind_an_answer_is_not_kept_for_the_prompt():
     seq.num_scheduled = 7
     prefix_cache.store_rest(seq, NOTHING)
     assert [(save.start, save.end) for save in prefix_cache.take_changes().saves] == [(0, 4)]
+
+
+def stored(prefix_cache: PrefixCache, token: int, session: str | None = None) -> set[int]:
+    """The ids of the two blocks that a request of eight such tokens leaves."""
+    seq = Sequence(token, [token] * 8, SamplingParams(), 0, session=session)
+    seq.num_scheduled = 8
+    prefix_cache.store_rest(seq, NOTHING)
+    return {block.block_id for block in seq.blocks}
+
+
+def test_what_was_asked_once_is_evicted_before_an_open_conversation():
+    budget = KVBudget((StageKV(6, 0, stored=1),), block=4)  # six blocks
+    prefix_cache = PrefixCache(PrefixCacheConfig(), budget)
+    opened, *once = (stored(prefix_cache, 1, "a"), stored(prefix_cache, 2), stored(prefix_cache, 3))
+    once.append(stored(prefix_cache, 4))
+    assert {block.block_id for block in prefix_cache.tree} == opened | once[1] | once[2]
+    prefix_cache.check()
+    # Open ones do not take everything: the oldest of them makes room for what is new.
+    new = [stored(prefix_cache, token, f"{token}") for token in (5, 6, 7)]
+    assert {block.block_id for block in prefix_cache.tree} == set().union(*new)
+
+
+def test_a_conversation_that_came_back_is_open():
+    house = House(token_budget=100)
+    first = house.add(PROMPT, max_tokens=4)
+    house.run()
+    again, further = house.add(PROMPT, max_tokens=4), house.add([*house.tokens(first), 1, 2], max_tokens=1)
+    house.run()
+    assert not house.sequences[again].comes_back
+    assert house.sequences[further].comes_back
+    assert len(house.scheduler.prefix_cache.sessions) == 1
+    house.check_answers()
 
 
 def test_the_sessions_that_were_used_last_are_remembered():
