@@ -46,10 +46,9 @@ def _anthropic(url: str) -> anthropic.Anthropic:
 
 
 def _first_of_openai(client: openai.OpenAI, _: str) -> str:
-    chunks = client.chat.completions.create(
-        model="quick", messages=_ASKED, stream=True, max_tokens=_TOKENS, temperature=0
-    )
-    return next(text for chunk in chunks if (text := chunk.choices[0].delta.content))
+    """A stream of one token, read to its end: a client that leaves earlier closes its connection."""
+    chunks = client.chat.completions.create(model="quick", messages=_ASKED, stream=True, max_tokens=1, temperature=0)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def _whole_of_openai(client: openai.OpenAI, _: str) -> str:
@@ -58,7 +57,7 @@ def _whole_of_openai(client: openai.OpenAI, _: str) -> str:
 
 
 def _whole_of_anthropic(client: anthropic.Anthropic, _: str) -> str:
-    answer = client.messages.create(model="quick", messages=_ASKED, max_tokens=_TOKENS, temperature=0)
+    answer = client.messages.create(model="quick", messages=_ASKED, max_tokens=_TOKENS, extra_body={"temperature": 0})
     return str(answer.content)
 
 
