@@ -235,7 +235,7 @@ class Worker:
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
-                self._load(connection, message)
+                self._holder.load(connection, message, self._weights)
             case Connect():
                 self._connect_next(connection, message)
             case Compress():
@@ -282,9 +282,6 @@ class Worker:
             raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
 
     # -- the coordinator's commands ----------------------------------------------------------
-
-    def _load(self, connection: Connection, command: Load) -> None:
-        self._holder.load(connection, command, self._weights)
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
