@@ -38,8 +38,8 @@ from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
-from splitinfer.core.sequence import common_prefix
 from splitinfer.core.wire_codec import INT8
+from splitinfer.engine.drafts.draft_model import common_prefix
 
 KINDS = ("kill", "freeze", "cut", "stutter", "twice", "coordinator")
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
