@@ -43,6 +43,7 @@ class Commands:
             self._disk.erase(plan.erased)
         pending = layer_by_layer([block for _, block in saved])
         if self._waits:
+            mx.eval(pending)  # a block shares its sequence's arrays until then, and the step's write would copy them
             return Applied(pending, Copied.now(copied), for_disk, fetching, lacking)
         return Applied([*pending, *copied], Copied.with_step(copied), for_disk, fetching, lacking)
 

@@ -254,6 +254,30 @@ def test_a_plan_that_only_saves_is_done_when_its_blocks_are(whole: StageRunner):
     whole.finish(launched)
 
 
+def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
+    """Saved, a block shares the sequence's arrays until it is computed; the step must not write to them before."""
+    steps, length = Steps(whole), 8192
+    steps.begin(1, PROMPT)
+    caches = whole.pool.at(1, len(PROMPT))
+    for one in caches.own:
+        heads, _, width = one.keys.shape[1:]
+        one.update_and_fetch(*[mx.zeros((1, heads, length - len(PROMPT), width)) for _ in "kv"])
+    caches.place.position = length
+    mx.eval([array for one in caches.own for array in (one.keys, one.values)])
+    held = sum(array.nbytes for one in caches.own for array in (one.keys, one.values))
+
+    def peak(*slices: Slice, saves: Sequence[Save] = ()) -> int:
+        """Bytes that a step needs in addition."""
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        steps.run(*slices, saves=saves)
+        return mx.get_peak_memory() - before
+
+    usual = [peak(Slice(1, length + i, (5,), 1)) for i in range(3)][-1]
+    saving = peak(Slice(1, length + 3, (5,), 1), saves=[Save(7, 1, 0, 256)])
+    assert saving < usual + held / 8
+
+
 def test_figures_are_spans_that_do_not_overlap(halves: list[StageRunner]):
     steps = Steps(*halves)
     runner = halves[0]
