@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from effort import thorough
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS_MORE = ("browser", "drive", "looking", "prometheus", "staged_live")  # a browser, Prometheus, a command to run
@@ -42,10 +43,11 @@ def test_there_are_scripts():
 
 def test_they_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    command = [sys.executable, "-c", _START, *map(str, SCRIPTS)]
+    scripts = thorough(SCRIPTS[::4], SCRIPTS)
+    command = [sys.executable, "-c", _START, *map(str, scripts)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stderr.splitlines()) == [f"{script} 0" for script in SCRIPTS]
+    assert sorted(done.stderr.splitlines()) == [f"{script} 0" for script in scripts]
 
 
 # ----- scripts/_setup ------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def test_an_abort_at_every_point_of_a_life(tiny_folder: Callable[..., Path]):
         alone = [llm.generate(wish.tokens, wish.params)[0].token_ids for wish in others]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
         whole = llm.generate(prompt(90), long)[0].token_ids
-        for point in thorough([*range(7), 9, 14, 20], range(24)):
+        for point in thorough([0, 1, 3, 6, 9, 20], range(24)):
             company = submit_all(llm, others)
             victim = llm.submit(prompt(90), long)
             seen = _steps_until(llm, point)

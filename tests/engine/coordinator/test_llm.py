@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stages import layout, pipeline, plain_greedy, prompt, tokens_of, worker
@@ -21,6 +22,13 @@ TALE = "Once upon a time there was a king who had three sons"
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with pipeline(TARGET, [6, 6], token_budget=8) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def demo(**settings: Any) -> Iterator[LLM]:
+    """The demo on two stages of this process."""
+    with worker("inproc") as address, LLM(layout("demo", [6, 6], [address]), settings=Settings(**settings)) as running:
         yield running
 
 
@@ -57,16 +65,16 @@ def test_stream_gives_the_same_as_generate(llm: LLM) -> None:
 
 def test_many_at_once_change_nothing(llm: LLM) -> None:
     tales = [TALE, "The wolf said", "In the forest", "A poor woman had", "The princess"]
-    each = [params(temperature=t, seed=i) for i, t in enumerate((0.0, 0.7, 1.0, 0.0, 0.5))]
+    each = [params(max_tokens=12, temperature=t, seed=i) for i, t in enumerate((0.0, 0.7, 1.0, 0.0, 0.5))]
     together = llm.generate(tales, each)
     alone = [llm.generate(tale, p)[0] for tale, p in zip(tales, each, strict=True)]
     assert [out.token_ids for out in together] == [out.token_ids for out in alone]
 
 
 def test_a_seed_repeats_and_no_seed_does_not(llm: LLM) -> None:
-    first, again = (tokens_of(llm, llm.encode(TALE), max_tokens=24, temperature=1.0, seed=4) for _ in range(2))
+    first, again = (tokens_of(llm, llm.encode(TALE), max_tokens=12, temperature=1.0, seed=4) for _ in range(2))
     assert first == again
-    free = [tuple(tokens_of(llm, llm.encode(TALE), max_tokens=24, temperature=1.0)) for _ in range(3)]
+    free = [tuple(tokens_of(llm, llm.encode(TALE), max_tokens=12, temperature=1.0)) for _ in range(3)]
     assert len(set(free)) == 3
 
 
@@ -208,31 +216,31 @@ def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
     """One block of 256 tokens takes 786 kB on 6 of the demo model's layers."""
-    with LLM("demo.yaml", settings=Settings(kv_bytes=10**6)) as llm:
+    with demo(kv_bytes=10**6) as llm:
         with pytest.raises(
             RequestError, match=r"answer of 303 tokens can never fit: .* 1.57 MB of KV on stage .* 1 MB"
         ):
             llm.submit([5, 9, 13], params(max_tokens=300))
-        assert len(llm.generate([5, 9, 13], params(max_tokens=60, ignore_eos=True))[0].token_ids) == 60
+        assert len(llm.generate([5, 9, 13], params(max_tokens=20, ignore_eos=True))[0].token_ids) == 20
 
 
 def test_more_requests_than_may_wait_are_refused() -> None:
-    """All 10,000 at once: each is taken or told so, and those taken are answered."""
+    """All 3,000 at once: each is taken or told so, and those taken are answered."""
     taken, refused = [], list[str]()
-    with LLM("demo.yaml", settings=Settings(max_waiting=50, max_running=4)) as llm:
-        for i in range(10_000):
+    with demo(max_waiting=50, max_running=4) as llm:
+        for i in range(3_000):
             try:
-                taken.append(llm.submit([5, 9, 13 + i % 7], params(max_tokens=2, ignore_eos=True)))
+                taken.append(llm.submit([5, 9, 13 + i % 7], params(max_tokens=1)))
             except QueueFull as error:
                 refused.append(str(error))
         assert len(taken) >= 50
-        assert len(taken) + len(refused) == 10_000
+        assert len(taken) + len(refused) == 3_000
         assert refused[0] == "50 requests are waiting already, which is the most; try again later"
-        assert all(len(request.result().token_ids) == 2 for request in taken)
+        assert all(len(request.result().token_ids) == 1 for request in taken)
 
 
 def test_a_request_whose_time_is_over_is_ended() -> None:
-    with LLM("demo.yaml") as llm:
+    with demo() as llm:
         late = llm.submit(TALE, params(max_tokens=4000, ignore_eos=True), timeout=0.3)
         output = late.result()
         assert (output.finish_reason, output.error) == ("abort", "it timed out")
@@ -273,7 +281,7 @@ def test_counts_are_whole_numbers(field: str) -> None:
 def test_a_request_that_nobody_has_seen_yet_ends_with_the_engine() -> None:
     """Handed in while the loop is busy with its last step; nothing may hang, neither its reader nor the next."""
     for _ in range(2):
-        llm = LLM("demo.yaml")
+        llm = LLM(layout("demo", [12], []))
         requests = [llm.submit(TALE, params(max_tokens=500, ignore_eos=True)) for _ in range(3)]
         llm._engine._inbox.put(llm._engine._raise_stop)
         with contextlib.suppress(SplitinferError):
@@ -284,9 +292,9 @@ def test_a_request_that_nobody_has_seen_yet_ends_with_the_engine() -> None:
 
 
 def test_more_prompts_than_may_wait_are_all_answered() -> None:
-    with LLM("demo.yaml", settings=Settings(max_waiting=5, max_running=2)) as llm:
-        outputs = llm.generate([[5, 9, i] for i in range(40)], params(max_tokens=2, ignore_eos=True))
-        assert [len(output.token_ids) for output in outputs] == [2] * 40
+    with demo(max_waiting=5, max_running=2) as llm:
+        outputs = llm.generate([[5, 9, i] for i in range(40)], params(max_tokens=1))
+        assert [len(output.token_ids) for output in outputs] == [1] * 40
 
 
 def test_a_stream_that_is_dropped_unread_is_aborted(llm: LLM) -> None:
