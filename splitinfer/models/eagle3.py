@@ -75,6 +75,11 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
 
 
+def projection_of(arrays: Arrays) -> mx.array:
+    """The weight of the projection of hidden states: [the drafter's size, theirs together]."""
+    return _renamed(arrays)["fc.weight"]
+
+
 def _columns(whole: Any, part: int, parts: int) -> Any:
     """One of so many equal parts of a linear layer's inputs; the first has its bias."""
     names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
@@ -126,7 +131,10 @@ class Eagle3(nn.Module):  # type: ignore[misc]
                 self.lm_head = self._head = linear("lm_head", own, size)
         except KeyError as error:
             raise ModelError(f"the drafter lacks {error.args[0]}") from None
-        self._place = _places(own["d2t"], rows) if "d2t" in own else None
+        self._rows, self._place = rows, None
+        if "d2t" in own:
+            self._drafted = mx.arange(own["d2t"].size) + own["d2t"].astype(mx.int32)
+            self._place = _places(self._drafted, rows)
         width, needed = self._embed(mx.zeros((1,), mx.int32)).shape[-1], own["layers.0.input_layernorm.weight"].size
         if width != needed:
             whose = "its own" if "embed_tokens" in self else f"those of {type_name(model)}"
@@ -136,7 +144,9 @@ class Eagle3(nn.Module):  # type: ignore[misc]
             )
 
     def check(self, stage: StageModel) -> None:
-        """See ``Heads``: nothing of the target but its embedding is assumed."""
+        """See ``Heads``: that it drafts the target's tokens."""
+        if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
+            raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
 
     def zeros(self, n: int) -> mx.array:
         """See ``Heads``."""
@@ -148,7 +158,8 @@ class Eagle3(nn.Module):  # type: ignore[misc]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See ``Heads``."""
-        return cast(mx.array, self._embed(tokens))
+        own = self._embed.weight.shape[0]  # may be fewer than the target's, whose last ones are no text
+        return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
         """See ``Heads``."""
@@ -164,12 +175,11 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         return mx.where(self._place >= 0, own[..., mx.maximum(self._place, 0)], -mx.inf)
 
 
-def _places(differences: mx.array, rows: int) -> mx.array:
-    """[rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``differences``: of the
-    target's token and the drafter's, by the latter."""
-    own = mx.arange(differences.size, dtype=mx.int32)
+def _places(drafted: mx.array, rows: int) -> mx.array:
+    """[rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``drafted``: the target's
+    tokens, by the drafter's."""
     places = mx.full((rows,), -1, dtype=mx.int32)
-    places[own + differences.astype(mx.int32)] = own
+    places[drafted] = mx.arange(drafted.size, dtype=mx.int32)
     return places
 
 

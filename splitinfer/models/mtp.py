@@ -63,7 +63,7 @@ class Target:
         embed, norm = inner.get("embed_tokens"), inner.get("norm")
         heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
         if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
-            raise ModelError(f"draft mtp: {type_name(model)} keeps its embedding or its last norm in another place")
+            raise ModelError(f"{type_name(model)} keeps its embedding or its last norm in another place")
         return cls(embed, norm, heads[0] if heads else embed.as_linear)
 
     def check(self, stage: StageModel) -> None:

@@ -36,8 +36,11 @@ class OpenConversations:
         name = last.key if seq.session is None else seq.session
         self._last[name] = last
         self._last.move_to_end(name)
+        for gone in [one for one, block in self._last.items() if not block.is_here]:
+            del self._last[gone]  # it protects nothing, and would keep the blocks before it alive
         while len(self) > self._most:
-            self._last.popitem(last=False)
+            nameless = (one for one in self._last if not isinstance(one, str))
+            del self._last[next(nameless, next(iter(self._last)))]  # a name is a promise that it can be dropped
 
     def close(self, session: str) -> Block | None:
         """Forget a session; its last block, if it is there."""

@@ -22,7 +22,7 @@ def check_plan(
     if rows != wanted:
         raise ProtocolError(f"step {plan.step} has {rows} hidden states for stage {stage}, which takes {wanted}")
     known = range(num_ids if num_ids is not None else 2**31)
-    unknown = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
+    unknown = next((t for part in plan.slices for t in (*part.token_ids, *part.scored) if t not in known), None)
     if unknown is not None:
         raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
 

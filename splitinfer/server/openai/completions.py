@@ -132,6 +132,8 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
     shape = shape_of(request, request.stream_options, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
+    if scored and number > 1:
+        raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
     sampling |= {"prompt_logprobs": max(scored)} if scored else {}
     asks = tuple(Ask(prompt, sampling, max(1, most), number) for prompt in prompts)
     return Completions(asks, shape, request.echo, request.prompt_logprobs, most > 0)

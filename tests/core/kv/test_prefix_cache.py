@@ -333,3 +333,24 @@ def test_the_sessions_that_were_used_last_are_remembered():
         seq.num_scheduled = 3
         prefix_cache.store_rest(seq, NOTHING)
     assert list(prefix_cache.sessions) == ["a", "c"]
+
+
+def test_conversations_without_a_name_push_no_name_out():
+    prefix_cache = PrefixCache(PrefixCacheConfig(max_sessions=2), KVBudget(block=4))
+    for seq_id, name in enumerate(["a", None, None, None], 1):
+        seq = Sequence(seq_id, [seq_id, 2, 3], SamplingParams(), 0, session=name)
+        seq.num_scheduled, seq.comes_back = 3, True
+        prefix_cache.store_rest(seq, NOTHING)
+    assert len(prefix_cache.sessions) == 2
+    assert "a" in prefix_cache.sessions
+
+
+def test_a_conversation_that_went_on_is_one():
+    """Its last block was partial, and a longer one has taken its place."""
+    house = House(token_budget=100)
+    talk = PROMPT
+    for _ in range(4):
+        seq_id = house.add(talk, max_tokens=3)
+        house.run()
+        talk = [*house.tokens(seq_id), 1]
+    assert len(house.scheduler.prefix_cache.sessions) == 1

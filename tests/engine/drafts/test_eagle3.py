@@ -18,9 +18,12 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.errors import LayoutError, ModelError
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cut import StageModel
 from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.heads import HeadPart, HeadRows
+from splitinfer.models.trained import join
 
 NUM = 14
 SEVERAL = [
@@ -230,6 +233,28 @@ def test_an_embedding_of_another_size_is_refused(tmp_path: Path) -> None:
     arrays = weights_of(drafter) | {"embed_tokens.weight": mx.zeros((160, 32))}
     with pytest.raises(ModelError, match="embeddings of 64 numbers, and its own have 32"):
         Eagle3(json.loads((drafter / "config.json").read_text()), model, arrays)
+
+
+def test_tokens_that_a_target_or_a_drafter_lacks(tmp_path: Path) -> None:
+    """MLX does not check indices."""
+    model, _ = tiny.build("llama")
+    drafter = save_eagle3(tmp_path / "drafter")
+    own, arrays = json.loads((drafter / "config.json").read_text()), weights_of(drafter)
+    made = Eagle3(own, model, arrays | {"d2t": arrays["d2t"] + 130})
+    with pytest.raises(ModelError, match="tokens that the model does not have"):
+        made.check(StageModel(model, 0, 4))
+    table = mx.random.normal((100, 64))
+    made = Eagle3(own, model, arrays | {"embed_tokens.weight": table})
+    assert mx.array_equal(made.embed(mx.array([99, 150])), table[mx.array([99, 99])])
+
+
+def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> None:
+    model, _ = tiny.build("llama")
+    drafter = save_eagle3(tmp_path / "drafter")
+    arrays = weights_of(drafter)
+    arrays["fc.weight"] = mx.zeros((96, arrays["fc.weight"].shape[1]))
+    with pytest.raises(ModelError, match="96 numbers, and a row on a link has 64"):
+        join(StageModel(model, 0, 2), open_folder(drafter), arrays, None)
 
 
 def test_layers_where_a_drafter_names_none() -> None:

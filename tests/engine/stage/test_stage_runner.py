@@ -278,6 +278,12 @@ def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
     assert saving < usual + held / 8
 
 
+def test_a_token_to_score_is_one_of_the_models(whole: StageRunner):
+    plan = Steps(whole).plan(Slice(1, 0, (1, 2), 1, scored=(2**30,)), new=[NewSequence(1, GREEDY, 0)])
+    with pytest.raises(ProtocolError, match="token id 1073741824"):
+        whole.launch(plan, None)
+
+
 def test_figures_are_spans_that_do_not_overlap(halves: list[StageRunner]):
     steps = Steps(*halves)
     runner = halves[0]
