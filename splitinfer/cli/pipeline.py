@@ -176,7 +176,7 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
 
 
 def _offer_demo(*, asks: bool) -> None:
-    """Say what the demo is; whoever ``asks`` may decline it, which ends the command."""
+    """Say what the demo is. Where the command ``asks``, the user may decline, which ends the command."""
     typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
     if asks and not typer.confirm("Chat with the demo?", default=True, err=True):
         typer.echo(_YOUR_OWN, err=True)

@@ -51,8 +51,12 @@ def test_a_text_that_cannot_be_read(mode: str, tmp_path: Path):
 def test_a_plot_that_cannot_be_written(mode: str, tmp_path: Path):
     (tmp_path / "folder.png").mkdir()
     refused(mode, r"there is no folder .*gone", plot=tmp_path / "gone" / "a.png")
-    refused(mode, r"a\.xyz .* no format of a plot; there are .*png", plot=tmp_path / "a.xyz")
     refused(mode, "it is a folder", plot=tmp_path / "folder.png")
+
+
+def test_a_plot_in_no_format(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    refused("serve", r"a\.xyz .* no format of a plot; there are .*png", plot=tmp_path / "a.xyz")
 
 
 CONTEXT = "tokens, but the model's context is 4,096"

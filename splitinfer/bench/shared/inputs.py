@@ -43,23 +43,24 @@ def check_plot(path: Path | None = None) -> None:
     """Refuse a plot that cannot be written, before anything is measured.
 
     Raises:
-        ConfigError: matplotlib is not installed, or cannot write to ``path``.
+        ConfigError: ``path`` cannot be written, or matplotlib is not installed, or does not know its format.
     """
+    if path is not None:
+        check_file("plot", path)
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
     if path is not None:
-        _check_path(path)
+        _check_format(path)
 
 
-def _check_path(path: Path) -> None:
+def _check_format(path: Path) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     formats = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         raise ConfigError(f"{path} names no format of a plot; there are {', '.join(sorted(formats))}")
-    check_file("plot", path)
 
 
 def check_file(what: str, path: Path) -> None:
