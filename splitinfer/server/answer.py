@@ -188,6 +188,9 @@ class Answer:
                 tell(request.output.token_ids)
 
     def _told(self, piece: Piece) -> Piece:
+        if piece.finish_reason == "abort" and not _is_scored(self.requests[piece.choice]):
+            why = piece.error or "the request was ended"
+            piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
         return with_failure(piece if self.is_cancelled else as_told(piece), self.failure)
 
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
@@ -226,6 +229,12 @@ def _times_of(request: AsyncRequest, reader: ChoiceReader) -> ChoiceTimes:
     begun = None if output.queue_seconds is None else at + output.queue_seconds
     cut = "tool_calls" if reader.has_ended else None  # behind its one call
     return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
+
+
+def _is_scored(request: AsyncRequest) -> bool:
+    """Whether a prompt has all the log probabilities that were asked for. Without them its echo would look whole."""
+    found = request.prompt_logprobs
+    return found is None or len(found) >= len(request.prompt) - 1
 
 
 def as_told(piece: Piece) -> Piece:

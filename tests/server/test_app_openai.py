@@ -53,6 +53,17 @@ def test_a_prompt_alone_is_scored_as_the_library_scores_it(client: openai.OpenAI
     assert [choice.text for chunk in chunks for choice in chunk.choices] == [TALE]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_prompt_that_was_not_scored_in_time_is_an_error(client: openai.OpenAI, streams: bool):
+    asked = {"prompt": TALE * 40, "max_tokens": 0, "echo": True, "logprobs": 1}
+    with pytest.raises(openai.APIError, match="it timed out before its prompt was scored"):
+        list(
+            client.completions.create(
+                **GREEDY, **asked, stream=streams, extra_headers={"X-Splitinfer-Timeout": "0.001"}
+            )
+        )
+
+
 def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
     options = {"include_usage": True}
     chunks = list(

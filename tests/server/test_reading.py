@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from splitinfer.engine.coordinator.requests import StreamEvent
+from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Answer, ChoiceReader, Piece, PlainText, _teller
 from splitinfer.text.conversations import Codec, Conversations
@@ -18,6 +18,9 @@ END = ord("$")
 
 class Asked:
     """A request with the events that are given, which counts how often it is aborted."""
+
+    prompt = (1, 2, 3)
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     def __init__(self, *events: StreamEvent) -> None:
         self.events, self.num_aborts = events, 0
@@ -62,6 +65,14 @@ def test_other_ends_are_told_as_they_are():
         (piece,) = pieces_of(asked)
         assert (piece.finish_reason, piece.error) == (reason, error)
         assert asked.num_aborts == 1, "whatever the end, nothing goes on behind it"
+
+
+def test_an_end_before_the_prompt_was_scored_is_an_error():
+    asked, scored = Asked(event("a", "abort", "it timed out")), TokenLogprobs(2, -0.1)
+    for found, reason in (([], "error"), ([scored], "error"), ([scored, scored], "abort")):
+        asked.prompt_logprobs = found
+        (piece,) = pieces_of(asked)
+        assert (piece.finish_reason, "scored" in str(piece.error)) == (reason, reason == "error")
 
 
 def test_the_end_of_the_pipeline_is_told_without_addresses(caplog: pytest.LogCaptureFixture):

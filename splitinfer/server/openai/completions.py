@@ -152,6 +152,7 @@ def _num_top(request: CompletionRequest) -> int | None:
 
 
 _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+_ROOM = 4  # characters of a text for one that the tokenizer has made of them
 _REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 
 
@@ -197,7 +198,7 @@ class CompletionWriter:
         return {**self._chunk([]), "usage": self._usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head(), "choices": choices, **usage_so_far(self.shape, self.usage_now)}
+        return {**self._head(), "choices": choices, **usage_so_far(self.shape, self._usage_now)}
 
     # -- a document ----------------------------------------------------------------------------
 
@@ -212,7 +213,14 @@ class CompletionWriter:
         return {**self._head(), "choices": choices, "usage": self._usage_of(usage)}
 
     def _usage_of(self, usage: Usage) -> dict[str, Any]:
-        return usage_of(usage if self.wanted.answers else replace(usage, generated=0))
+        return usage_of(self._shown(usage))
+
+    def _usage_now(self) -> Usage:
+        return self._shown(self.usage_now())
+
+    def _shown(self, usage: Usage) -> Usage:
+        """Without the token that is generated where the prompt alone is wanted."""
+        return usage if self.wanted.answers else replace(usage, generated=0)
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
         """As vLLM writes them: by id, each with its rank where that is known."""
@@ -242,31 +250,31 @@ class CompletionWriter:
         """One choice, with what pieces of it hold."""
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
         echo = self.echoes[index] if begins and self.echoes else ""
-        offsets = self._offsets.setdefault(index, _Offsets(echo))
+        offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
         shown = pieces if self.wanted.answers else ()
         text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
         made = _choice(index, echo + text) | {"finish_reason": None if reason is None else _REASONS[reason]}
         if self.shape.num_top is not None:
-            before = self._of_prompt(index, offsets) if begins and self.echoes else _NO_LOGPROBS
-            behind = self._logprobs(offsets, [one for piece in shown for one in piece.logprobs])
+            before = self._of_prompt(index, echo) if begins and self.echoes else _NO_LOGPROBS
+            behind = self._logprobs([one for piece in shown for one in piece.logprobs], offsets.next)
             made["logprobs"] = {name: before[name] + behind[name] for name in behind}
         return made
 
-    def _of_prompt(self, choice: int, offsets: "_Offsets") -> dict[str, list[Any]]:
+    def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
         assert self.prompt_of is not None
-        asked = self.prompt_of(choice)
+        asked, offsets = self.prompt_of(choice), _EchoOffsets(echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
-        found = self._logprobs(offsets, asked.prompt_logprobs or ())
+        found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
         return {name: first.get(name, [None]) + lines for name, lines in found.items()}
 
-    def _logprobs(self, offsets: "_Offsets", tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs], offset: Callable[[bytes], int]) -> dict[str, list[Any]]:
         return {
             "tokens": [token_name(self.token_text(one.token_id)) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [self._top(one) for one in tokens],
-            "text_offset": [offsets.next(self.token_text(one.token_id)) for one in tokens],
+            "text_offset": [offset(self.token_text(one.token_id)) for one in tokens],
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
@@ -275,23 +283,50 @@ class CompletionWriter:
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
 
 
+def _decoder() -> Any:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 @dataclass(slots=True)
 class _Offsets:
-    """Where the tokens of one answer begin in its text, in characters. ``echo``: what it begins with, which special
-    tokens of the prompt are not a part of."""
+    """Where an answer's tokens begin in its text, in characters. ``_length``: of the text before the next token."""
 
-    echo: str = ""
-    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
-    _length: int = 0
+    _length: int
+    _decoder: Any = field(default_factory=_decoder)
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
-        begin, text = self._length, self._decoder.decode(raw)
-        if begin < len(self.echo) and not self.echo.startswith(text, begin):
-            text = text.lstrip()  # a blank that the tokenizer has put before the first word
-            text = text if self.echo.startswith(text, begin) else ""
-        self._length += len(text)
+        begin = self._length
+        self._length += len(self._decoder.decode(raw))
         return begin
+
+
+@dataclass(slots=True)
+class _EchoOffsets:
+    """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
+    token that is not there takes no room, and those behind it are looked for a little further on, too."""
+
+    echo: str
+    _place: int = 0
+    _room: int = 0  # characters in which the next token may begin
+    _decoder: Any = field(default_factory=_decoder)
+
+    def next(self, raw: bytes) -> int:
+        """Where the next token begins."""
+        text = self._decoder.decode(raw)
+        begin, found = self._found(text)
+        if text:
+            self._room = 0 if found else self._room + _ROOM * len(text)
+        self._place = begin + len(found)
+        return begin
+
+    def _found(self, text: str) -> tuple[int, str]:
+        """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
+        for room in (0, self._room):
+            for one in filter(None, (text, text.lstrip())):
+                if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
+                    return place, one
+        return self._place, ""
 
 
 def echoed(asks: Iterable[Ask], token_text: TokenText) -> tuple[str, ...]:

@@ -154,6 +154,32 @@ def test_chunks_make_the_same_document():
     ]
 
 
+def test_a_prompt_alone_has_no_tokens_of_an_answer():
+    wanted = Completions((), Shape("m", streams=True, includes_usage=True, always_usage=True), True, answers=False)
+    stream = CompletionWriter("cmpl-1", 0, wanted, SPELLED.__getitem__, ("P!",), usage_now=lambda: Usage(3, 0, 1))
+    chunk, last = stream.chunk(Piece(0, (TextPart("x"),), finish_reason="length")), stream.usage_chunk(Usage(3, 0, 1))
+    assert last is not None
+    assert [one["usage"]["completion_tokens"] for one in (chunk, last)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("echo", "tokens", "offsets"),
+    [
+        ("P!", (5, 6, 4), [0, 0, 1]),
+        ("Hi €!", (5, 1, 7, 4), [0, 0, 2, 4]),  # the tokenizer has written the € otherwise
+        ("Hi<s>Hi", (5, 1, 5, 1), [0, 0, 2, 5]),
+        ("Hi!", (1, 4, 5), [0, 2, 3]),
+        ("?" * 40 + "!", (6, 4), [0, 0]),  # too far
+    ],
+)
+def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int, ...], offsets: list[int]):
+    made, spelled = writer((echo,), num_top=0), {**SPELLED, 7: b" EUR"}
+    made.token_text = spelled.__getitem__
+    made.prompt_of = lambda _: Asked(tokens, tuple(TokenLogprobs(one, -0.1) for one in tokens[1:]))
+    (choice,) = made.document([Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1),))], Usage(1))["choices"]
+    assert choice["logprobs"]["text_offset"] == [*offsets, len(echo)]
+
+
 def test_what_is_not_wanted_is_not_there():
     chunk = writer(streams=True).chunk(PIECES[1])
     assert "usage" not in chunk
