@@ -2,7 +2,8 @@
 
     SplitinferError
     ├── ConfigError             a setting or a configuration file is wrong
-    │   └── LayoutError         a layout cannot be used
+    │   ├── LayoutError         a layout cannot be used
+    │   └── NotInstalled        an optional package is missing
     ├── ModelError              the model cannot be used
     │   ├── CannotCut           ... at this layer
     │   └── CannotFit           ... in this machine's memory
@@ -32,6 +33,10 @@ class ConfigError(SplitinferError):
 
 class LayoutError(ConfigError):
     """A layout cannot be used."""
+
+
+class NotInstalled(ConfigError):
+    """An optional package is missing; the text says how to install it."""
 
 
 class ModelError(SplitinferError):

@@ -45,7 +45,7 @@ class Compiler:
 
         Raises:
             RequestError: the grammar is invalid, too large, or has something that cannot be enforced.
-            ConfigError: llguidance is not installed.
+            NotInstalled: llguidance is missing.
         """
         with self._lock:
             found = self._compiled.get(grammar)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from splitinfer.errors import ConfigError
+from splitinfer.errors import NotInstalled
 
 MISSING = "the llguidance package is needed for grammars; install it with `pip install 'splitinfer[grammar]'`"
 
@@ -49,12 +49,12 @@ class Vocabulary:
         """llguidance's ``LLTokenizer``. Takes up to a second.
 
         Raises:
-            ConfigError: llguidance is not installed.
+            NotInstalled: llguidance is missing.
         """
         try:
             from llguidance import LLTokenizer
         except ImportError:
-            raise ConfigError(MISSING) from None
+            raise NotInstalled(MISSING) from None
         ends = sorted(self.ends) or None
         text = self._as_json()
         if text is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.errors import ContextExceeded, Draining, ModelError, RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, Draining, ModelError, NotInstalled, RequestError, SplitinferError
 
 _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
@@ -116,6 +116,8 @@ def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
         return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):
         return Problem(400, f"{error}")
+    if isinstance(error, NotInstalled):
+        return Problem(501, f"{error}")
     return Problem(503, failure or _NOT_NOW, retry_after=None if isinstance(error, ModelError) else AGAIN)
 
 

@@ -7,7 +7,7 @@ import pytest
 from asgi import answer
 from mutating import Asked
 
-from splitinfer.errors import ContextExceeded, Draining, ModelError, PeerError, RequestError, WorkerLost
+from splitinfer.errors import ContextExceeded, Draining, ModelError, NotInstalled, PeerError, RequestError, WorkerLost
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.guard import Guard
 from splitinfer.server.problem import Problem, problem_of, unsupported
@@ -37,6 +37,8 @@ def test_each_api_has_its_own_kinds(status: int, openai: str, anthropic: str):
 def test_errors_of_the_library():
     assert problem_of(RequestError("the prompt is empty")).status == 400
     assert problem_of(PeerError("lost")).status == 503
+    missing = problem_of(NotInstalled("install it"), failure="the pipeline has failed")
+    assert (missing.status, str(missing), missing.headers) == (501, "install it", {})
 
 
 def test_what_failed_here_is_said_without_its_text():
