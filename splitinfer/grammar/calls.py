@@ -9,6 +9,9 @@ A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two fam
 
 Text between tags cannot hold ``<``, which might begin a tag, nor blanks at its ends, which parsers take off. Of a
 text's schema its choices and its lengths are enforced; what else there is about it is refused.
+
+A call has a number only where its syntax has one. It is the model's own, of at most three digits; two calls of one
+answer may have the same (``text.answer``).
 """
 
 import json
@@ -25,13 +28,14 @@ Marker = Callable[[str], str]
 
 _NOTES = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "minLength", "maxLength"})
 _NAME = re.compile(r"[\w-]+")
+_ANY_NUMBER = "/[0-9]{1,3}/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
     """``opens``: what begins a call, and nothing else. ``around``: what stands behind it and before a call's arguments,
-    with ``NAME`` for the function's, and behind these; ``argument``: what stands before and behind each argument's
-    value, with ``KEY``; ``None``: they are one JSON object."""
+    with ``NAME`` for the function's and ``NUMBER`` for the call's, and behind these; ``argument``: what stands before
+    and behind each argument's value, with ``KEY``; ``None``: they are one JSON object."""
 
     opens: str
     around: tuple[str, str]
@@ -46,7 +50,7 @@ SYNTAXES: Mapping[str, _Syntax] = {
     "kimi_k2": _Syntax(
         "<|tool_calls_section_begin|>",
         (
-            "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+            "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>",
             "<|tool_call_end|><|tool_calls_section_end|>",
         ),
     ),
@@ -67,8 +71,8 @@ SYNTAXES: Mapping[str, _Syntax] = {
 def call_grammar(
     syntax: str | None, tools: Sequence[Mapping[str, Any]], marker: Marker, *, must: bool = True
 ) -> Grammar:
-    """An answer that calls one of some functions; or, where it need not (``must``), free text in which calls of the
-    ``strict`` ones have their schemas. ``tools``: each with ``name`` and ``parameters``.
+    """An answer that calls one of some functions. With ``must`` false, any text is admitted; calls of ``strict``
+    functions then have their schemas. ``tools``: each with ``name`` and ``parameters``.
 
     Raises:
         RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
@@ -111,10 +115,12 @@ def _of_any(tool: Mapping[str, Any], syntax: _Syntax) -> Mapping[str, Any]:
 
 
 def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:
-    name, schema = str(tool["name"]), dict(tool.get("parameters") or {"type": "object", "properties": {}})
+    name, schema = str(tool["name"]), tool.get("parameters") or {"type": "object", "properties": {}}
     if not _NAME.fullmatch(name):
-        raise RequestError(f"tool_choice: the function's name {name!r:.60} cannot be enforced")
-    before, behind = (marker(text.replace("NAME", name)) for text in syntax.around)
+        raise RequestError(f"tools: the function's name {name!r:.60} cannot be enforced")
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"tools: the parameters of {name} must be an object")
+    before, behind = (_numbered(text, name, marker) for text in syntax.around)
     inside = f"args_{number}"
     rules = [f"call_{number}: {before} {inside} {behind}"]
     if syntax.argument is None:
@@ -122,14 +128,22 @@ def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker)
     return [*rules, *_tagged(inside, name, schema, syntax.argument, marker)]
 
 
+def _numbered(text: str, name: str, marker: Marker) -> str:
+    return f" {_ANY_NUMBER} ".join(marker(part.replace("NAME", name)) for part in text.split("NUMBER"))
+
+
 def _tagged(inside: str, name: str, schema: Mapping[str, Any], around: tuple[str, str], marker: Marker) -> list[str]:
     properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping):
+        raise RequestError(f"tools: the properties of {name} must be an object")
+    if not isinstance(required, list | tuple) or not all(isinstance(key, str) for key in required):
+        raise RequestError(f"tools: what {name} requires must be a list of names")
     if unknown := sorted(set(required) - set(properties)):
-        raise RequestError(f"tool_choice: {name} requires {unknown[0]!r}, but its properties lack that")
+        raise RequestError(f"tools: {name} requires {unknown[0]!r:.60}, but its properties lack that")
     parts, rules = [], []
     for i, (key, value) in enumerate(properties.items()):
         if not _NAME.fullmatch(key):
-            raise RequestError(f"tool_choice: the parameter {key!r:.60} of {name} cannot be enforced in tags")
+            raise RequestError(f"tools: the parameter {key!r:.60} of {name} cannot be enforced in tags")
         rule = f"{inside}_{i}"
         before, behind = (marker(text.replace("KEY", key)) for text in around)
         parts.append(rule if key in required else f"{rule}?")
@@ -142,22 +156,33 @@ def _value(rule: str, where: str, value: Any, schema: Mapping[str, Any]) -> list
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         given = dict(value) if isinstance(value, Mapping) else {}
         if not _is_typed(given):
-            raise RequestError(f"tool_choice: the parameter {where} needs a type to be enforced in tags")
+            raise RequestError(f"tools: the parameter {where} needs one type to be enforced in tags")
         return [f"{rule}: %json {json.dumps({**shared, **given})}"]
     if unknown := sorted(set(value) - _NOTES):
-        raise RequestError(f"tool_choice: {unknown[0]} of the parameter {where} cannot be enforced in tags")
+        raise RequestError(f"tools: {unknown[0]} of the parameter {where} cannot be enforced in tags")
     choices = value.get("enum", [value["const"]] if "const" in value else None)
-    if choices is not None:
-        texts = [choice for choice in choices if isinstance(choice, str) and choice and "<" not in choice]
-        if not texts:
-            raise RequestError(f"tool_choice: the choices of the parameter {where} cannot be enforced in tags")
-        return [f"{rule}: {rule.upper()}", f"{rule.upper()}: {' | '.join(map(json.dumps, texts))}"]
-    least, most = max(1, value.get("minLength", 1)), value.get("maxLength")
+    form = _of_lengths(where, value) if choices is None else _of_choices(where, choices)
+    return [f"{rule}: {rule.upper()}", f"{rule.upper()}: {form}"]
+
+
+def _of_choices(where: str, choices: Any) -> str:
+    given = choices if isinstance(choices, list | tuple) else ()
+    texts = [one for one in given if isinstance(one, str) and one and one == one.strip() and "<" not in one]
+    if not texts:
+        raise RequestError(f"tools: the choices of the parameter {where} cannot be enforced in tags")
+    return " | ".join(map(json.dumps, texts))
+
+
+def _of_lengths(where: str, value: Mapping[str, Any]) -> str:
+    least, most = value.get("minLength", 1), value.get("maxLength")
+    are_numbers = all(type(one) is int for one in (least, 1 if most is None else most))
+    if not are_numbers or (most is not None and most < max(1, least)):
+        raise RequestError(f"tools: the lengths of the parameter {where} cannot be enforced in tags")
+    least = max(1, least)
     inner = "{" + f"{max(0, least - 2)},{'' if most is None else max(0, most - 2)}" + "}"
     edge = r"[^<\s]"
     longer = f"{edge}[^<]{inner}{edge}"
-    only = longer if least > 1 else edge if most == 1 else f"{edge}|{longer}"
-    return [f"{rule}: {rule.upper()}", f"{rule.upper()}: /{only}/"]
+    return f"/{longer if least > 1 else edge if most == 1 else f'{edge}|{longer}'}/"
 
 
 def _is_typed(schema: Mapping[str, Any]) -> bool:

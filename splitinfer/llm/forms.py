@@ -34,7 +34,7 @@ class AnswerForms:
         Raises:
             RequestError: the grammar is invalid, or cannot be enforced.
             ModelError: the model's folder has no tokenizer.
-            ConfigError: llguidance is not installed.
+            NotInstalled: llguidance is missing.
         """
         if not params.has_rules:
             return None
@@ -55,8 +55,8 @@ class AnswerForms:
         )
 
     def call_grammar(self, tools: Sequence[Tool], *, must: bool) -> Grammar:
-        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax; or that may
-        (``must``), those that are ``strict`` with their schemas.
+        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax. With
+        ``must`` false, any text is admitted; calls of ``strict`` functions then have their schemas.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.

@@ -12,11 +12,12 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
   model wrote is lost, and it is no error.
 - Space alone between calls, or between reasoning and a call, is no text.
 - Without tools in the request, calls are text.
+- Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
@@ -149,6 +150,7 @@ class AnswerParser:
     machine: Any
     initial_state: str
     calls: _CallFormat
+    _ids: set[str] = field(default_factory=set)
     _state: Any = field(init=False)
     _in_call: str = ""  # the text of a call that has not ended
     _space: str = ""  # that came behind something other than text
@@ -173,7 +175,7 @@ class AnswerParser:
         if self._in_call:
             unfinished, self._in_call = self._in_call, ""
             # Some models do not mark a call's end: then it ends with the answer.
-            parts += [self.calls.unparsed(unfinished, "")] if self.calls.end else self.calls.parts(unfinished)
+            parts += [self.calls.unparsed(unfinished, "")] if self.calls.end else self._called(unfinished)
         if self._space and not self._has_others and not parts:
             parts.append(TextPart(self._space))  # an answer of nothing else
         return joined(parts)
@@ -185,10 +187,18 @@ class AnswerParser:
             if not is_left:
                 return []
             call, self._in_call = self._in_call, ""
-            return self._behind_other(self.calls.parts(call))
+            return self._behind_other(self._called(call))
         if state == _REASONING:
             return self._behind_other([ReasoningPart(text)]) if text else []
         return self._text(text) if state == _NORMAL and text else []  # other states hold headers
+
+    def _called(self, text: str) -> list[AnswerPart]:
+        parts = self.calls.parts(text)
+        for i, part in enumerate(parts):
+            if isinstance(part, ToolCallPart) and part.call_id is not None:
+                parts[i] = replace(part, call_id=None) if part.call_id in self._ids else part
+                self._ids.add(part.call_id)
+        return parts
 
     def _behind_other(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         self._space, self._has_others = "", True

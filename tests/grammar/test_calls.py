@@ -3,17 +3,18 @@
 import importlib
 import json
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
 import pytest
-from constrained import allowed, open_forms, rules
+from constrained import allowed, forms, open_forms, rules
 from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.demo import TARGET
-from splitinfer.errors import RequestError
+from splitinfer.errors import NotInstalled, RequestError
 from splitinfer.grammar.calls import SYNTAXES, call_grammar
 from splitinfer.llm.forms import AnswerForms
 
@@ -116,6 +117,21 @@ def test_what_is_not_strict_has_any_arguments_or_is_refused(made: AnswerForms) -
         assert (len(walking.admitted([], answer)) == len(answer)) == is_free
 
 
+def test_without_the_library_that_enforces_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammar = call_grammar("json_tools", [{**FUNCTIONS[0], "strict": True}], json.dumps, must=False)
+    with pytest.raises(NotInstalled, match=r"pip install 'splitinfer\[grammar\]'"):
+        rules(forms(), SamplingParams(grammar=grammar))
+
+
+def test_calls_of_kimi_k2_have_any_number(made: AnswerForms) -> None:
+    walking = rules(made, SamplingParams(grammar=call_grammar("kimi_k2", FUNCTIONS[1:], json.dumps)))
+    begins = "<|tool_calls_section_begin|><|tool_call_begin|>functions.time-now:"
+    for number, may_come in (("0", True), ("12", True), ("1234", False)):
+        answer = made._prompts.encode(f"{begins}{number}<|tool_call_argument_begin|>", adds_special=False)
+        assert (len(walking.admitted([], answer)) == len(answer)) == may_come
+
+
 def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) -> None:
     assert made._as_lark("<|end|>{") == '<[0]> "{"'
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
@@ -130,9 +146,30 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
         ("muse_spark", FUNCTIONS[0], "muse_spark cannot be enforced; those in glm47"),
         ("json_tools", {"name": 'a"b'}, "name"),
         ("glm47", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "needs a type"),
+        ("glm47", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "needs one type"),
         ("glm47", {"name": "a", "parameters": {"properties": {"b c": {}}}}, "'b c'"),
         ("glm47", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
+        ("glm47", {"name": "a", "parameters": {"required": True}}, "tools: what a requires must be a list"),
+        ("glm47", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
+        ("glm47", {"name": "a", "parameters": {"properties": ["b"]}}, "properties of a must be an object"),
+        ("glm47", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
+        *(
+            (
+                "glm47",
+                {"name": "a", "parameters": {"properties": {"b": {"type": "string", **odd}}}},
+                f"{what} of .* a.b",
+            )
+            for what, odds in {
+                "choices": [{"enum": 5}, {"enum": "no"}, {"enum": [" no", "<no", "", 5]}],
+                "lengths": [
+                    {"minLength": "3"},
+                    {"maxLength": True},
+                    {"maxLength": 0},
+                    {"minLength": 3, "maxLength": 2},
+                ],
+            }.items()
+            for odd in odds
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(syntax: str | None, function: dict[str, Any], words: str) -> None:

@@ -108,6 +108,17 @@ def test_other_models_calls(parser: str, text: str):
     assert parsed(text, wrapper(parser, thinks=False), cut=2) == [OSLO]
 
 
+def test_calls_have_other_ids():
+    def call(number: int) -> str:
+        begin, end = "<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"
+        return f'{begin}functions.weather:{number}<|tool_call_argument_begin|>{{"city": "Oslo"}}{end}'
+
+    parts = parsed(call(0) + call(0) + call(1), wrapper("kimi_k2", thinks=False), cut=5)
+    assert [part.call_id for part in parts if isinstance(part, ToolCallPart)] == [
+        "functions.weather:0", None, "functions.weather:1"
+    ]  # fmt: skip
+
+
 def test_without_tools_a_call_is_text():
     assert parsed(CALL, tools=()) == [TextPart(CALL)]
     assert parsed(f"<think>Hm.</think>{CALL}", tools=()) == [ReasoningPart("Hm."), TextPart(CALL)]

@@ -35,7 +35,7 @@ from splitinfer.server.openai.generating import (
 from splitinfer.server.openai.messages import Messages, template_messages
 from splitinfer.server.problem import Problem, invalid
 
-STRICT = "`true`: a call that the model begins keeps the schema; where that cannot be enforced it is refused"
+STRICT = "`true`: a call that the model begins keeps the schema; a request whose schema cannot be enforced is refused"
 
 
 class Function(Fields):
