@@ -19,6 +19,7 @@ import peers
 import psutil
 import pytest
 from campaigns import fuzz
+from effort import thorough
 from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
@@ -387,9 +388,9 @@ TARGETS: list[Callable[[], bytes]] = [
 
 
 def test_mutated_words(victim: RunningWorker):
-    """A few hundred through the live port, a third each as first word, as order and as step."""
+    """Many through the live port, a third each as first word, as order and as step."""
     chance, before = random.Random(int(os.environ.get("SEED", "4"))), victim.rss
-    for i in range(240):
+    for i in range(thorough(90, 240)):
         with [Peer, greeted, ready][i % 3](victim) if i % 3 else Peer(victim.address) as peer:
             target = TARGETS[i % 3]()
             header = fuzz.mutate(target, chance)
