@@ -75,9 +75,11 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
 
 
-def projection_of(arrays: Arrays) -> mx.array:
-    """The weight of the projection of hidden states: [the drafter's size, theirs together]."""
-    return _renamed(arrays)["fc.weight"]
+def check_width(model: nn.Module, arrays: Arrays) -> None:
+    """Raise ModelError where the drafter's hidden states do not fit in a row between two stages."""
+    own, size = _renamed(arrays)["fc.weight"].shape[0], _size_of(model)
+    if own > size:
+        raise ModelError(f"the drafter's hidden states have {own} numbers, and a row on a link has {size}")
 
 
 def _columns(whole: Any, part: int, parts: int) -> Any:

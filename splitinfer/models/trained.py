@@ -15,10 +15,10 @@ from splitinfer.errors import ModelError
 from splitinfer.models.building import cast_floats
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.eagle3 import Eagle3, is_eagle3, projection_of, taps_of
+from splitinfer.models.eagle3 import Eagle3, check_width, is_eagle3, taps_of
 from splitinfer.models.heads import Heads, WithHeads
 from splitinfer.models.layers import type_name
-from splitinfer.models.mtp import PREFIX, PredictionHeads, Target, tensors_of
+from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 
 Arrays = Mapping[str, mx.array]
 
@@ -92,8 +92,7 @@ def _mtp(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
 
 
 def _eagle3(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
-    taps, is_cut = taps_of(drafter.config, stage.whole, arrays), not (stage.is_first and stage.is_last)
-    own, size = (tensor.shape[0] for tensor in (projection_of(arrays), Target.of(stage.whole).norm.weight))
-    if is_cut and own > size:
-        raise ModelError(f"the drafter's hidden states have {own} numbers, and a row on a link has {size}")
+    taps = taps_of(drafter.config, stage.whole, arrays)
+    if not (stage.is_first and stage.is_last):
+        check_width(stage.whole, arrays)
     return taps, lambda: Eagle3(drafter.config, stage.whole, arrays)
