@@ -157,11 +157,15 @@ def reserve(need: Need, kv_tokens: int, what: str, name: str, scores: int = 0) -
     return free
 
 
-def announce_loaded(need: Need, kv_tokens: int, name: str, free: int, scores: int = 0) -> None:
-    """Announce what a loaded stage may take besides: KV, which a coordinator was told of ``free`` bytes for."""
-    load = need.total(kv_tokens) - need.weights + STAGE_MARGIN + scores
-    growth = int(free * KV_SHARE)
-    ledger.of_this_process().claim(name, held=mx.get_active_memory(), load=load, growth=growth)
+def announce_loaded(need: Need, kv_tokens: int, name: str, scores: int = 0) -> int:
+    """The bytes that a loaded stage may take besides; announce the part of them that its KV may come to. One hold of
+    the lock for both, so what is announced does not include what others had claimed before."""
+    own = ledger.of_this_process()
+    with own.locked():
+        free = free_bytes()
+        load = need.total(kv_tokens) - need.weights + STAGE_MARGIN + scores
+        own.claim(name, held=mx.get_active_memory(), load=load, growth=int(free * KV_SHARE))
+    return free
 
 
 class HeldReport:

@@ -66,9 +66,11 @@ class Ledger:
 
     def claim(self, name: str, *, held: int, load: int, growth: int = 0) -> None:
         """Announce what ``name``, a part of this process, will take: bytes, as ``claims.Claim``. ``held``: by all of
-        this process. An earlier announcement for the same name is replaced."""
+        this process. An earlier announcement for the same name is replaced. Where the lock cannot be had, what the
+        others claim was not read either, so ``growth`` would be a share of what is theirs: none is announced."""
         with self.locked():
-            self._parts[name] = Claim(self.group, max(0, held), max(0, load), max(0, growth))
+            growth = max(0, growth) if self._is_locked else 0
+            self._parts[name] = Claim(self.group, max(0, held), max(0, load), growth)
             self._write(held)
 
     def refresh(self, held: int) -> None:

@@ -185,9 +185,11 @@ def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.Monk
     report.now()
     assert other.others() == Others(10**9, TOTAL + MARGIN + 5 - 10**9), "a quarter has been read"
     memory.mx.get_active_memory = lambda: NEED.weights
-    announce_loaded(NEED, 1000, "mini", 6 * 10**9, scores=5)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 6 * 10**9)
+    assert announce_loaded(NEED, 1000, "mini", scores=5) == 6 * 10**9
     assert other.others() == Others(NEED.weights, 3 * 10**9)
-    announce_loaded(NEED, 1000, "mini", 0, scores=5)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    assert announce_loaded(NEED, 1000, "mini", scores=5) == 0
     assert other.others() == Others(NEED.weights, kv + MARGIN + 5)
     announce_idle("mini")
     assert other.others() == Others(NEED.weights, 0)

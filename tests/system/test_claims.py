@@ -183,6 +183,17 @@ def test_a_stopped_process_keeps_nobody_from_loading(
     assert other.others() == Others(0, 7), "the next time it can be asked"
 
 
+def test_who_cannot_read_what_others_claim_announces_no_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ledgers, "_PATIENCE", 0.01)
+    mine, other, third = (Ledger(tmp_path, group) for group in (1, 2, 3))
+    mine.claim("stage", held=0, load=7, growth=50)
+    with other.locked():  # its process was stopped while it held the lock
+        mine.claim("stage", held=1, load=6, growth=100)
+    assert third.others() == Others(1, 6), "half of what is free might be another's"
+    mine.claim("stage", held=1, load=6, growth=40)
+    assert third.others() == Others(1, 40)
+
+
 def test_a_folder_that_cannot_be_made_is_one_line_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     mine = Ledger(tmp_path / "file" / "memory", group=1)

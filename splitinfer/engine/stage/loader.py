@@ -75,9 +75,9 @@ class LoadedStage:
     def offer(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
-        kept, free = None if self.disk is None else self.disk.offer(), free_bytes()
+        kept = None if self.disk is None else self.disk.offer()
+        free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
         limit_to(free)
-        announce_loaded(self.need, self.command.kv_tokens, self.name, free, self.scores)
         stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept)
 
