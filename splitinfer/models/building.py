@@ -4,6 +4,7 @@ With placeholders for all tensors (lazy zeros, which take no memory) the model s
 read.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ _DTYPES = {
 
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
+_OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
 CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
 """The files of a model's folder that say how to build it."""
 
@@ -56,9 +58,11 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()
         try:
-            # Not every architecture leaves prediction heads out by itself.
-            heads = tensors_of(arrays, _num_layers(checkpoint.config))
-            model = _built(folder, {name: a for name, a in arrays.items() if name not in heads})
+            # Not every architecture leaves out by itself what is not its own.
+            count = _num_layers(checkpoint.config)
+            heads = tensors_of(arrays, count)
+            own = {name: a for name, a in arrays.items() if name not in heads and not _is_beyond(name, count)}
+            model = _built(folder, own)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     return cast_floats(model, dtype)
@@ -68,6 +72,12 @@ def _num_layers(config: Mapping[str, Any]) -> int | None:
     """The number of layers that a configuration tells; ``None`` where it does not."""
     found = (config.get("text_config") or config).get("num_hidden_layers")
     return found if isinstance(found, int) else None
+
+
+def _is_beyond(tensor: str, count: int | None) -> bool:
+    """Whether a tensor belongs to a layer that a model of ``count`` layers lacks: its files may hold a longer one."""
+    layer = _OF_LAYER.match(tensor)
+    return layer is not None and count is not None and int(layer[1]) >= count
 
 
 def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:

@@ -51,9 +51,14 @@ def test_one_wrong_token_makes_an_answer_wrong_and_rounding_does_not():
 
 
 def test_where_nobody_can_be_asked_a_second_reading_must_part_at_a_near_tie_only():
-    assert reread([1, 2], [1, 2], [5.0, 5.0], 0.0)["verdict"] == RIGHT
-    assert reread([1, 2], [1, 3], [5.0, 0.01], 0.005)["verdict"] == ROUNDING
-    assert reread([1, 2], [1, 3], [5.0, 2.0], 0.005)["verdict"] == WRONG
+    assert reread([1, 2], [1, 2], [5.0, 5.0], 0.0, "")["verdict"] == RIGHT
+    assert reread([1, 2], [1, 3], [5.0, 0.01], 0.005, "")["verdict"] == ROUNDING
+    assert reread([1, 2], [1, 3], [5.0, 2.0], 0.005, "in other chunks") == {
+        "verdict": WRONG,
+        "said": "token 2 is another in other chunks; the two likeliest were 2 apart",
+        "at": 2,
+        "gap": 2.0,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +129,31 @@ def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyP
     assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
 
 
-def test_without_a_reference_the_pipeline_reads_its_prompts_again(one_stage: Options):
+def test_without_a_reference_the_pipeline_answers_in_other_ways_and_mlx_lm_judges_the_first_layers(
+    layout_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run, "PROMPTS", (200,))
+    monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[1:2])
+    monkeypatch.setattr(run, "free_bytes", lambda: 0)
+    monkeypatch.setattr(run, "_peers", lambda *_, **__: None)
+    found = run.measure(Options(layout=str(layout_file), trials=1, decode_tokens=8, token_budget=64))
+    assert found["left_out"] == []
+    assert [(each["part"], each["verdict"], each["said"]) for each in found["verdicts"][PIPELINE]] == [
+        ("prompt_200", RIGHT, "the same 16 tokens in other chunks"),
+        ("prompt_200", RIGHT, "the same 16 tokens in the cut 1 + 3"),
+        ("first 2 layers", RIGHT, "all 16 tokens are mlx-lm's choice"),
+    ]
+    (table,) = tables(found)
+    assert "do not fit into the 0 B free here" in str(table.caption)
+    assert "<script type='application/json'" in page(found)
+
+
+def test_what_cannot_be_tried_without_a_reference_is_named(one_stage: Options):
     found = run.measure(replace(one_stage, baseline=False))
-    assert found["judged_by"] == "the pipeline itself, with prompts in other chunks"
     assert [each["verdict"] for each in found["verdicts"][PIPELINE]] == [RIGHT, RIGHT]
     (table,) = tables(found)
-    assert "nothing was measured (left out by --no-baseline)" in str(table.caption)
-    assert "<script type='application/json'" in page(found)
+    for said in ("nothing was measured (left out by --no-baseline)", "no layer can move", "the first 4 layers beside"):
+        assert said in str(table.caption)
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(layout_file: Path, tmp_path: Path):

@@ -4,8 +4,8 @@ Plain mlx-lm reads each answer and says at every position how far, in logits, th
 choose there itself, after the same tokens. 0 is its own choice. Where arithmetic depends on how many rows are computed
 at once, as on Metal, another token may win by rounding; how far rounding moves logits is measured with mlx-lm itself.
 
-If no machine here holds the whole model, there is nobody to ask. Then the pipeline answers twice, with prompts read in
-other chunks, and says at the first token that differs how far apart its own two likeliest ones were.
+If no machine here holds the whole model, there is nobody to ask. Then the pipeline answers again, in other chunks and
+another cut, and says at the first token that differs how far apart its own two likeliest ones were (``unreferenced``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,13 +56,15 @@ def verdict(gaps: Sequence[float], allowed: float) -> dict[str, Any]:
     return {"verdict": RIGHT, "said": f"all {len(gaps)} tokens are mlx-lm's choice"}
 
 
-def reread(first: Sequence[int], again: Sequence[int], margins: Sequence[float], moved: float) -> dict[str, Any]:
-    """What a second answer in other chunks means. ``margins``: of the first answer, between the two likeliest tokens;
-    ``moved``: how far the log probabilities of the tokens that both have in common have moved."""
+def reread(
+    first: Sequence[int], again: Sequence[int], margins: Sequence[float], moved: float, how: str
+) -> dict[str, Any]:
+    """What a second answer means. ``margins``: of the first answer, between the two likeliest tokens; ``moved``: how
+    far the log probabilities of the tokens that both have in common have moved; ``how``: what was otherwise."""
     at = parting(first, again[: len(first)])
     if at is None:
-        return {"verdict": RIGHT, "said": f"the same {len(first)} tokens when the prompt is read in other chunks"}
-    said = f"token {at + 1} is another in other chunks; the two likeliest were {margins[at]:.2g} apart"
+        return {"verdict": RIGHT, "said": f"the same {len(first)} tokens {how}"}
+    said = f"token {at + 1} is another {how}; the two likeliest were {margins[at]:.2g} apart"
     is_near = margins[at] <= _TIMES_MOVED * moved
     return {"verdict": ROUNDING if is_near else WRONG, "said": said, "at": at + 1, "gap": margins[at]}
 

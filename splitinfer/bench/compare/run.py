@@ -2,7 +2,7 @@
 
 One after the other and not in turns, because a machine may hold no two of them at once. The pipeline is first: a short
 trial of it gives the pace by which parts are chosen. Plain mlx-lm is last, because it also judges all answers. Where
-the model does not fit into this machine, the pipeline itself reads its prompts again in other chunks.
+the model does not fit into this machine, ``unreferenced`` says what can still be known.
 
 Prompts are text if the model has a tokenizer: drafts are worth nothing on random tokens. A long prompt has a *needle*
 in it, a number that it asks for at its end.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer import cleanup
-from splitinfer.bench.compare.judge import reread, tolerance, verdict
+from splitinfer.bench.compare.judge import tolerance, verdict
 from splitinfer.bench.compare.page import tables, write_page
 from splitinfer.bench.compare.systems import (
     BY_LAYERS,
@@ -29,6 +29,7 @@ from splitinfer.bench.compare.systems import (
     Plain,
     System,
 )
+from splitinfer.bench.compare.unreferenced import first_layers, read_again
 from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, LeftOut, Pace, Part, Tasks, fitting, parts
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.measure import summarize
@@ -42,7 +43,8 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
-from splitinfer.models.memory import free_bytes, size
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import free_bytes, on_gpu, size
 
 __all__ = ["measure", "tables"]
 
@@ -51,6 +53,7 @@ _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
 _PATIENCE = 60.0  # seconds for a killed worker to come back
 _SYSTEMS = 4
+_ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
 
 _FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
@@ -119,7 +122,7 @@ def measure(options: Options) -> dict[str, Any]:
         _peers(work, name, layout, by_layers=by_layers)
     verdicts = _plain(work, layout)
     if verdicts is None:
-        verdicts = {PIPELINE: _own_again(work)}
+        verdicts = {PIPELINE: _own_again(work, layout)}
     found = _document(work, on, layout, verdicts)
     if options.report is not None:
         write_page(found, options.report)
@@ -239,25 +242,23 @@ def _judged(work: _Comparison, judge: Any, answers: Answers) -> list[dict[str, A
     ]
 
 
-def _own_again(work: _Comparison) -> list[dict[str, Any]]:
-    """The pipeline's own answers twice, with prompts in chunks of the usual size and of about half of it."""
-    params, found = SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=2), []
+def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
+    """Verdicts without plain mlx-lm on the whole model."""
+    prompts = {name: work.tasks.prompts[name] for name in work.answers_of(PIPELINE)}
+    settings = _settings(work, prefix_cache=False, draft="none")
     with ExitStack() as stack:
-        settings = _settings(work, prefix_cache=False, draft="none")
         llm = open_stages(stack, work.options, settings, ", to read its prompts again")
-        names = list(work.answers_of(PIPELINE))
-        usual = llm.token_budget
-        for name in names:
-            prompt = list(work.tasks.prompts[name])
-            llm.tune(token_budget=usual)
-            once = llm.generate([prompt], params)[0]
-            llm.tune(token_budget=max(8, usual // 2 - 1))
-            again = llm.generate([prompt], params)[0]
-            pairs = list(zip(once.logprobs or [], again.logprobs or [], strict=False))
-            moved = max((abs(a.logprob - b.logprob) for a, b in pairs if a.token_id == b.token_id), default=0.0)
-            margins = [each.top[0][1] - each.top[1][1] for each in once.logprobs or []]
-            said = reread(once.token_ids, again.token_ids, margins, moved)
-            found.append({"part": name, "prompt_tokens": len(prompt), **said})
+        found, left_out = read_again(llm, prompts)
+    work.left_out += left_out
+    count = layout.stages[0].num_layers
+    try:
+        if not work.options.baseline:
+            raise ModelError("left out by --no-baseline")
+        with cleanup.temporary_folder("splitinfer-first-") as folder:
+            dtype = resolve_dtype(layout.dtype, gpu=on_gpu())
+            found += first_layers(work.options.checkpoint, count, dtype, settings, prompts, Path(folder))
+    except SplitinferError as error:
+        work.left_out.append(LeftOut(f"the first {count} layers beside mlx-lm's", str(error)))
     return found
 
 
@@ -279,7 +280,7 @@ def _document(
         "took_seconds": round(time.monotonic() - work.start, 1),
         "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
         "systems": {name: {part: _figures(cell) for part, cell in cells.items()} for name, cells in work.cells.items()},
-        "judged_by": "plain mlx-lm" if PLAIN in verdicts else "the pipeline itself, with prompts in other chunks",
+        "judged_by": "plain mlx-lm" if PLAIN in verdicts else _ITSELF,
         "verdicts": {name: list(each) for name, each in verdicts.items()},
         "left_out": [{"what": each.what, "why": each.why} for each in work.left_out],
     }

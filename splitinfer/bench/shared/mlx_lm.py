@@ -23,18 +23,26 @@ _TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
 
 
 class PlainMlxLm:
-    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks.
+    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks. ``has_more_tensors``: the
+    folder's files hold more than the model.
 
     Raises:
         ModelError: mlx-lm cannot run this model here; with the reason.
     """
 
     def __init__(
-        self, folder: str, dtype: str | None, environment: Mapping[str, str] | None = None, draft: str | None = None
+        self,
+        folder: str,
+        dtype: str | None,
+        environment: Mapping[str, str] | None = None,
+        draft: str | None = None,
+        *,
+        has_more_tensors: bool = False,
     ) -> None:
         self._child = ChildProcess(_PROCESS, environment)
+        model = {"folder": folder, "dtype": dtype, "draft": draft, "strict": not has_more_tensors}
         try:
-            self.is_on: dict[str, Any] = self._ask({"folder": folder, "dtype": dtype, "draft": draft})
+            self.is_on: dict[str, Any] = self._ask(model)
         except BaseException:
             self.close()
             raise
