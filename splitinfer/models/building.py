@@ -6,7 +6,7 @@ read.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ _DTYPES = {
 
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
+FIRST_LAYERS = "splitinfer_first_layers"  # in a configuration: its files of weights hold a model of more layers
 _OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
 CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
 """The files of a model's folder that say how to build it."""
@@ -61,7 +62,8 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
             # Not every architecture leaves out by itself what is not its own.
             count = _num_layers(checkpoint.config)
             heads = tensors_of(arrays, count)
-            own = {name: a for name, a in arrays.items() if name not in heads and not _is_beyond(name, count)}
+            cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
+            own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
             model = _built(folder, own)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
@@ -74,10 +76,10 @@ def _num_layers(config: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _is_beyond(tensor: str, count: int | None) -> bool:
-    """Whether a tensor belongs to a layer that a model of ``count`` layers lacks: its files may hold a longer one."""
-    layer = _OF_LAYER.match(tensor)
-    return layer is not None and count is not None and int(layer[1]) >= count
+def _layers_after(tensors: Iterable[str], count: int | None) -> set[str]:
+    """The tensors of layers that a model of ``count`` layers lacks."""
+    layers = ((name, _OF_LAYER.match(name)) for name in tensors)
+    return {name for name, layer in layers if layer and count is not None and int(layer[1]) >= count}
 
 
 def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:

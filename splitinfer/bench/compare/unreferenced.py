@@ -24,6 +24,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM, Settings
+from splitinfer.models.building import FIRST_LAYERS
 from splitinfer.models.checkpoint import Checkpoint
 
 Prompts = Mapping[str, Sequence[int]]
@@ -117,7 +118,8 @@ def shorten(checkpoint: Checkpoint, count: int, folder: Path) -> None:
     are not read. Lists with an entry for each layer are as much shorter."""
     for path in checkpoint.paths_of(checkpoint.tensors):
         (folder / path.name).symlink_to(path.absolute())
-    (folder / "config.json").write_text(json.dumps(shortened(checkpoint.config, count)), encoding="utf-8")
+    config = {**shortened(checkpoint.config, count), FIRST_LAYERS: True}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def shortened(config: Mapping[str, Any], count: int) -> dict[str, Any]:
