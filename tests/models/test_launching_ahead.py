@@ -30,7 +30,7 @@ lengths = st.integers(1, 300_000)
 @given(lengths, st.floats(0, 1, exclude_max=True))
 def test_there_is_room_and_never_much_more(length: int, phase: float):
     here = room(length, phase)
-    assert here % BLOCK == 0
+    assert here % 16 == 0
     assert length <= here < length + length / 8 + BLOCK
 
 
@@ -63,12 +63,16 @@ def test_arrays_grow_in_turn(num_layers: int):
     assert max(grown(num_layers, range(LENGTH, 4 * LENGTH + 1, 512))) <= 0.4 + 1 / num_layers
 
 
-@pytest.mark.parametrize("num_layers", [4, 8, 40])
-def test_a_token_lets_one_array_of_few_grow(num_layers: int):
-    """Behind 16k tokens a step of one token reads all of the KV, so copying an eighth of it is not much in addition."""
-    shares = [share for share in grown(num_layers, range(LENGTH // 2 + 1, LENGTH, BLOCK)) if share]
-    assert statistics.median(shares) <= 1 / 8
-    assert max(shares) <= 1 / 4
+@pytest.mark.parametrize(("num_layers", "most"), [(4, 2), (8, 2), (40, 3)])
+def test_a_token_lets_one_array_grow(num_layers: int, most: int):
+    """Behind 16k tokens a token's step reads all of the KV once; copying a quarter of it, too, would be seen. Steps
+    that complete a block save it, so seldom does an array grow in those."""
+    at = range(LENGTH // 2 - 4096, LENGTH // 2 + 4096)  # the ladder's step doubles within
+    arrays = [share * 2 * num_layers for share in grown(num_layers, at)]
+    assert statistics.median([number for number in arrays if number]) == pytest.approx(1)
+    assert max(arrays) == pytest.approx(most)
+    at_blocks = sum(number for end, number in zip(at, arrays, strict=True) if end % BLOCK == 1)
+    assert at_blocks <= sum(arrays) / 8
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -170,7 +174,7 @@ class Ahead:
 
 
 BEFORE_SOME_GROW = next(
-    n for n in range(LENGTH - 512, LENGTH, BLOCK) if any(room(n + 1, one) > room(n, one) for one in phases_of(1))
+    n for n in range(LENGTH - 4096, LENGTH) if any(room(n + 1, one) > room(n, one) for one in phases_of(1))
 )
 
 

@@ -11,8 +11,10 @@ lengths:
              values    |---------|-----------|-----------|-
 
 The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
-that a long sequence is seldom copied, and a chunk of its prompt lets few arrays grow. An array never has more than 1/8
-of its length unused, and a block; the mean of all arrays, which is what is counted, is half of that.
+that a long sequence is seldom copied, and a chunk of its prompt lets few arrays grow. Where a step is longer than a
+block, marks are not at the blocks' ends: a step is only a few blocks, so a quarter of all arrays would grow with one
+token of 12,000, and the same token would save a block. An array never has more than 1/8 of its length unused, and a
+block; the mean of all arrays, which is what is counted, is half of that.
 """
 
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from typing import NamedTuple
 BLOCK = 256  # tokens; what a pipeline has unless its ``KVBudget`` says otherwise
 
 _SHARE = 8  # of a length that a step is at most
+_GRAIN = 16  # tokens between possible marks of a long sequence
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 
 
@@ -45,12 +48,15 @@ def phases_of(index: int) -> Phases:
 def room(num_tokens: int, phase: float = 0.0) -> int:
     """The tokens for which an array of ``num_tokens`` tokens has room, when it grows to that length.
 
-    >>> room(1), room(300), room(40_000), room(40_000, 0.5)
-    (256, 512, 40960, 43008)
+    >>> room(1), room(300), room(300, 0.3), room(40_000), room(40_000, 0.3)
+    (256, 512, 512, 40960, 42176)
     """
     blocks = -(-num_tokens // BLOCK)
-    step = _step(blocks)
-    return (blocks + (int(phase * step) - blocks) % step) * BLOCK
+    step = _step(blocks) * BLOCK
+    if step == BLOCK:
+        return blocks * BLOCK
+    mark = int(phase * step) // _GRAIN * _GRAIN
+    return num_tokens + (mark - num_tokens) % step
 
 
 def mean_room(num_tokens: int, block: int = BLOCK) -> int:
