@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.core.costs.model import CostModel, most_rows
+from splitinfer.core.costs.model import CostModel, most_rows, quickest_size
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import EXACT, StageCosts
 from splitinfer.core.plan import Slice, StageFigures
@@ -175,3 +175,32 @@ def test_a_host_that_is_held_up_now_and_then_counts_as_it_usually_is() -> None:
     for since in (9.9, 9.9, 2.0, 9.9, 11.0):
         model.learn([part], [figures(0, 0.0, 10.0, 12.0, 1)], returned_at=12.0, since=since)
     assert model.host == pytest.approx(0.1)
+
+
+def stages(base: float, per_row: float, chunk: float = 0.0) -> CostModel:
+    return CostModel([StageCosts.line(base, per_row, chunk=chunk)] * 2, is_known=True)
+
+
+def test_a_prompt_goes_in_the_sizes_that_end_first() -> None:
+    """Where a step costs what its rows do, more steps fill the second stage sooner; where it costs what the weights do,
+    one step for all is right. Behind a long context rows cost, whatever they do at its beginning."""
+    assert quickest_size(stages(0.0, 0.001), 0, 33, 128, 33) == 11
+    assert quickest_size(stages(0.03, 0.00001), 0, 100, 128, 50) == 100
+    attending = stages(0.007, 0.0, chunk=6e-8)
+    assert quickest_size(attending, 0, 33, 128, 33) == 33
+    assert quickest_size(attending, 12_000, 33, 128, 33) == 17
+
+
+def test_a_prompts_sizes_stay_where_nothing_is_known_or_little_gained() -> None:
+    assert quickest_size(CostModel.of(2), 0, 33, 128, 33) == 33
+    model = stages(0.01, 0.001)
+    assert quickest_size(model, 0, 20_000, 128, 128) == 128, "157 steps: the second stage waits for one of them"
+
+
+@given(st.floats(0, 0.1), st.floats(0, 0.01), st.integers(1, 3000), st.integers(8, 512), st.integers(0, 30_000))
+def test_no_choice_of_sizes_is_slower(base: float, per_row: float, count: int, most: int, start: int) -> None:
+    model, usual = stages(base, per_row, chunk=1e-8), min(count, most)
+    found = quickest_size(model, start, count, most, usual)
+    assert 1 <= found <= most
+    here, before = (model.reading(start, count, size) for size in (found, usual))
+    assert here is not None and before is not None and here <= before  # noqa: PT018

@@ -1,15 +1,18 @@
 """Virtual time: what the simulated pipeline does is what the formulas say."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from splitinfer.core.costs.by_rows import RowCosts
+from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.flight import Flight, tokens_per_second
+from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -103,3 +106,25 @@ def test_layers_can_be_moved():
     assert times == [pytest.approx(0.005), pytest.approx(0.015)]
     with pytest.raises(ValueError, match="16 layers cannot be cut"):
         machine(2).cut_into([4, 11])
+
+
+@pytest.mark.parametrize("name", ["two-small", "two-large", "three-large"])
+def test_a_prompts_first_token_is_sooner_where_costs_are_known(name: str):
+    """In virtual time. Without costs prompts are cut as evenly as tokens allow."""
+    rig = read_machine(Path(name))
+
+    def first_tokens(costs: CostModel) -> list[float]:
+        config = SchedulerConfig(rig.num_stages, rig.num_stages + 1, 512, 8, 10_000)
+        found = []
+        for length in (33, 128, 1000, 4000):
+            clockwork = Simulator(Scheduler(config, costs), rig, check=True)
+            clockwork.submit(0.0, Sequence(0, [0] * length, SamplingParams(max_tokens=2), 0))
+            clockwork.run()
+            found.append(clockwork.served[0].token_times[0])
+        return found
+
+    unknown = first_tokens(CostModel([StageCosts() for _ in rig.stages]))
+    known = first_tokens(CostModel(list(rig.stages), rig.hops[0].fixed + rig.wait, is_known=True))
+    ratios = [sooner / later for sooner, later in zip(known, unknown, strict=True)]
+    assert max(ratios) <= 1
+    assert ratios[2] < 0.85, "1,000 tokens"

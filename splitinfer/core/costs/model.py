@@ -119,6 +119,16 @@ class CostModel:
         time in twenty; ``None`` where too little has been seen: too few steps, or none as large as half of it."""
         return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
 
+    def reading(self, start: int, count: int, size: int) -> float | None:
+        """Seconds until ``count`` tokens of a prompt from position ``start`` have passed all stages, ``size`` in a step
+        and nothing else under way; ``None`` where too little has been seen."""
+        size = min(size, count)
+        middle, last = (Shape().plus(start + first, size) for first in ((count - size) // 2, count - size))
+        if not self.is_known and not all(stage.knows(last) for stage in self.stages):
+            return None
+        filling = sum(stage.at(last) for stage in self.stages) - self.slowest(last)
+        return -(-count // size) * (self.slowest(middle) + self.host) + filling
+
     @property
     def trusted_rows(self) -> int:
         """The most rows for which every stage's predictions are reliable."""
@@ -156,3 +166,25 @@ def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_group
         low, high = (middle, high) if costs.cycle(shape, num_groups) <= seconds else (low, middle - 1)
     rows: int = _EFFICIENT[low] - decodes.rows
     return min(most, rows)
+
+
+_LEAST_SIZE = 8  # tokens of a prompt in a step, where other sizes would do
+_HALVES = range(2, 9)  # of the fewest steps: from as many to four times as many
+_WORTH = 0.97  # of the usual size's time; for less the same prompt is not cut in another way than the last time
+
+
+def quickest_size(costs: CostModel, start: int, count: int, most: int, usual: int) -> int:
+    """Tokens of each step of a prompt, up to ``most``, with which the last of its ``count`` tokens from position
+    ``start`` has passed all stages first; ``usual`` where that is not known, or as good.
+
+    More steps fill the stages behind the first sooner; fewer read the weights less often. Which is more depends on the
+    stages and on what the prompt attends to.
+    """
+    fewest = -(-count // most)
+    sizes = {-(-count // max(1, fewest * halves // 2)) for halves in _HALVES}
+    times = {size: costs.reading(start, count, size) for size in {usual, *sizes} if size >= min(_LEAST_SIZE, count)}
+    known = {size: seconds for size, seconds in times.items() if seconds is not None}
+    if usual not in known:
+        return usual
+    best = min(known, key=lambda size: known[size])
+    return best if known[best] < _WORTH * known[usual] else usual

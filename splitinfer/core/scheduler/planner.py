@@ -12,7 +12,7 @@ admitted (``core.scheduler.policy``); an objective for the time between tokens b
 from collections.abc import Iterator
 from itertools import accumulate
 
-from splitinfer.core.costs.model import most_rows
+from splitinfer.core.costs.model import most_rows, quickest_size
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import NOTHING
 from splitinfer.core.scheduler.admission import AdmissionControl
@@ -80,8 +80,9 @@ class StepPlanner:
         budget = self._state.config.token_budget
         # The largest group determines how many tokens every step of the round has left.
         left = max(budget - self._state.batches.largest, self._state.config.min_chunk) if rules.decodes_go else most
-        self._set_share(decision, sum(one.left for one in prompts), min(most, left))
-        granted = self._allocate(decision, candidates, min(most, max(decision.share, self._state.config.min_chunk)))
+        self._set_share(decision, prompts, min(most, left))
+        least = self._state.config.min_chunk if len(self._state.batches) else 0
+        granted = self._allocate(decision, candidates, min(most, max(decision.share, least)))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
@@ -161,17 +162,20 @@ class StepPlanner:
         first = min(prompts, key=lambda one: one.seq.rank)
         return min(room, most_rows(self._state.costs, decodes, first.start, room, groups, objective))
 
-    def _set_share(self, decision: Decision, remaining: int, most: int) -> None:
-        """Set the share of prompts in each step. It stays for a round, or for a prompt while no sequence decodes,
-        so that the steps are equal; an admission ends it."""
+    def _set_share(self, decision: Decision, prompts: list[Candidate], most: int) -> None:
+        """Set the share of prompts in each step. It stays for a round, or for a prompt while no sequence decodes, so
+        that the steps are equal: shorter ones behind long ones would wait for a place. An admission ends it."""
         if self._state.share_left and not decision.admissions:
             decision.share, decision.share_left = self._state.share, self._state.share_left - 1
             return
-        num_groups, rounds = self._state.config.num_groups, len(self._state.batches) > 0
-        least = self._state.config.min_chunk
-        decision.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds, least=least)
-        steps = num_groups if rounds else -(-remaining // max(decision.share, 1))
-        decision.share_left = max(steps - 1, 0)
+        config, rounds, remaining = self._state.config, len(self._state.batches) > 0, sum(one.left for one in prompts)
+        most = max(most, 1)
+        share = even_share(remaining, most, config.num_groups, rounds=rounds, least=config.min_chunk)
+        if remaining and not rounds and not config.blocks.whole_blocks:
+            first = min(prompts, key=lambda one: one.seq.rank)
+            share = quickest_size(self._state.costs, first.start, remaining, most, share)
+        steps = config.num_groups if rounds else -(-remaining // max(share, 1))
+        decision.share, decision.share_left = share, max(steps - 1, 0)
 
     def _allocate(self, decision: Decision, candidates: list[Candidate], room: int) -> set[int]:
         """Allocate KV by rank and cut chunks; returns the ids of the sequences that may decode."""
