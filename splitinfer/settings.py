@@ -68,6 +68,12 @@ class Settings(ServingOptions):
         ),
     ] = None
     flight: Flight | None = None
+    pictures: Annotated[
+        bool | None,
+        Option(
+            "Load the model with what sees pictures, where it has that. Default: yes, if mlx-vlm is installed here.",
+        ),
+    ] = None
     kv_bytes: Annotated[
         int | None,
         Option(

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from splitinfer.engine.device.strict import VARIABLE as STRICT
 from splitinfer.machine.selection import VARIABLE
 
-for folder in ("", "cluster", "core", "grammar", "store", "transports"):
+for folder in ("", "cluster", "core", "grammar", "pictures", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 

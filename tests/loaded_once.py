@@ -70,9 +70,10 @@ class _Surveys:
         kv_format: KVFormat | None = None,
         *,
         drafter: Checkpoint | None = None,
+        sees: bool = False,
     ) -> Survey:
-        if drafter is not None:
-            return self._survey(checkpoint, start, end, dtype, kv_format, drafter=drafter)
+        if drafter is not None or sees:
+            return self._survey(checkpoint, start, end, dtype, kv_format, drafter=drafter, sees=sees)
         key = (_identity(checkpoint), start, end, dtype, kv_format, kv_blocks._ROOM)
         if key not in self._found:
             self._found[key] = self._survey(checkpoint, start, end, dtype, kv_format)

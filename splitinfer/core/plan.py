@@ -11,8 +11,10 @@ stage. Results hold token ids, never hidden states.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from splitinfer.core.kv.block_tree import Key
+from splitinfer.core.picture import Picture
 from splitinfer.core.sequence import SamplingParams
 
 
@@ -22,10 +24,10 @@ class NewSequence:
 
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
     far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
-    to the prompt, whose hidden states links may pack (``core.wire_codec``).
+    to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
 
     Raises:
-        ValueError: blocks without a prefix, or a prefix without blocks.
+        ValueError: blocks without a prefix, a prefix without blocks, or pictures that overlap.
     """
 
     seq_id: int
@@ -34,8 +36,11 @@ class NewSequence:
     blocks: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     num_prompt: int = 0
+    pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(before.end > after.start for before, after in pairwise(self.pictures)):
+            raise ValueError(f"the pictures of sequence {self.seq_id} overlap")
         if bool(self.blocks) != bool(self.prefix):
             raise ValueError(f"sequence {self.seq_id} begins with {len(self.prefix)} tokens of {self.blocks}")
 

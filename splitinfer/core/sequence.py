@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from splitinfer.core.grammar import Grammar, TokenRules
 from splitinfer.core.kv.block_tree import Block, Key
+from splitinfer.core.picture import Picture, with_placeholders
 from splitinfer.core.speculation.flight import Flight
 
 if TYPE_CHECKING:
@@ -256,7 +257,10 @@ def _within(value: float, low: float, high: float) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens and how far they have been scheduled. Owned by the scheduler; equal only to itself."""
+    """One request's tokens and how far they have been scheduled. Owned by the scheduler; equal only to itself.
+
+    Where it has ``pictures``, ``tokens`` are the ids of their rows (``core.picture``).
+    """
 
     seq_id: int
     tokens: list[int]
@@ -273,6 +277,8 @@ class Sequence:
     has_fetched: bool = False  # whether it has requested blocks on disk
     keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
+    pictures: tuple[Picture, ...] = ()  # in its prompt, in their order
+    pixels: tuple[object, ...] = ()  # their values, which are held as long as it is
     deadline: float | None = None  # seconds on the caller's clock
     arrival: int = 0  # counts submissions; filled by the scheduler
     num_scheduled: int = 0
@@ -317,10 +323,15 @@ class Sequence:
         """Known tokens whose KV the stages have, or will have after the plans under way."""
         return min(self.num_scheduled, len(self.tokens))
 
+    def sent(self, start: int, end: int) -> tuple[int, ...]:
+        """The tokens [start, end) as stages are sent them."""
+        tokens = self.tokens[start:end]
+        return with_placeholders(tokens, start, self.pictures) if self.pictures else tuple(tokens)
+
     @property
     def stream(self) -> list[int]:
-        """Its tokens and all drafts, which the next draft follows."""
-        return [*self.tokens, *self.ahead, *self.drafted]
+        """Its tokens as they are sent and all drafts, which the next draft follows."""
+        return [*self.sent(0, len(self.tokens)), *self.ahead, *self.drafted]
 
     @property
     def num_streamed(self) -> int:

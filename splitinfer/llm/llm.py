@@ -34,7 +34,7 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
-from splitinfer.errors import ConfigError, QueueFull
+from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
@@ -42,6 +42,7 @@ from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.operated import Operated
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
+from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
 from splitinfer.llm.setup import (
     DRAFT,
     MakeDrafter,
@@ -147,6 +148,7 @@ class LLM(Texts, Operated):
             self.settings.context_of(self._checkpoint.context_length),
             self._make_drafter,
         )
+        self._seeing = Seeing(self._checkpoint, self.tokenizer, can_see=setup.sees)
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
             setup.pipeline(notice),
@@ -215,10 +217,12 @@ class LLM(Texts, Operated):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         grammar: Any = None,
+        pictures: Sequence[Sequence[Source]] = (),
     ) -> list[RequestOutput]:
         """Answer prompts (texts or token ids); return one output for each, in their order.
 
         ``params``: one for all, or one for each. ``grammar``: the form of all answers, as in ``SamplingParams``.
+        ``pictures``: those of each prompt, as ``submit`` takes them.
 
         Raises:
             RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
@@ -228,22 +232,26 @@ class LLM(Texts, Operated):
         all_params = as_params(params, len(all_prompts))
         if grammar is not None:
             all_params = [replace(one, grammar=grammar) for one in all_params]
+        if pictures and len(pictures) != len(all_prompts):
+            raise RequestError(f"{len(all_prompts)} prompts came with pictures for {len(pictures)}")
         requests: list[Request] = []
         try:
-            for prompt, p in zip(all_prompts, all_params, strict=True):
-                requests.append(self._submit_when_there_is_room(prompt, p, requests))
+            for prompt, p, seen in zip(all_prompts, all_params, pictures or [()] * len(all_prompts), strict=True):
+                requests.append(self._submit_when_there_is_room(prompt, p, requests, seen))
             return [request.result() for request in requests]
         except BaseException:  # mostly KeyboardInterrupt: requests that will not be read must end
             for request in requests:
                 request.abort()
             raise
 
-    def _submit_when_there_is_room(self, prompt: Prompt, params: SamplingParams, before: list[Request]) -> Request:
+    def _submit_when_there_is_room(
+        self, prompt: Prompt, params: SamplingParams, before: list[Request], pictures: Sequence[Source]
+    ) -> Request:
         """Submit a prompt; while the queue is full, wait for the answers ``before`` it."""
         unread = (request for request in before if request.output.finish_reason is None)
         while True:
             try:
-                return self.submit(prompt, params)
+                return self.submit(prompt, params, pictures=pictures)
             except QueueFull:
                 earlier = next(unread, None)
                 if earlier is None:
@@ -265,9 +273,11 @@ class LLM(Texts, Operated):
         priority: int = 0,
         timeout: float | None = None,
         flight: Flight | None = None,
+        pictures: Sequence[Source] = (),
     ) -> Request:
         """Submit one prompt and return at once.
 
+        ``pictures``: bytes or paths of pictures, one for each of the prompt's placeholders, in their order.
         ``session``: a name by which the KV that the request leaves in the cache can be freed (``forget``).
         ``priority``: requests with a higher one are admitted first, and preempted last. ``timeout``: seconds after
         which the request is aborted; of equal priority, the one with less time left goes first. ``flight``: how its
@@ -281,7 +291,8 @@ class LLM(Texts, Operated):
         """
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
         handling = Handling(session, priority, timeout, flight)
-        return self._submit(tokens, params, handling, rules=self._rules(tokens, params, handling))
+        seen = self._seeing.prompt(tokens, pictures)
+        return self._submit(seen, params, handling, rules=self._rules(seen.plain, params, handling))
 
     async def asubmit(
         self,
@@ -293,6 +304,7 @@ class LLM(Texts, Operated):
         timeout: float | None = None,
         flight: Flight | None = None,
         shows_markers: bool = False,
+        pictures: Sequence[Source] = (),
     ) -> AsyncRequest:
         """``submit`` for asyncio: text is tokenized beside the event loop, which then reads the events.
 
@@ -304,9 +316,10 @@ class LLM(Texts, Operated):
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
         tokens = await asyncio.to_thread(self.encode, prompt) if isinstance(prompt, str) else prompt
-        rules = await asyncio.to_thread(self._rules, tokens, params, handling)
+        seen = await asyncio.to_thread(self._seeing.prompt, tokens, pictures) if pictures else SeenPrompt(list(tokens))
+        rules = await asyncio.to_thread(self._rules, seen.plain, params, handling)
         return AsyncRequest(
-            lambda notify: self._submit(tokens, params, handling, notify, rules=rules, shows_markers=shows_markers)
+            lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
         )
 
     def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
@@ -326,7 +339,7 @@ class LLM(Texts, Operated):
 
     def _submit(
         self,
-        prompt: Sequence[int],
+        prompt: SeenPrompt,
         params: SamplingParams | None,
         handling: Handling,
         notify: Callable[[], None] | None = None,
@@ -334,12 +347,14 @@ class LLM(Texts, Operated):
         rules: AnswerRules | None = None,
         shows_markers: bool = False,
     ) -> Request:
-        params, tokens = params or SamplingParams(), [int(t) for t in prompt]
-        self._prompts.check(tokens, self.context_length)
+        params = params or SamplingParams()
+        self._prompts.check(prompt.plain, self.context_length)
         self._prompts.check_biases(params)
         sequence = core.Sequence(
             seq_id=next(self._ids),
-            tokens=tokens,
+            tokens=prompt.tokens,
+            pictures=prompt.pictures,
+            pixels=prompt.pixels,
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             end_tokens=self._prompts.end_tokens(params),

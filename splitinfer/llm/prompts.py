@@ -130,7 +130,7 @@ class PromptEncoder:
     def _num_embeddings(self) -> int:
         return self._checkpoint.vocab_size or 2**31 - 1
 
-    def check(self, tokens: list[int], context_length: int) -> None:
+    def check(self, tokens: Sequence[int], context_length: int) -> None:
         """Check a prompt.
 
         Raises:

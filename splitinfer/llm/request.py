@@ -24,7 +24,7 @@ class Request:
     @property
     def prompt(self) -> list[int]:
         """The prompt's tokens."""
-        return self._state.sequence.tokens[: self._state.sequence.num_prompt_tokens]
+        return list(self._state.sequence.sent(0, self._state.sequence.num_prompt_tokens))
 
     @property
     def submitted(self) -> float:

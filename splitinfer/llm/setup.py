@@ -31,6 +31,7 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
+from splitinfer.llm.seeing import may_see
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
@@ -77,6 +78,7 @@ class PipelineSetup:
             checkpoint=self.checkpoint,
             drafter=self._drafter_at_end,
             drafter_fingerprint=None if self._trained is None else self._trained.fingerprint(),
+            sees=self.sees,
         )
 
         def make(put: Callable[[Event], None]) -> Pipeline:
@@ -144,6 +146,11 @@ class PipelineSetup:
             )
         return True
 
+    @cached_property
+    def sees(self) -> bool:
+        """Whether the model is loaded with its tower for pictures."""
+        return may_see(self.checkpoint, self.settings.pictures)
+
     @property
     def _grows(self) -> bool:
         return self.settings.grows_context and self.settings.context is None
@@ -181,6 +188,7 @@ class PipelineSetup:
         inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
         heads = "" if self._trained is None else str(self._trained.fingerprint().digest())
         heads += MTP if has_heads(layout.draft) else ""  # whose KV is kept with the last stage's
+        heads += "sees" if self.sees else ""  # computed by another class
         return hashlib.blake2b((repr(inputs) + heads).encode(), digest_size=KEY_BYTES).digest()
 
     def _root_of(self, pipeline: Pipeline) -> Key:

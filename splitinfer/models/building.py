@@ -52,6 +52,13 @@ def dtype_of(info: TensorInfo) -> mx.Dtype:
 
 def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
     """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
+    return build_with_pictures(checkpoint, arrays, dtype, sees=False)[0]
+
+
+def build_with_pictures(
+    checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
+) -> tuple[nn.Module, nn.Module | None]:
+    """The same, and where it ``sees`` mlx-vlm's model of which it is the language part."""
     with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
         for file in CONFIGURATION:
@@ -64,10 +71,11 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
             heads = tensors_of(arrays, count)
             cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
             own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
-            model = _built(folder, own)
+            model = (_seeing if sees else _built)(folder, own)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
-    return cast_floats(model, dtype)
+    model = cast_floats(model, dtype)
+    return (model.language_model, model) if sees else (model, None)
 
 
 def _num_layers(config: Mapping[str, Any]) -> int | None:
@@ -91,10 +99,17 @@ def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
         if not mlx_vlm.is_installed():
             raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
     try:
-        with _found_in(mlx_vlm.module("utils"), arrays):
-            return mlx_vlm.tower(folder)
+        return cast(nn.Module, _seeing(folder, arrays).language_model)
     except ValueError as error:
         raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
+
+
+def _seeing(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """mlx-vlm's model, with its tower for pictures."""
+    if not mlx_vlm.is_installed():
+        raise ValueError("pictures need mlx-vlm: pip install 'splitinfer[vlm]' on every machine, or --no-pictures")
+    with _found_in(mlx_vlm.module("utils"), arrays):
+        return mlx_vlm.whole(folder)
 
 
 class _NoClass(Exception):

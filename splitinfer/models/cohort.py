@@ -29,6 +29,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.growth import BLOCK, Phases, room
+from splitinfer.core.picture import Picture, grid_positions
 from splitinfer.models.caches import Cache, Place, trim
 from splitinfer.models.growing import fitted, of_both, phases_at
 from splitinfer.models.memory import on_gpu
@@ -38,11 +39,23 @@ from splitinfer.models.quantised import QuantisedKVCache, attention
 
 class SequenceCaches:
     """One sequence's caches on this stage: ``full``, the full-length list that the model indexes, and ``own``, those in
-    it that this stage writes to."""
+    it that this stage writes to. ``pictures``: those among its tokens, on which positions depend."""
 
     def __init__(self, full: list[Cache], own: list[Cache], place: Place) -> None:
         self.full, self.own, self.place = full, own, place
         self.cohort: Cohort | None = None
+        self.pictures: tuple[Picture, ...] = ()
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether positions of its tokens have three dimensions."""
+        return any(picture.has_grid for picture in self.pictures)
+
+    def positions(self, start: int, end: int) -> mx.array:
+        """[1, n] positions of its tokens [start, end), or [3, 1, n]."""
+        if not self.has_grids:
+            return mx.arange(start, end)[None]
+        return mx.array(grid_positions(self.pictures, start, end), dtype=mx.int32).T[:, None]
 
     def release(self) -> None:
         """Take the keys and values back from the cohort, if the sequence is in one."""

@@ -81,6 +81,7 @@ class StageModel:
         self, model: nn.Module, start: int, end: int, structure: ModelStructure | None = None, *, checks: bool = True
     ) -> None:
         self._kv_format: KVFormat | None = None
+        self._num_deep = 0
         self._slots = find_layers(model)
         if not 0 <= start < end <= len(self._slots):
             raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(self._slots)} layers")
@@ -190,6 +191,16 @@ class StageModel:
         self._relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
         return result
 
+    def take_deep(self, count: int) -> None:
+        """From now on, take ``count`` arrays beside a picture's rows, and add them to what the first layers return."""
+        self._num_deep = count
+        for index in range(count):
+            self._watch(index, partial(self._with_deep, index))
+
+    def _with_deep(self, index: int, layer: Any, args: Any, kwargs: Any) -> Any:
+        result, deep = layer(*args, **kwargs), self._relay.deep
+        return result + deep[index] if deep else result
+
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
         self._kv_format = kv_format
@@ -213,7 +224,8 @@ class StageModel:
         Args:
             tokens: [1, n] token ids.
             caches: the sequence's; they advance by n positions.
-            hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey).
+            hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey), but where there
+                are pictures among the tokens: then what ``PictureTower.rows`` returns for them.
             num_logits: the number of last rows that want logits; used only on the last stage.
 
         Returns:
@@ -247,7 +259,11 @@ class StageModel:
         """
         self._relay.received = [] if hidden is None else [hidden]
         logits, given = self._call(
-            tokens, caches, lambda array, _axis: _rows_at(array, logit_rows), lambda: caches[0].offset[:, None]
+            tokens,
+            caches,
+            lambda array, _axis: _rows_at(array, logit_rows),
+            lambda: caches[0].step.positions[..., None],
+            hidden if self.is_first else None,
         )
         if self._outgoing is not None:
             return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
@@ -285,7 +301,8 @@ class StageModel:
             tokens,
             caches.full,
             lambda array, axis: _last_rows(array, num_rows, axis),
-            lambda: mx.arange(start, end)[None],
+            lambda: caches.positions(start, end),
+            hidden if self.is_first else None,
         )
         caches.place.position = end
         if self._outgoing is not None:
@@ -294,17 +311,23 @@ class StageModel:
         return logits
 
     def _call(
-        self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Callable[[], mx.array]
+        self,
+        tokens: mx.array,
+        caches: list[Any],
+        keep: Keep,
+        positions: Callable[[], mx.array],
+        rows: mx.array | None = None,
     ) -> tuple[mx.array | None, Any]:
         """The model's own call: its logits, or the border's arguments."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
+        embeddings, *self._relay.deep = [None] if rows is None else mx.split(rows, 1 + self._num_deep, axis=-1)
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):
-                logits = call_model(self._model, tokens, caches, positions)
+                logits = call_model(self._model, tokens, caches, positions, embeddings)
         except Reached:
             pass
-        given, self._relay.given, self._relay.received = self._relay.given, None, []
+        given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, None, [], []
         return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from splitinfer.core.picture import Picture
 from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.cohort import SequenceCaches
@@ -44,8 +45,11 @@ class KVPool:
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[int, KVBlock] = {}
 
-    def open(self, seq_id: int, blocks: Sequence[int] = (), length: int = 0) -> list[mx.array]:
+    def open(
+        self, seq_id: int, blocks: Sequence[int] = (), length: int = 0, pictures: tuple[Picture, ...] = ()
+    ) -> list[mx.array]:
         """Open a sequence, empty or with the first ``length`` tokens of stored blocks; the arrays copied for it.
+        ``pictures``: those among its tokens.
 
         Raises:
             ProtocolError: the sequence is open already, a block is unknown, or the blocks lack those tokens.
@@ -59,6 +63,7 @@ class KVPool:
                 copied = join(caches, self._model.own_places, found, length)
             except ValueError as error:
                 raise ProtocolError(f"sequence {seq_id} cannot start from blocks {list(blocks)}: {error}") from error
+        caches.pictures = pictures
         self._entries[seq_id] = _Entry(caches)
         return copied
 

@@ -157,20 +157,28 @@ def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
 
 
 def call_model(
-    model: nn.Module, tokens: mx.array, caches: Sequence[Any], positions: Callable[[], mx.array]
+    model: nn.Module,
+    tokens: mx.array,
+    caches: Sequence[Any],
+    positions: Callable[[], mx.array],
+    embeddings: mx.array | None = None,
 ) -> mx.array:
     """The logits of [B, n] tokens.
 
-    ``positions``: theirs, [B, n]. A model that would note them on itself is given them, because its next call may be
-    for another sequence.
+    ``positions``: theirs, [B, n], or [3, B, n]. A model that would note them on itself is given them, because its next
+    call may be for another sequence. ``embeddings``: [B, n, d], in place of the tokens' own.
     """
     extra = {"position_ids": _as_noted(model, positions())} if hasattr(model, "_position_ids") else {}
+    if embeddings is not None:
+        extra["inputs_embeds"] = embeddings
     result = model(tokens, cache=caches, **extra)
     return cast(mx.array, getattr(result, "logits", result))  # mlx-vlm's towers return a record
 
 
 def _as_noted(model: Any, positions: mx.array) -> mx.array:
     """Positions [B, n] of text in the form in which a model itself makes them: some have three for each token."""
+    if positions.ndim == 3:
+        return positions
     made, _ = model.get_rope_index(mx.zeros((1, 1), mx.int32))
     return (
         positions if made.ndim == positions.ndim else mx.broadcast_to(positions, (*made.shape[:-2], *positions.shape))

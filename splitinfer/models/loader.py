@@ -21,7 +21,7 @@ from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import Attention, from_config, observed
-from splitinfer.models.building import build_model, placeholders_of
+from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
@@ -31,6 +31,7 @@ from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
+from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.trained import arrays_of as drafter_arrays
 from splitinfer.models.trained import join
@@ -94,9 +95,11 @@ def survey(
     kv_format: KVFormat | None = None,
     *,
     drafter: Checkpoint | None = None,
+    sees: bool = False,
 ) -> Survey:
     """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
     this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
+    ``sees``: with pictures, for which the first stage has a tower.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
@@ -104,7 +107,7 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    model = build_model(checkpoint, placeholders, dtype)
+    model, whole = build_with_pictures(checkpoint, placeholders, dtype, sees=sees)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
     outputs, output = stage.probe()
@@ -112,7 +115,10 @@ def survey(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
-    heads = None
+    own_tower, heads = _tower(whole, stage), None
+    if own_tower is not None:
+        parameters |= own_tower.parameters
+        outputs += own_tower.parameters.values()
     if drafter is not None:
         found = join(stage, drafter, placeholders if drafter is checkpoint else placeholders_of(drafter), dtype)
         heads, parameters = found.heads, parameters | found.weights
@@ -171,17 +177,35 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    return _load(checkpoint, found, start, end, dtype, report, None)[0]
+    return _load(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
 
 
-def load_with_drafter(
-    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report, drafter: Checkpoint
-) -> tuple[StageModel, WithHeads | None]:
-    """The same with what the stage has of a drafter; its heads, if it is the last one."""
-    stage, heads = _load(checkpoint, found, start, end, dtype, report, drafter)
+def load_with_others(
+    checkpoint: Checkpoint,
+    found: Survey,
+    start: int,
+    end: int,
+    dtype: str | None,
+    report: Report,
+    drafter: Checkpoint | None,
+    *,
+    sees: bool,
+) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
+    """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
+    if it is the first of a model that ``sees``."""
+    stage, heads, tower = _load(checkpoint, found, start, end, dtype, report, drafter, sees=sees)
     if heads is not None:
         heads.heads.check(stage)
-    return stage, heads
+    return stage, heads, tower
+
+
+def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
+    """The first stage's tower for pictures, joined with it."""
+    if whole is None or not stage.is_first:
+        return None
+    tower = PictureTower(whole)
+    tower.join(stage)
+    return tower
 
 
 def _load(
@@ -192,19 +216,24 @@ def _load(
     dtype: str | None,
     report: Report,
     drafter: Checkpoint | None,
-) -> tuple[StageModel, WithHeads | None]:
+    *,
+    sees: bool,
+) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path in paths:
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: array for name, array in there.items() if name in found.tensors})
-    model = build_model(checkpoint, arrays, dtype)
+    model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
     outputs, _ = stage.probe()
     if not stage.traceable:
         outputs = list(parameters.values())
-    heads = None
+    tower, heads = _tower(whole, stage), None
+    if tower is not None:
+        parameters |= tower.parameters
+        outputs += tower.parameters.values()
     if drafter is not None:
         joined = join(stage, drafter, arrays if drafter is checkpoint else drafter_arrays(drafter), dtype)
         heads, parameters = joined.heads, parameters | joined.weights
@@ -216,7 +245,7 @@ def _load(
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
-    return stage, heads
+    return stage, heads, tower
 
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:

@@ -140,14 +140,15 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"{_PACKAGE}.{name}")
 
 
-def tower(folder: Path) -> nn.Module:
-    """The language model of a checkpoint, its weights not read yet.
+def whole(folder: Path) -> nn.Module:
+    """The model of a checkpoint, its weights not read yet; ``language_model`` is the part of it that is cut.
 
     Some decode single rows by another road than their layers' own calls, which a cut replaces. They have a question for
     whether they may, and the answer is no.
     """
-    model: nn.Module = module("utils").load_model(folder, lazy=True).language_model
-    return without_detours(model)
+    model: nn.Module = module("utils").load_model(folder, lazy=True)
+    without_detours(model.language_model)
+    return model
 
 
 def without_detours(model: nn.Module) -> nn.Module:

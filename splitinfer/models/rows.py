@@ -87,6 +87,14 @@ class RowStep:
         return mx.array([part.start + i for part in self.parts for i in range(part.count)], dtype=mx.int32)
 
     @cached_property
+    def positions(self) -> mx.array:
+        """[T] positions, or [3, T] where those of a part have three dimensions."""
+        if not any(part.caches.has_grids for part in self.parts):
+            return self.offsets
+        each = [part.caches.positions(part.start, part.start + part.count) for part in self.parts]
+        return mx.concatenate([mx.broadcast_to(one, (3, 1, one.shape[-1])) for one in each], axis=-1)[:, 0]
+
+    @cached_property
     def logit_rows(self) -> mx.array | None:
         """[R] rows that want logits, ``None`` for all; if no row does, the last one, whose logits are not read."""
         rows: list[int] = []

@@ -25,6 +25,7 @@ class Relay:
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
         self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
+        self.deep: list[mx.array] = []  # what is added to the results of the first layers
         self.head_in_float32 = False
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 

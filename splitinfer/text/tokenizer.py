@@ -241,6 +241,11 @@ class Tokenizer:
         """The ids that no text is made of."""
         return self._special_ids
 
+    def token_id(self, text: str) -> int | None:
+        """The id of a special token; ``None`` if there is none of that text."""
+        found = self._wrapper.convert_tokens_to_ids(text)
+        return found if isinstance(found, int) and found in self._special_ids else None
+
     @property
     def tool_syntax(self) -> str | None:
         """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""

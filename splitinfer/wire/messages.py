@@ -103,6 +103,7 @@ class Load:
     reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights
     drafter: str = ""  # one trained on the model's hidden states: "mtp", or a model's name; empty: none
     drafter_fingerprint: Fingerprint | None = None  # where it has a folder of its own
+    sees: bool = False  # take the classes of models that see pictures; the first stage has a tower for them
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

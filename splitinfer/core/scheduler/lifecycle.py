@@ -44,8 +44,9 @@ class Lifecycle:
         self._state.prefix_cache.tree.use(here)
         self._state.used += self._state.budget.use_of(match.num_tokens)
         seq.is_known = True
-        blocks, prefix = tuple(block.block_id for block in match.blocks), tuple(seq.tokens[: seq.num_reused])
-        return NewSequence(seq.seq_id, seq.params.for_stages, seq.seed, blocks, prefix, seq.num_prompt_tokens)
+        blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, seq.num_reused)
+        params, num_prompt = seq.params.for_stages, seq.num_prompt_tokens
+        return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs. Its slices under way still run and are ignored."""

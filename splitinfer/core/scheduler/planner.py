@@ -15,6 +15,7 @@ from itertools import accumulate
 from splitinfer.core.costs.model import most_rows, quickest_size
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import NOTHING
+from splitinfer.core.picture import chunk_end
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.decision import Candidate, Decision
 from splitinfer.core.scheduler.microbatches import even_share
@@ -195,15 +196,20 @@ class StepPlanner:
                 size = min(size, room_to_score)
             if room <= 0 or size <= 0:
                 continue
-            if self._state.config.blocks.whole_blocks:
-                block = self._state.budget.block
-                size = min(size, block - one.start % block)  # what is stored is the state at the block's end
+            size = self._cut(one, size)
             if not decision.allocation.allocate(one.seq, one.kv_tokens, one.start + size):
                 room = 0  # lower ranks must not take what this one lacks
                 continue
             decision.chunks.append((one.seq, size))
             room, room_to_score = room - size, room_to_score - size * bool(one.seq.num_to_score)
         return granted
+
+    def _cut(self, one: Candidate, size: int) -> int:
+        """The size of a chunk that may end there."""
+        if self._state.config.blocks.whole_blocks:
+            block = self._state.budget.block
+            size = min(size, block - one.start % block)  # what is stored is the state at the block's end
+        return chunk_end(one.seq.pictures, one.start, one.start + size) - one.start
 
     def _quota(self, candidates: list[Candidate], room: int) -> int:
         """Tokens that one prompt may have in a step: ``room``, or its part where several are read side by side."""

@@ -375,7 +375,7 @@ class Scheduler:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
-        token_ids = tuple(seq.tokens[start:end])
+        token_ids = seq.sent(start, end)
         if num_drafts and self.speculation is not None:
             token_ids += self.speculation.go(seq, num_drafts)
         seq.num_scheduled = start + len(token_ids)
@@ -386,7 +386,7 @@ class Scheduler:
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         num_next = self._num_next(seq) if num_logits else 0
         last = min(end, seq.num_prompt_tokens - 1)
-        scored = tuple(seq.tokens[start + 1 : last + 1]) if seq.num_to_score else ()
+        scored = seq.sent(start + 1, last + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
     def _num_next(self, seq: Sequence) -> int:

@@ -29,6 +29,7 @@ class PipelineConfig:
     checkpoint: Checkpoint | None = None  # the model's, for workers that lack weights
     drafter: str = ""  # on the last stage
     drafter_fingerprint: Fingerprint | None = None
+    sees: bool = False  # with the model's tower for pictures
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""
@@ -50,6 +51,7 @@ class PipelineConfig:
             float32_head=self.layout.float32_head and stage == self.layout.num_stages - 1,
             drafter=self.drafter,
             drafter_fingerprint=self.drafter_fingerprint,
+            sees=self.sees,
         )
 
     def _upstream_key(self, stage: int) -> str:

@@ -50,7 +50,7 @@ class Commands:
     def _open(self, new: NewSequence) -> list[mx.array]:
         """Begin a sequence; the arrays that are copied for it."""
         self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
-        return self._pool.open(new.seq_id, new.blocks, len(new.prefix))
+        return self._pool.open(new.seq_id, new.blocks, len(new.prefix), new.pictures)
 
     def _drop(self, plan: StepPlan) -> None:
         """Drop blocks; those that sequences begin with count as used, also on disk."""

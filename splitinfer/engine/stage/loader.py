@@ -28,7 +28,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_stage, load_with_drafter, resolve_dtype, survey
+from splitinfer.models.loader import Survey, load_stage, load_with_others, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -131,7 +131,7 @@ def load(
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, report)
-    found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter)
+    found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter, sees=command.sees)
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -184,11 +184,11 @@ def _read(
         held.now()
         report(Progress("load", done, total))
 
-    what, heads = (checkpoint, found, command.start, command.end, dtype, reading), None
-    if drafter is None:
+    what, heads, tower = (checkpoint, found, command.start, command.end, dtype, reading), None, None
+    if drafter is None and not command.sees:
         model = load_stage(*what)
     else:
-        model, heads = load_with_drafter(*what, drafter)
+        model, heads, tower = load_with_others(*what, drafter, sees=command.sees)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -208,7 +208,7 @@ def _read(
     sample = heads.sample() if heads and trial.sample is not None else trial.sample
     places = heads.own_places if heads else model.own_places
     on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads)
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower)
     runner.prepare()
     if heads and not runner.may_have_heads:
         raise ModelError(

@@ -40,6 +40,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.heads import WithHeads
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
@@ -70,6 +71,7 @@ class StageRunner:
         device: Device,
         disk: StageDisk | None = None,
         heads: WithHeads | None = None,
+        tower: PictureTower | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
         self._step = StepModel(model)
@@ -78,6 +80,7 @@ class StageRunner:
         self._sampler = Sampler(vocab_size)
         self._masks = StageMasks(vocab_size)
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
+        self._tower = tower
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
         self._commands = Commands(self._pool, self._histories, disk, waits=device.computes_at_launch)
@@ -127,6 +130,8 @@ class StageRunner:
         self._commands.clear()
         if self._drafter is not None:
             self._drafter.clear()
+        if self._tower is not None:
+            self._tower.clear()
         mx.clear_cache()
 
     # -- keeping the device awake --------------------------------------------------------------
@@ -184,6 +189,8 @@ class StageRunner:
         applied = self._commands.apply(plan)
         if self._drafter is not None:
             self._drafter.forget(plan.freed)
+        if self._tower is not None:
+            self._tower.open(plan.new, plan.freed)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
@@ -235,6 +242,8 @@ class StageRunner:
     ) -> tuple[tuple[Slice, ...], list[Part], StepGraph]:
         """The slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
+        if self._tower is not None:
+            hidden = self._tower.rows(slices)
         parts = []
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)

@@ -1,0 +1,112 @@
+"""Pictures of a request: read, put into its prompt, and held for the stage that computes their rows."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from splitinfer.core.picture import Picture, row_ids, with_placeholders
+from splitinfer.errors import RequestError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.mlx_vlm import is_installed
+from splitinfer.models.pictures import Pixels, known
+from splitinfer.pictures.decoding import Limits
+from splitinfer.pictures.families import Prepared, family_of, sees
+from splitinfer.pictures.reader import PictureReader
+from splitinfer.pictures.sources import read_file
+from splitinfer.text.tokenizer import Tokenizer
+
+Source = bytes | str | os.PathLike[str] | Prepared
+"""A picture: the bytes of a file, or the path of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A prompt's tokens, with row ids where its ``pictures`` are; ``pixels``: their values, to be held as long as the
+    request is."""
+
+    tokens: list[int]
+    pictures: tuple[Picture, ...] = ()
+    pixels: tuple[Pixels, ...] = ()
+
+    @property
+    def plain(self) -> tuple[int, ...]:
+        """The tokens as stages are sent them."""
+        return with_placeholders(self.tokens, 0, self.pictures)
+
+
+def may_see(checkpoint: Checkpoint, wanted: bool | None) -> bool:
+    """Whether a model is loaded with its tower: by default where its family is known and mlx-vlm is installed."""
+    return sees(checkpoint.config) and (is_installed() if wanted is None else wanted)
+
+
+class Seeing:
+    """For one model. ``can_see``: whether it was loaded with its tower."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, can_see: bool, limits: Limits | None = None
+    ) -> None:
+        self._checkpoint, self._tokenizer, self.can_see = checkpoint, tokenizer, can_see
+        self.limits = limits or Limits()
+
+    @cached_property
+    def _reader(self) -> PictureReader | None:
+        family = family_of(self._checkpoint.folder, self._checkpoint.config, self._token_id) if self.can_see else None
+        return None if family is None else PictureReader(family, self.limits)
+
+    def _token_id(self, text: str) -> int | None:
+        return None if self._tokenizer is None else self._tokenizer.token_id(text)
+
+    def check(self, count: int) -> PictureReader:
+        """What reads ``count`` pictures of a request.
+
+        Raises:
+            RequestError: the model does not see, or there are too many.
+        """
+        if self._reader is None:
+            raise RequestError(f"{self._checkpoint.folder.name} is given text only: {self._why_not}")
+        self._reader.check_count(count)
+        return self._reader
+
+    @property
+    def _why_not(self) -> str:
+        if not sees(self._checkpoint.config):
+            return "it is not a model that sees pictures, or of a family that is not supported"
+        return "its pictures are off, or mlx-vlm is not installed (pip install 'splitinfer[vlm]')"
+
+    def read(self, source: Source) -> Prepared:
+        """One picture.
+
+        Raises:
+            RequestError: it cannot be read.
+        """
+        reader = self.check(1)
+        if isinstance(source, Prepared):
+            return source
+        return reader.read(source if isinstance(source, bytes) else self._bytes(Path(source)))
+
+    def _bytes(self, path: Path) -> bytes:
+        try:
+            return read_file(path, self.limits.nbytes)
+        except OSError as error:
+            raise RequestError(f"the picture {path} cannot be read: {error.strerror or error}") from error
+
+    def prompt(self, tokens: Sequence[int], sources: Sequence[Source]) -> SeenPrompt:
+        """A prompt with its pictures in the places of its placeholders, in their order.
+
+        Raises:
+            RequestError: the model does not see, a picture cannot be read, or there are more or fewer placeholders.
+        """
+        if not sources:
+            return SeenPrompt([int(token) for token in tokens])
+        reader = self.check(len(sources))
+        read = [self.read(source) for source in sources]
+        found, starts = reader.places([int(token) for token in tokens], read)
+        pictures = tuple(
+            Picture(start, one.key, one.sent, one.grid, one.is_whole) for start, one in zip(starts, read, strict=True)
+        )
+        for picture in pictures:
+            found[picture.start : picture.end] = row_ids(picture.key, len(picture.token_ids))
+        pixels = tuple(known(Pixels(one.key, one.values, one.named, one.token_ids)) for one in read)
+        return SeenPrompt(found, pictures, pixels)

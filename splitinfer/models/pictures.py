@@ -1,0 +1,138 @@
+"""Pictures as a model's first stage sees them: rows that take the place of tokens' embeddings.
+
+The rows come from the model's own tower, by the class of mlx-vlm that the checkpoint has (``get_input_embeddings``),
+and are a part of the graph of the step that needs them first; they are kept as long as any request has the picture.
+Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the first layers return.
+They lie side by side with the rows, zero where there is no picture.
+
+The process that reads pictures is the one that has the first stage. Their values are kept here by the key of their
+content, so that plans, which go to all stages, hold keys alone.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.core.picture import Picture
+from splitinfer.core.plan import NewSequence, Slice
+from splitinfer.errors import CannotCut, ProtocolError
+from splitinfer.models.cut import StageModel
+from splitinfer.models.layers import type_name
+
+_LANGUAGE = "language_model."
+
+
+@dataclass(eq=False)
+class Pixels:
+    """A picture's values as the model's tower takes them. ``named``: its further arguments. ``token_ids``: the
+    placeholders of its rows. ``rows``: made of all that, once a step needed them."""
+
+    key: bytes
+    values: Any
+    named: Mapping[str, Any]
+    token_ids: tuple[int, ...]
+    rows: mx.array | None = None
+
+
+_known: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()
+
+
+def known(pixels: Pixels) -> Pixels:
+    """The picture of that content that stages find, as long as somebody holds it."""
+    return _known.setdefault(pixels.key, pixels)
+
+
+class PictureTower:
+    """Makes rows of pictures for a first stage. ``whole``: the model of which the stage has the language part."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        self._whole = whole
+        self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
+        vision = getattr(getattr(whole, "config", None), "vision_config", None)
+        self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def parameters(self) -> dict[str, mx.array]:
+        """Those that belong to no language model."""
+        return {name: a for name, a in tree_flatten(self._whole.parameters()) if not name.startswith(_LANGUAGE)}
+
+    def join(self, stage: StageModel) -> None:
+        """Have a stage's first layers take what a picture's rows bring for them.
+
+        Raises:
+            CannotCut: it has too few of them.
+        """
+        if stage.end < self.num_deep:
+            raise CannotCut(
+                f"{type_name(stage.whole)} adds a picture's details behind its first {self.num_deep} layers, so the "
+                f"first stage must have these, not {stage.end}; give it more, or start with --no-pictures"
+            )
+        stage.take_deep(self.num_deep)
+
+    # -- sequences -----------------------------------------------------------------------------
+
+    def open(self, new: Iterable[NewSequence], freed: Iterable[int]) -> None:
+        """Hold the pictures of new sequences until they are freed.
+
+        Raises:
+            ProtocolError: one is unknown.
+        """
+        for seq_id in freed:
+            self._held.pop(seq_id, None)
+        for one in new:
+            if one.pictures:
+                self._held[one.seq_id] = {picture: self._find(picture) for picture in one.pictures}
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._held.clear()
+
+    def _find(self, picture: Picture) -> Pixels:
+        found = _known.get(picture.key)
+        if found is None:
+            raise ProtocolError("a plan has a picture that this stage was never given")
+        return found
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def rows(self, slices: Sequence[Slice]) -> mx.array | None:
+        """[T, d] embeddings of a step's tokens, with what the first layers take beside them; ``None`` where it has no
+        picture's row, so that the model embeds its tokens itself."""
+        places, at = list[tuple[int, mx.array]](), 0
+        for part in slices:
+            for picture, pixels in self._held.get(part.seq_id, {}).items():
+                first, last = max(picture.start, part.start), min(picture.end, part.end)
+                if first < last:
+                    rows = self._rows_of(pixels)[first - picture.start : last - picture.start]
+                    places.append((at + first - part.start, rows))
+            at += len(part.token_ids)
+        if not places:
+            return None
+        step = self._embedded([token for part in slices for token in part.token_ids])
+        for first, rows in places:
+            step[first : first + rows.shape[0]] = rows
+        return step
+
+    def _rows_of(self, pixels: Pixels) -> mx.array:
+        if pixels.rows is None:
+            pixels.rows = self._embedded(pixels.token_ids, pixels)
+        return pixels.rows
+
+    def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
+        """[n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
+        named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
+        values = None if pixels is None else _array(pixels.values)
+        found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)
+        rows = found.inputs_embeds[0]
+        deep = getattr(found, "deepstack_visual_embeds", None) if pixels is not None else None
+        each = [mx.zeros_like(rows)] * self.num_deep if deep is None else [one.astype(rows.dtype) for one in deep]
+        return mx.concatenate([rows, *each], axis=-1) if each else rows
+
+
+def _array(value: Any) -> Any:
+    return mx.array(value) if hasattr(value, "dtype") and not isinstance(value, mx.array) else value

@@ -1,0 +1,67 @@
+"""Decodes pictures in processes of their own, one for each, so that none can harm this one.
+
+A picture is a program for its decoder: a few bytes may ask for gigabytes or for minutes, and a decoder's bugs are
+reached by whoever sends one. So bytes, pixels, seconds and memory have bounds, and few are decoded at a time.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+
+from splitinfer.errors import NotInstalled, RequestError
+from splitinfer.pictures.families import RGB
+from splitinfer.pictures.sizes import Fit
+
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may send. ``memory``: of the process that decodes, which macOS does not bound."""
+
+    pictures: int = 16
+    nbytes: int = 20 * 10**6
+    pixels: int = 50 * 10**6
+    seconds: int = 10
+    memory: int = 2 * 10**9
+
+
+_turn = threading.BoundedSemaphore(_AT_ONCE)
+
+
+def decode(data: bytes, fit: Fit, limits: Limits) -> RGB:
+    """[height, width, 3] of a picture, in the size that ``fit`` asks for.
+
+    Raises:
+        RequestError: it cannot be decoded within the limits; one sentence says why.
+        NotInstalled: Pillow is missing.
+    """
+    if find_spec("PIL") is None:
+        raise NotInstalled("pictures need Pillow: pip install 'splitinfer[vlm]'")
+    if len(data) > limits.nbytes:
+        raise RequestError(f"a picture has {len(data):,} bytes; at most {limits.nbytes:,} are read")
+    asked = {"fit": list(fit), "most_pixels": limits.pixels, "seconds": limits.seconds, "memory": limits.memory}
+    with _turn:
+        said, rgb = _run(json.dumps(asked).encode() + b"\n" + data, limits.seconds)
+    if "size" not in said:
+        raise RequestError(f"a picture cannot be used: {said.get('wrong', 'its decoder failed')}")
+    width, height = said["size"]
+    return np.frombuffer(rgb, np.uint8).reshape(height, width, 3)
+
+
+def _run(question: bytes, seconds: int) -> tuple[dict[str, object], bytes]:
+    """The answer of a new process; without one, what became of it."""
+    command = [sys.executable, "-m", "splitinfer.pictures.decoder"]
+    try:
+        done = subprocess.run(command, input=question, capture_output=True, timeout=2 * seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"wrong": f"decoding takes more than {seconds} seconds"}, b""
+    line, _, rgb = done.stdout.partition(b"\n")
+    if done.returncode < 0:
+        return {"wrong": f"its decoder was ended (signal {-done.returncode}), by its own limits or a fault"}, b""
+    return (json.loads(line), rgb) if line else ({"wrong": "its decoder failed"}, b"")

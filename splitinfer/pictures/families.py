@@ -1,0 +1,179 @@
+"""Families of models that see: what their towers take, and which tokens stand for a picture.
+
+Read from a checkpoint's ``config.json`` and its processor's configuration, without mlx-vlm and transformers. The values
+are those of each family's own processor.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from splitinfer.pictures.sizes import Fit
+
+TokenId = Callable[[str], int | None]  # of a special token's text
+Values = npt.NDArray[np.float32]
+RGB = npt.NDArray[np.uint8]  # [height, width, 3]
+
+_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A picture for one model.
+
+    key: of its content. values, named: what the tower takes. token_ids: the placeholders of its rows as the tower knows
+    them; sent: as stages are sent them. before, after: tokens around them in the prompt. grid, is_whole: as
+    ``core.picture.Picture`` has them.
+    """
+
+    key: bytes
+    values: Values
+    named: Mapping[str, Any]
+    token_ids: tuple[int, ...]
+    sent: tuple[int, ...]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    grid: tuple[int, int] = (0, 0)
+    is_whole: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a checkpoint sees. ``placeholder``: the token that a prompt has once for each picture."""
+
+    name: str
+    placeholder: int
+    fit: Fit
+    patch: int
+    merge: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    others: Mapping[str, int] = field(default_factory=dict)  # further tokens
+    is_whole: bool = False
+
+    def prepared(self, rgb: RGB) -> Prepared:
+        """A picture that has the size ``fit`` asks for."""
+        height, width = rgb.shape[:2]
+        inputs = (self.name, self.patch, self.merge, self.mean, self.std, rgb.shape)
+        key = hashlib.blake2b(repr(inputs).encode() + rgb.tobytes(), digest_size=32).digest()
+        scaled = rgb.astype(np.float32) * np.float32(1 / 255)
+        values = ((scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)).transpose(2, 0, 1)
+        rows, columns = height // (self.patch * self.merge), width // (self.patch * self.merge)
+        return _MAKERS[self.name](self, key, values, rows, columns)
+
+
+def _qwen(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+    """Patches in the order of the merged ones, each twice: pictures are films of two frames."""
+    p, m = family.patch, family.merge
+    patches = np.repeat(values[None], 2, axis=0).reshape(2, 3, rows, m, p, columns, m, p)
+    flat = patches.transpose(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * m * columns * m, -1)
+    ids = (family.placeholder,) * (rows * columns)
+    named = {"image_grid_thw": np.array([[1, rows * m, columns * m]], np.int64)}
+    return Prepared(key, np.ascontiguousarray(flat), named, ids, ids, grid=(rows, columns))
+
+
+def _pixtral(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+    """Rows of placeholders, with a token between them and one behind the last."""
+    row = (family.placeholder,) * columns
+    ids = (*(*row, family.others["break"]) * (rows - 1), *row, family.others["end"])
+    size = values.shape[1:]
+    return Prepared(key, np.ascontiguousarray(values[None]), {"image_sizes": [size]}, ids, ids)
+
+
+def _gemma(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+    """Tables that depend on tokens have the padding's entry for a picture."""
+    count = rows * columns
+    around = (family.others["begin"],), (family.others["end"],)
+    whole = family.is_whole
+    ids = (family.placeholder,) * count
+    return Prepared(key, np.ascontiguousarray(values[None]), {}, ids, (0,) * count, *around, is_whole=whole)
+
+
+_MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}
+
+
+def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Family | None:
+    """The family of a checkpoint; ``None`` where it does not see, or not in a way that is known here. ``token_id``: the
+    id of a special token's text, where there is a tokenizer."""
+    if not isinstance(config.get("vision_config"), Mapping):
+        return None
+    make = _READERS.get(str(config.get("model_type")))
+    return None if make is None else make(config, _processor(folder), token_id)
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is of a family that is known here."""
+    return isinstance(config.get("vision_config"), Mapping) and str(config.get("model_type")) in _READERS
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    """The configuration of a checkpoint's processor of images; empty without one."""
+    for name in _PROCESSORS:
+        if (folder / name).exists():
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            return {**found, **found.get("image_processor", {})}
+    return {}
+
+
+def _colours(processor: Mapping[str, Any], mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(processor.get("image_mean") or mean), tuple(processor.get("image_std") or std)
+
+
+def _read_qwen(config: Mapping[str, Any], processor: Mapping[str, Any], _token_id: TokenId) -> Family:
+    vision, size = config["vision_config"], processor.get("size") or {}
+    patch = processor.get("patch_size") or vision.get("patch_size", 16)
+    merge = processor.get("merge_size") or vision.get("spatial_merge_size", 2)
+    least = processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    usual = ((0.5,) * 3, (0.5,) * 3) if "3" in str(config["model_type"]) else _CLIP
+    fit = Fit("area", patch * merge, least, most)
+    return Family("qwen", config.get("image_token_id", 151655), fit, patch, merge, *_colours(processor, *usual))
+
+
+def _read_pixtral(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: TokenId) -> Family:
+    vision, size = config["vision_config"], processor.get("size") or {}
+    patch, merge = vision.get("patch_size", 16), config.get("spatial_merge_size", 1)
+    longest = size.get("longest_edge") or vision.get("image_size") or 1024
+    others = {"break": token_id("[IMG_BREAK]") or 12, "end": token_id("[IMG_END]") or 13}
+    placeholder = config.get("image_token_index") or config.get("image_token_id") or 10
+    fit = Fit("longest", patch * merge, 0, longest)
+    return Family("pixtral", placeholder, fit, patch, merge, *_colours(processor, *_CLIP), others)
+
+
+def _read_gemma(config: Mapping[str, Any], processor: Mapping[str, Any], _token_id: TokenId) -> Family:
+    vision = config["vision_config"]
+    patch = processor.get("patch_size") or vision.get("patch_size", 16)
+    merge = processor.get("pooling_kernel_size") or vision.get("pooling_kernel_size", 3)
+    tokens = processor.get("max_soft_tokens") or vision.get("default_output_length", 280)
+    text = config.get("text_config") or {}
+    others = {
+        "begin": config.get("boi_token_id", 255999),
+        "end": config.get("eoi_token_id") or config.get("eoi_token_index") or 258882,
+    }
+    colours = ((0.0,) * 3, (1.0,) * 3) if not processor.get("do_normalize") else _colours(processor, *((0.5,) * 3,) * 2)
+    fit = Fit("budget", patch * merge, 0, tokens * (patch * merge) ** 2)
+    whole = text.get("use_bidirectional_attention") == "vision"
+    return Family("gemma", config.get("image_token_id", 258880), fit, patch, merge, *colours, others, whole)
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], TokenId], Family]] = {
+    "qwen2_vl": _read_qwen,
+    "qwen2_5_vl": _read_qwen,
+    "qwen3_vl": _read_qwen,
+    "qwen3_vl_moe": _read_qwen,
+    "mistral3": _read_pixtral,
+    "pixtral": _read_pixtral,
+    "gemma4": _read_gemma,
+}
