@@ -12,7 +12,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.mlx_vlm import is_installed
 from splitinfer.models.pictures import Pixels, known
 from splitinfer.pictures.decoding import Limits
-from splitinfer.pictures.families import Prepared, family_of, sees
+from splitinfer.pictures.families import Prepared, family_of, layers_at_once, sees
 from splitinfer.pictures.reader import PictureReader
 from splitinfer.pictures.sources import read_file
 from splitinfer.text.tokenizer import Tokenizer
@@ -36,9 +36,12 @@ class SeenPrompt:
         return with_placeholders(self.tokens, 0, self.pictures)
 
 
-def may_see(checkpoint: Checkpoint, wanted: bool | None) -> bool:
-    """Whether a model is loaded with its tower: by default where its family is known and mlx-vlm is installed."""
-    return sees(checkpoint.config) and (is_installed() if wanted is None else wanted)
+def may_see(checkpoint: Checkpoint, wanted: bool | None, first_layers: int) -> bool:
+    """Whether a model of whose layers the first stage has so many is loaded with its tower: by default where its family
+    is known, mlx-vlm is installed, and that stage has the layers that must be with the tower."""
+    if not sees(checkpoint.config) or wanted is not None:
+        return bool(wanted) and sees(checkpoint.config)
+    return is_installed() and first_layers >= layers_at_once(checkpoint.config)
 
 
 class Seeing:
@@ -73,7 +76,10 @@ class Seeing:
     def _why_not(self) -> str:
         if not sees(self._checkpoint.config):
             return "it is not a model that sees pictures, or of a family that is not supported"
-        return "its pictures are off, or mlx-vlm is not installed (pip install 'splitinfer[vlm]')"
+        least = layers_at_once(self._checkpoint.config)
+        return "pictures are off (--no-pictures), mlx-vlm is not installed (pip install 'splitinfer[vlm]')" + (
+            f", or the first machine has not the first {least} layers" if least else ""
+        )
 
     def read(self, source: Source) -> Prepared:
         """One picture.

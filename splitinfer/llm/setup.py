@@ -149,7 +149,7 @@ class PipelineSetup:
     @cached_property
     def sees(self) -> bool:
         """Whether the model is loaded with its tower for pictures."""
-        return may_see(self.checkpoint, self.settings.pictures)
+        return may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
 
     @property
     def _grows(self) -> bool:

@@ -21,7 +21,8 @@ their arrays back, and every other use of a sequence begins with that.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,21 @@ class SequenceCaches:
             return mx.arange(start, end)[None]
         return mx.array(grid_positions(self.pictures, start, end), dtype=mx.int32).T[:, None]
 
+    @contextmanager
+    def seeing_both_ways(self, start: int, count: int) -> Iterator[None]:
+        """For the next ``count`` rows from position ``start`` let rows of one picture see each other, where the model's
+        do: in the masks that the caches make."""
+        end = start + count
+        spans = [one for one in self.pictures if one.is_whole and one.start < end and start < one.end]
+        caches = self.full if spans and count > 1 else []
+        try:
+            for cache in caches:
+                cache.make_mask = partial(_both_ways, cache.make_mask, spans, end)
+            yield
+        finally:
+            for cache in caches:
+                vars(cache).pop("make_mask", None)
+
     def release(self) -> None:
         """Take the keys and values back from the cohort, if the sequence is in one."""
         if self.cohort is not None:
@@ -84,6 +100,15 @@ class SequenceCaches:
         if self.cohort is not None and place in self.cohort.places:
             return self.cohort.view(self, place)
         return self.full[place]
+
+
+def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int, n: int, **asked: Any) -> mx.array:
+    """A cache's mask for the ``n`` rows before position ``end``, in which the rows of each span see all of it."""
+    mask = make(n, **{**asked, "return_array": True})
+    rows, keys = mx.arange(end - n, end)[:, None], mx.arange(end - mask.shape[-1], end)
+    for span in spans:
+        mask = mask | ((rows >= span.start) & (rows < span.end) & (keys >= span.start) & (keys < span.end))
+    return mask
 
 
 def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:

@@ -67,10 +67,12 @@ class PictureTower:
         Raises:
             CannotCut: it has too few of them.
         """
-        if stage.end < self.num_deep:
+        text = getattr(getattr(self._whole, "config", None), "text_config", None)
+        least = stage.num_layers if getattr(text, "hidden_size_per_layer_input", 0) else self.num_deep
+        if stage.end < least:
             raise CannotCut(
-                f"{type_name(stage.whole)} adds a picture's details behind its first {self.num_deep} layers, so the "
-                f"first stage must have these, not {stage.end}; give it more, or start with --no-pictures"
+                f"{type_name(stage.whole)}: the first {least} layers take more of a picture than its rows, and the "
+                f"first stage has {stage.end} layers; give it more, or start with --no-pictures"
             )
         stage.take_deep(self.num_deep)
 

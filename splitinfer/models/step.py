@@ -6,6 +6,7 @@ by sequence, and the way is taken only if the results agree up to rounding. So a
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -188,7 +189,8 @@ class StepModel:
             rows = slice(at, at := at + part.count)
             part.caches.release()
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
-            with children_replaced(self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])):
+            noting = self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])
+            with children_replaced(noting), part.caches.seeing_both_ways(part.start, part.count):
                 y = self.stage(ids, part.caches, given, part.num_logits)
             kept = self.stage.take_tapped()
             last += [] if kept is None else [kept]
@@ -218,7 +220,9 @@ class StepModel:
         for cache in self._caches:
             cache.bind(ordered.step)
         try:
-            with children_replaced(self._each):
+            with children_replaced(self._each), ExitStack() as masks:
+                for part in parts:
+                    masks.enter_context(part.caches.seeing_both_ways(part.start, part.count))
                 y = self.stage.by_rows(
                     ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step.logit_rows
                 )

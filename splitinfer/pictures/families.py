@@ -118,6 +118,14 @@ def sees(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("vision_config"), Mapping) and str(config.get("model_type")) in _READERS
 
 
+def layers_at_once(config: Mapping[str, Any]) -> int:
+    """How many of the first layers take more of a picture than its rows, and so must be where its tower is."""
+    text = config.get("text_config") or {}
+    if text.get("hidden_size_per_layer_input"):
+        return int(text["num_hidden_layers"])  # all of them look at the rows themselves
+    return len(config["vision_config"].get("deepstack_visual_indexes") or ())
+
+
 def _processor(folder: Path) -> dict[str, Any]:
     """The configuration of a checkpoint's processor of images; empty without one."""
     for name in _PROCESSORS:

@@ -65,13 +65,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "hidden_size_per_layer_input": 0, "sliding_window": 48, "use_bidirectional_attention": "vision",
             "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": None,
             "num_key_value_heads": 2, "num_global_key_value_heads": 2, "vocab_size_per_layer_input": VOCAB,
+            "tie_word_embeddings": True,
         },
         {
             "model_type": "gemma4_vision", "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32,
             "head_dim": 8, "global_head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
             "pooling_kernel_size": 2, "default_output_length": 24, "position_embedding_size": 64,
         },
-        boi_token_id=154, eoi_token_id=155, audio_token_id=156,
+        tie_word_embeddings=True, boi_token_id=154, eoi_token_id=155, audio_token_id=156,
     ),
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
@@ -86,6 +87,9 @@ def save(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
     args = package.ModelConfig.from_dict(json.loads(json.dumps(config)))
     model = package.Model(utils.update_module_configs(args, package, config, ["text", "vision"]))
     model.update(tree_map_with_path(_spread, model.parameters()))
+    if name == "gemma4":  # its tied head would say its last token again
+        table = model.language_model.model.embed_tokens
+        table.weight = table.weight * 0.1
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 64, "max_pixels": 48 * 64}))
