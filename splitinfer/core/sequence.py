@@ -19,7 +19,6 @@ computed again like a prompt.
 """
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -27,19 +26,23 @@ from typing import TYPE_CHECKING
 from splitinfer.core.grammar import Grammar, TokenRules
 from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.picture import Picture, with_placeholders
+from splitinfer.core.sampling_checks import (
+    MAX_WHOLE,
+    as_biases,
+    as_carried,
+    bias_checks,
+    is_text,
+    stop_checks,
+    within,
+)
 from splitinfer.core.speculation.flight import Flight
 
 if TYPE_CHECKING:
     from splitinfer.core.plan import SampledToken
 
 MAX_LOGPROBS = 20
-MAX_WHOLE = 2**63 - 1  # the largest number that a plan can hold
 REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as in mlx-lm
 MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
-MAX_BIAS = 100.0  # of a token's logit, either way, as in OpenAI's API
-MAX_BIASED = 1024  # tokens with a bias; plans hold them
-MAX_STOP_LENGTH = 4096  # characters of a stop string; as many may be held back
-MAX_STOPS = 1024  # stop strings, and stop token ids
 
 
 class FinishReason(StrEnum):
@@ -110,11 +113,11 @@ class SamplingParams:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        object.__setattr__(self, "logit_bias", as_biases(self.logit_bias))
         if self.grammar is not None:
             object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         for name in _NUMBERS:
-            object.__setattr__(self, name, _as_carried(getattr(self, name)))
+            object.__setattr__(self, name, as_carried(getattr(self, name)))
         for ok, sentence in self._checks():
             if not ok:
                 raise ValueError(sentence)
@@ -127,7 +130,7 @@ class SamplingParams:
         if not all(isinstance(token, int) for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
         for stop in self.stop:
-            if not _is_text(stop):
+            if not is_text(stop):
                 raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
         return [
             *(
@@ -136,19 +139,19 @@ class SamplingParams:
             ),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
             (
-                _within(self.temperature, 0, math.inf),
+                within(self.temperature, 0, math.inf),
                 f"temperature must be 0 or more and finite, not {self.temperature}",
             ),
-            (_within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
+            (within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
-            (_within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),
+            (within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),
             (
-                _within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
+                within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
                 f"repetition_penalty must be over 0, not {self.repetition_penalty}",
             ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
-            *_stop_checks(self.stop, self.stop_token_ids),
+            *stop_checks(self.stop, self.stop_token_ids),
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
             (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
             *(
@@ -156,13 +159,13 @@ class SamplingParams:
                 for name, top in ((name, getattr(self, name)) for name in _TOPS)
             ),
             *(
-                (_within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
+                (within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
                 for name, value in (
                     ("presence_penalty", self.presence_penalty),
                     ("frequency_penalty", self.frequency_penalty),
                 )
             ),
-            *_bias_checks(self.logit_bias),
+            *bias_checks(self.logit_bias),
             (
                 0 <= self.min_tokens <= self.max_tokens,
                 f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), not {self.min_tokens}",
@@ -200,59 +203,6 @@ class SamplingParams:
     def has_answer_penalty(self) -> bool:
         """Whether tokens that the answer has already are penalized."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-
-def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias, as ``SamplingParams`` holds them: by id, so that equal biases are equal values."""
-    pairs = given.items() if isinstance(given, Mapping) else given
-    try:
-        return tuple(sorted((token, float(bias)) for token, bias in pairs))
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
-
-
-def _as_carried(value: float) -> float:
-    """A number as messages can carry it: whole ones have 64 bits there, and are fractions beyond."""
-    if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]]:
-    tokens = [token for token, _ in biases]
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in tokens):
-        return [(False, f"logit_bias must map token ids to numbers, not {tokens!r:.80}")]
-    wrong = next((bias for _, bias in biases if not _within(bias, -MAX_BIAS, MAX_BIAS)), None)
-    return [
-        (len(tokens) <= MAX_BIASED, f"logit_bias may have {MAX_BIASED} tokens, not {len(tokens)}"),
-        (len(set(tokens)) == len(tokens), "logit_bias must not have a token twice"),
-        (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
-        (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
-    ]
-
-
-def _stop_checks(stops: tuple[str, ...], token_ids: tuple[int, ...]) -> list[tuple[bool, str]]:
-    longest = max(map(len, stops), default=0)
-    return [
-        (longest <= MAX_STOP_LENGTH, f"a stop string may have {MAX_STOP_LENGTH} characters, not {longest}"),
-        (len(stops) <= MAX_STOPS, f"stop may have {MAX_STOPS} strings, not {len(stops)}"),
-        (len(token_ids) <= MAX_STOPS, f"stop_token_ids may have {MAX_STOPS} ids, not {len(token_ids)}"),
-    ]
-
-
-def _is_text(value: object) -> bool:
-    """Whether a value is text without half characters (lone surrogates), which no message can carry."""
-    try:
-        return isinstance(value, str) and value.encode("utf-8") is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,8 @@ generation_config  the sampling values and end tokens that a model folder recomm
 mlx_lm             what is used of mlx-lm, without importing its package, which would import transformers
 mlx_vlm            the same of mlx-vlm, where it is installed
 cut                one mlx-lm model class, run for the layers [start, end)
+pictures           a picture's rows on the first stage, made by the model's own tower
+watches            what is done at layers besides calling them
 layers             where a model keeps its layers, stand-ins for them, their arguments as trees
 structure          a model's layers, its caches, and what crosses between layers
 graph              which tensors a stage reads, from MLX's own graph

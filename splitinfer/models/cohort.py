@@ -71,7 +71,7 @@ class SequenceCaches:
             yield
         finally:
             for cache in caches:
-                vars(cache).pop("make_mask", None)
+                cache.__dict__.pop("make_mask", None)
 
     def release(self) -> None:
         """Take the keys and values back from the cohort, if the sequence is in one."""

@@ -26,7 +26,6 @@ earlier layer, the cut is refused.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -39,25 +38,17 @@ from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import StandIn, call_model, find_layers, floating_arrays, get_at, replaced, type_name
+from splitinfer.models.layers import StandIn, call_model, find_layers, get_at, last_rows, replaced, rows_at, type_name
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.stand_ins import EndAtBorder, Inject, Keep, Passthrough, Reached, Relay, Tap, Watch, Watched
 from splitinfer.models.structure import CannotTrace, ModelStructure
+from splitinfer.models.watches import adding, tapping
+
+Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
-
-
-def _rows_at(array: mx.array, rows: mx.array | None) -> mx.array:
-    return array if rows is None else array[rows]
-
-
-def _last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
-    here = array.shape[axis]
-    if here <= num_rows:
-        return array
-    return array[(slice(None),) * axis + (slice(here - num_rows, here),)]
 
 
 class StageModel:
@@ -174,7 +165,7 @@ class StageModel:
         (``take_tapped``); those that are not this stage's are left out."""
         for index in range(self.start, self.end):
             if index in parts:
-                self._watch(index, partial(self._tapped, parts[index]))
+                self._watch(index, tapping(self._relay, parts[index], type_name(self._model)))
         self.rows_in += any(index < self.start for index in parts)
         self.rows_out += any(index < self.end for index in parts) and not self.is_last
 
@@ -183,23 +174,11 @@ class StageModel:
         tapped, self._relay.tapped = self._relay.tapped, []
         return sum(tapped[1:], start=tapped[0]) if tapped else None
 
-    def _tapped(self, part: Callable[[mx.array], mx.array], layer: Any, args: Any, kwargs: Any) -> Any:
-        result = layer(*args, **kwargs)
-        arrays = [array for _, array in floating_arrays(result)]
-        if len(arrays) != 1 or arrays[0].ndim != 3:
-            raise ModelError(f"draft: the hidden states of {type_name(self._model)} are not in rows")
-        self._relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
-        return result
-
     def take_deep(self, count: int) -> None:
         """From now on, take ``count`` arrays beside a picture's rows, and add them to what the first layers return."""
         self._num_deep = count
         for index in range(count):
-            self._watch(index, partial(self._with_deep, index))
-
-    def _with_deep(self, index: int, layer: Any, args: Any, kwargs: Any) -> Any:
-        result, deep = layer(*args, **kwargs), self._relay.deep
-        return result + deep[index] if deep else result
+            self._watch(index, adding(self._relay, index))
 
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
@@ -234,7 +213,7 @@ class StageModel:
         """
         num_rows = max(num_logits, 1)
         output = self._run(tokens, caches, hidden, num_rows)
-        return _last_rows(output, num_rows, 1) if self.is_last else output
+        return last_rows(output, num_rows, 1) if self.is_last else output
 
     @property
     def may_go_by_rows(self) -> bool:
@@ -261,14 +240,14 @@ class StageModel:
         logits, given = self._call(
             tokens,
             caches,
-            lambda array, _axis: _rows_at(array, logit_rows),
+            lambda array, _axis: rows_at(array, logit_rows),
             lambda: caches[0].step.positions[..., None],
             hidden if self.is_first else None,
         )
         if self._outgoing is not None:
             return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
         assert logits is not None, "the model ended before its last layer"
-        return logits if self._is_tapped else _rows_at(logits, logit_rows)
+        return logits if self._is_tapped else rows_at(logits, logit_rows)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
@@ -300,7 +279,7 @@ class StageModel:
         logits, given = self._call(
             tokens,
             caches.full,
-            lambda array, axis: _last_rows(array, num_rows, axis),
+            lambda array, axis: last_rows(array, num_rows, axis),
             lambda: caches.positions(start, end),
             hidden if self.is_first else None,
         )
@@ -311,16 +290,13 @@ class StageModel:
         return logits
 
     def _call(
-        self,
-        tokens: mx.array,
-        caches: list[Any],
-        keep: Keep,
-        positions: Callable[[], mx.array],
-        rows: mx.array | None = None,
+        self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Positions, rows: mx.array | None
     ) -> tuple[mx.array | None, Any]:
         """The model's own call: its logits, or the border's arguments."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
-        embeddings, *self._relay.deep = [None] if rows is None else mx.split(rows, 1 + self._num_deep, axis=-1)
+        embeddings = None
+        if rows is not None:
+            embeddings, *self._relay.deep = mx.split(rows, 1 + self._num_deep, axis=-1)
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -48,13 +49,13 @@ def decode(data: bytes, fit: Fit, limits: Limits) -> RGB:
     asked = {"fit": list(fit), "most_pixels": limits.pixels, "seconds": limits.seconds, "memory": limits.memory}
     with _turn:
         said, rgb = _run(json.dumps(asked).encode() + b"\n" + data, limits.seconds)
-    if "size" not in said:
-        raise RequestError(f"a picture cannot be used: {said.get('wrong', 'its decoder failed')}")
+    if "wrong" in said:
+        raise RequestError(f"a picture cannot be used: {said['wrong']}")
     width, height = said["size"]
     return np.frombuffer(rgb, np.uint8).reshape(height, width, 3)
 
 
-def _run(question: bytes, seconds: int) -> tuple[dict[str, object], bytes]:
+def _run(question: bytes, seconds: int) -> tuple[dict[str, Any], bytes]:
     """The answer of a new process; without one, what became of it."""
     command = [sys.executable, "-m", "splitinfer.pictures.decoder"]
     try:

@@ -68,8 +68,8 @@ class Family:
         height, width = rgb.shape[:2]
         inputs = (self.name, self.patch, self.merge, self.mean, self.std, rgb.shape)
         key = hashlib.blake2b(repr(inputs).encode() + rgb.tobytes(), digest_size=32).digest()
-        scaled = rgb.astype(np.float32) * np.float32(1 / 255)
-        values = ((scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)).transpose(2, 0, 1)
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        values: Values = ((rgb.astype(np.float32) * np.float32(1 / 255) - mean) / std).transpose(2, 0, 1)
         rows, columns = height // (self.patch * self.merge), width // (self.patch * self.merge)
         return _MAKERS[self.name](self, key, values, rows, columns)
 

@@ -28,7 +28,8 @@ from splitinfer.core.plan import (
     StepResult,
     TensorSpec,
 )
-from splitinfer.core.sequence import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
+from splitinfer.core.sampling_checks import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS
+from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.core.wire_codec import CODECS, Packing, runs_of
 from splitinfer.errors import ProtocolError

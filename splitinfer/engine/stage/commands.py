@@ -11,19 +11,31 @@ from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.launched import Applied, Copied
 from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.pictures import PictureTower
 
 
 class Commands:
-    """Carries them out on a stage's ``pool``, ``histories`` and ``disk``. ``waits``: whether to wait for what they
-    copy; else it is computed with the step."""
+    """Carries them out on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures. ``waits``:
+    whether to wait for what they copy; else it is computed with the step."""
 
-    def __init__(self, pool: KVPool, histories: dict[int, History], disk: StageDisk | None, *, waits: bool) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        histories: dict[int, History],
+        disk: StageDisk | None,
+        tower: PictureTower | None = None,
+        *,
+        waits: bool,
+    ) -> None:
         self._pool, self._histories, self._disk, self._waits = pool, histories, disk, waits
+        self._tower = tower
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
 
     def clear(self) -> None:
-        """Forget every block."""
+        """Forget every block and every picture."""
         self._keys.clear()
+        if self._tower is not None:
+            self._tower.clear()
 
     def apply(self, plan: StepPlan) -> Applied:
         """Carry out all of a plan's."""
@@ -33,6 +45,8 @@ class Commands:
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)
+        if self._tower is not None:
+            self._tower.open(plan.new, plan.freed)
         copied = [array for new in plan.new for array in self._open(new)]
         self._drop(plan)
         began = time.monotonic()

@@ -77,13 +77,12 @@ class StageRunner:
         self._step = StepModel(model)
         self._pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
-        self._sampler = Sampler(vocab_size)
+        self._sampler, self._tower = Sampler(vocab_size), tower
         self._masks = StageMasks(vocab_size)
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
-        self._tower = tower
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
-        self._commands = Commands(self._pool, self._histories, disk, waits=device.computes_at_launch)
+        self._commands = Commands(self._pool, self._histories, disk, tower, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
@@ -130,8 +129,6 @@ class StageRunner:
         self._commands.clear()
         if self._drafter is not None:
             self._drafter.clear()
-        if self._tower is not None:
-            self._tower.clear()
         mx.clear_cache()
 
     # -- keeping the device awake --------------------------------------------------------------
@@ -189,8 +186,6 @@ class StageRunner:
         applied = self._commands.apply(plan)
         if self._drafter is not None:
             self._drafter.forget(plan.freed)
-        if self._tower is not None:
-            self._tower.open(plan.new, plan.freed)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
@@ -242,8 +237,7 @@ class StageRunner:
     ) -> tuple[tuple[Slice, ...], list[Part], StepGraph]:
         """The slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
-        if self._tower is not None:
-            hidden = self._tower.rows(slices)
+        hidden = hidden if self._tower is None else self._tower.rows(slices)
         parts = []
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)
