@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from typing import NamedTuple
 
 from splitinfer.core.plan import StepResult
@@ -16,8 +17,7 @@ from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import Encoded
 from splitinfer.engine.stage.launched import Launched
-from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.runner import Masks
+from splitinfer.engine.stage.masking import Masks, mask_of
 from splitinfer.grammar.masks import Masked
 
 
@@ -79,7 +79,7 @@ class OwnSteps:
         if masks is None or self._pipeline.num_stages > 1:
             return None
         size = self._pipeline.vocab_size
-        return lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()}
+        return cache(lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()})
 
     def _wait(self, own_step: _OwnStep) -> None:
         self._pipeline.own.wait(own_step.launched)

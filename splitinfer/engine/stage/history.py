@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.row import Row
@@ -31,9 +33,9 @@ class History:
         """The tokens of the answer that precede a position, where a penalty depends on them."""
         return tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int, mask: mx.array | None = None) -> Row:
         """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
-        return Row(self.params, self.seed, position, ())
+        return Row(self.params, self.seed, position, (), mask=mask)
 
     def is_void(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""

@@ -3,7 +3,7 @@
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -16,6 +16,9 @@ from splitinfer.grammar.masks import MaskReceiver
 
 RowMasks = dict[tuple[int, int], mx.array]
 """By sequence and row with logits: bool [vocabulary]."""
+
+Masks = Callable[[], RowMasks]
+"""Those of a step, which may have to be waited for."""
 
 
 def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
@@ -59,6 +62,10 @@ class StageMasks:
         """Begin again."""
         self._receiver.clear()
         self._arrays.clear()
+
+    def blank(self) -> mx.array:
+        """A mask to be filled."""
+        return mx.array(np.zeros(self._vocab_size, np.bool_))
 
     def read(self, masks: Iterable[RowMask]) -> RowMasks:
         """The masks of a step's rows.

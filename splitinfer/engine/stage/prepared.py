@@ -2,25 +2,34 @@
 
 Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
 steps are decodes of the same sequences as some step before, one position on: all that is not known of such a step is
-its token ids and, but for the first stage, its hidden states. So its graph is built ahead, on inputs whose memory is
-filled when the step comes. (Fixed input buffers are what CUDA graphs are launched on in vLLM, too; MLX documents that
-writing to an array's memory through a view changes the array.)
+its token ids and, but for the first stage, its hidden states; on the last one also the masks of answers in a form. So
+its graph is built ahead, on inputs whose memory is filled when the step comes. (Fixed input buffers are what CUDA
+graphs are launched on in vLLM, too; MLX documents that writing to an array's memory through a view changes the array.)
 
 A step that comes otherwise, because a sequence has ended or drafts are verified, finds the caches as they were: what
 building has changed in them is put back first.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from splitinfer.core.plan import Slice, StepPlan
+from splitinfer.engine.stage.masking import Masks
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.snapshot import Snapshot
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
+
+
+class Likely(NamedTuple):
+    """A step that is likely to come: its slices, without token ids, and the sequences of which it will bring masks."""
+
+    slices: tuple[Slice, ...] = ()
+    masked: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -31,6 +40,7 @@ class PreparedStep:
     outputs: of the graph, those that are read when the step is done.
     ids: the memory of the [T] int32 token ids.
     hidden: the memory of the [T, d] hidden states; ``None`` on the first stage.
+    masks: by sequence, the memory of the [vocabulary] mask of its row.
     """
 
     slices: tuple[Slice, ...]
@@ -40,6 +50,7 @@ class PreparedStep:
     hidden: memoryview | None
     snapshot: Snapshot | None
     pending: Sequence[mx.array] = ()
+    masks: Mapping[int, memoryview] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -48,22 +59,32 @@ class PreparedStep:
         graph: StepGraph,
         inputs: tuple[mx.array, mx.array | None],
         snapshot: Snapshot,
+        masks: Mapping[int, mx.array],
     ) -> "PreparedStep":
         """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
         ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
         assert ids is not None
         raw, outputs = None if hidden is None else hidden.cast("B"), graph.outputs()
-        return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending)
+        views = {seq_id: memoryview(mask) for seq_id, mask in masks.items()}  # type: ignore[arg-type]
+        return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending, views)
 
-    def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None) -> None:
+    def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None, masks: Masks | None) -> None:
         """Write the inputs."""
+        for (seq_id, _), mask in masks().items() if masks is not None else ():  # a row each
+            self.masks[seq_id][:] = memoryview(mask)  # type: ignore[arg-type]
         for at, part in enumerate(slices):
             self.ids[at] = part.token_ids[0]
         if self.hidden is not None and hidden is not None:
             self.hidden[:] = hidden
 
-    def takes(self, hidden: memoryview | None) -> bool:
-        """Whether these hidden states fill its input."""
+    def takes(self, hidden: memoryview | None, masks: Masks | None) -> bool:
+        """Whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
+        return (
+            self._takes(hidden)
+            and {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self.masks.keys()
+        )
+
+    def _takes(self, hidden: memoryview | None) -> bool:
         if self.hidden is None or hidden is None:
             return self.hidden is None and hidden is None
         return self.hidden.nbytes == hidden.nbytes
@@ -85,40 +106,38 @@ class PreparedSteps:
     """The steps that are prepared, and those that could be."""
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[Slice, ...]] = deque(maxlen=_MAX_NOTED)
+        self._noted: deque[Likely] = deque(maxlen=_MAX_NOTED)
         self._prepared: dict[frozenset[int], PreparedStep] = {}
 
-    def note(self, plan: StepPlan) -> None:
+    def note(self, plan: StepPlan, masks: Masks | None) -> None:
         """Take a plan that was launched; the step that follows it may be prepared."""
         if slices := following(plan):
-            self._noted.append(slices)
+            self._noted.append(
+                Likely(slices, frozenset(seq_id for seq_id, _ in (masks() if masks is not None else ())))
+            )
 
-    def next_wanted(self) -> tuple[Slice, ...]:
-        """The slices of a step to prepare; none if there is nothing to do."""
-        return self._noted.popleft() if self._noted else ()
+    def next_wanted(self) -> Likely:
+        """A step to prepare; without slices if there is nothing to do."""
+        return self._noted.popleft() if self._noted else Likely()
 
     def add(self, step: PreparedStep) -> None:
         """Keep a prepared step."""
         self._prepared[_sequences(step.slices)] = step
 
-    def take(self, plan: StepPlan, hidden: memoryview | None) -> PreparedStep | None:
+    def take(self, plan: StepPlan, hidden: memoryview | None, masks: Masks | None = None) -> PreparedStep | None:
         """The prepared step that is the plan's, if there is one; call before anything of the plan is carried out. Steps
         that the plan makes impossible are undone."""
         if not self._prepared and not self._noted:
             return None
         key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.freed)
         wanted = self._prepared.get(key)
-        if wanted is None or key & others or not _agree(wanted.slices, plan.slices) or not wanted.takes(hidden):
+        if wanted is None or key & others or not _agree(wanted.slices, plan.slices) or not wanted.takes(hidden, masks):
             self._undo(others | key)
             return None
         self._undo(others)
         del self._prepared[key]
         wanted.snapshot = None  # or computing would copy what it could write in place
         return wanted
-
-    def undo(self, plan: StepPlan) -> None:
-        """Undo the steps that are prepared for a plan's sequences."""
-        self._undo(set(_sequences(plan.slices)) | {save.seq_id for save in plan.saves} | set(plan.freed))
 
     def _undo(self, seq_ids: set[int]) -> None:
         """Undo every prepared step with one of these sequences, and note none of them any more."""
@@ -128,7 +147,7 @@ class PreparedSteps:
                 step.snapshot.restore()
                 step.snapshot = None
         if seq_ids:
-            stay = [slices for slices in self._noted if not _sequences(slices) & seq_ids]
+            stay = [one for one in self._noted if not _sequences(one.slices) & seq_ids]
             self._noted = deque(stay, maxlen=_MAX_NOTED)
 
     def clear(self) -> None:
@@ -139,6 +158,11 @@ class PreparedSteps:
 
 def _sequences(slices: tuple[Slice, ...]) -> frozenset[int]:
     return frozenset(part.seq_id for part in slices)
+
+
+def _masked(masks: Masks | None) -> frozenset[int]:
+    """The sequences that have masks."""
+    return frozenset() if masks is None else frozenset(seq_id for seq_id, _ in masks())
 
 
 def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:

@@ -12,7 +12,7 @@ coordinator (``drop_void``): what it has not launched by then it leaves out, als
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -29,8 +29,8 @@ from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
-from splitinfer.engine.stage.masking import RowMasks, StageMasks, with_masks
-from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
+from splitinfer.engine.stage.masking import Masks, StageMasks, with_masks
+from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.stage.scores import read_scores, scored
@@ -49,8 +49,6 @@ from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
-
-Masks = Callable[[], RowMasks]
 
 _TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
 
@@ -180,9 +178,7 @@ class StageRunner:
         began = time.monotonic()
         check_plan(plan, hidden, self._stage, self._num_ids, rows_each=self._model.rows_in)
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
-        if masks is not None:
-            self._prepared.undo(plan)  # it needs more than a prepared step's inputs
-        prepared = self._prepared.take(plan, received)
+        prepared = self._prepared.take(plan, received, masks)
         applied = self._commands.apply(plan)
         if self._drafter is not None:
             self._drafter.forget(plan.freed)
@@ -194,7 +190,7 @@ class StageRunner:
         else:
             slices, parts, graph, outputs = plan.slices, [], prepared.graph, prepared.outputs
             pending = [*applied.pending, *prepared.pending]
-            self._fill(prepared, plan, received)
+            self._fill(prepared, plan, received, masks)
         outputs += [array for _, block in applied.for_disk for array in block.arrays()]
         applied.pending = []
         self._end_first(slices)
@@ -206,8 +202,7 @@ class StageRunner:
             raise
         self._busy_at = time.monotonic()
         self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
-        if masks is None:
-            self._prepared.note(plan)
+        self._prepared.note(plan, masks)
         self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket, drafts)
@@ -282,10 +277,10 @@ class StageRunner:
         Raises:
             DeviceFailed: it had no memory left. ``reset`` is all that may be called then.
         """
-        slices = () if self._drafter is not None else self._prepared.next_wanted()
-        if slices and self._can_prepare(slices):
-            self._prepared.add(self._prepare(slices))
-        return bool(slices)
+        likely = Likely() if self._drafter is not None else self._prepared.next_wanted()
+        if likely.slices and self._can_prepare(likely.slices):
+            self._prepared.add(self._prepare(likely))
+        return bool(likely.slices)
 
     def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
         if not (self._model.traceable and Road.PREPARED_STEPS.is_open):
@@ -296,7 +291,8 @@ class StageRunner:
             one is not None and not one.params.depends_on_tokens for one in histories
         )
 
-    def _prepare(self, slices: tuple[Slice, ...]) -> PreparedStep:
+    def _prepare(self, likely: Likely) -> PreparedStep:
+        slices, masks = likely.slices, {seq_id: self._masks.blank() for seq_id in likely.masked}
         parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
@@ -304,12 +300,13 @@ class StageRunner:
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
             hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
-        rows = tuple(self._histories[part.seq_id].row_at(part.end) for part in slices) if self._model.is_last else ()
-        return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot)
+        last = slices if self._model.is_last else ()
+        rows = tuple(self._histories[part.seq_id].row_at(part.end, masks.get(part.seq_id)) for part in last)
+        return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
-    def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None) -> None:
+    def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
         """Give a prepared step its inputs, and the sequences their tokens."""
-        prepared.fill(plan.slices, received)
+        prepared.fill(plan.slices, received, masks)
         if self._model.is_last:
             for part in plan.slices:
                 self._histories[part.seq_id].tokens[part.start :] = part.token_ids

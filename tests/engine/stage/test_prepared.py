@@ -23,6 +23,7 @@ from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPla
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.stage.masking import RowMasks
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps, following
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.stage.step_graph import StepGraph
@@ -202,10 +203,11 @@ class Script:
             one.at = len(one.tokens) - 1
 
     def _carry_out(self, plan: StepPlan, prepares: int) -> Finished:
-        before, hidden = prepares & 1, None
+        before, hidden, masks = prepares & 1, None, _masks(plan)
         for stage, (plain, ahead) in enumerate(zip(self.plain, self.ahead, strict=True)):
-            expected = plain.finish(plain.launch(plan, hidden))
-            launched = ahead.launch(plan, hidden)
+            given = partial(dict, masks) if stage and masks else None
+            expected = plain.finish(plain.launch(plan, hidden, given))
+            launched = ahead.launch(plan, hidden, given)
             got = None if before else ahead.finish(launched)
             for _ in range(prepares >> 1):
                 ahead.prepare_next()
@@ -214,6 +216,16 @@ class Script:
             assert _tokens(got) == _tokens(expected), f"step {plan.step}"
             hidden = None if got.hidden is None else _sent(got.hidden)
         return got
+
+
+def _masks(plan: StepPlan) -> RowMasks:
+    """Of every third sequence always, of every third now and then, of the others none."""
+    return {
+        (part.seq_id, row): mx.array(np.random.default_rng((plan.step, part.seq_id, row)).random(VOCAB) < 0.5)
+        for part in plan.slices
+        for row in range(part.num_logits)
+        if part.seq_id % 3 == 1 or (part.seq_id % 3 == 0 and plan.step % 4)
+    }
 
 
 def _same(a: mx.array | None, b: mx.array | None) -> bool:
@@ -376,13 +388,14 @@ def _leaves(cache: Any) -> list[Any]:
 
 
 def test_most_steps_are_prepared(pair: tuple[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a group decodes again and again, every graph but the first is there when the step comes."""
+    """Where a group decodes again and again, every graph but the first is there when the step comes; so it is where one
+    of its sequences has masks."""
     name, (plain, ahead) = pair
     taken = list[bool]()
     take = PreparedSteps.take
 
-    def note(self: PreparedSteps, plan: StepPlan, hidden: memoryview | None) -> PreparedStep | None:
-        found = take(self, plan, hidden)
+    def note(self: PreparedSteps, plan: StepPlan, *inputs: Any) -> PreparedStep | None:
+        found = take(self, plan, *inputs)
         taken.append(found is not None)
         return found
 
