@@ -1,7 +1,7 @@
 """Answers in the form of hundreds of schemas, by the built-in model at temperature 1, where nothing but the mask makes
 JSON; each that ended is compared with its schema by jsonschema.
 
-    python -m tests.campaigns.json_schemas [--seeds N] [--stages N]
+    python -m tests.campaigns.json_schemas [--skip N] [--schemas N] [--seeds N] [--stages N]
 
 The schemas are made of the keywords by a seed: every keyword alone with several values, pairs of them, and compositions
 to a depth of three, with references. It prints what was refused, by the first words of the reason; what was cut off,
@@ -15,7 +15,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +157,17 @@ def main() -> None:
     """Run the campaign."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--schemas", type=int, default=400)
+    options.add_argument("--skip", type=int, default=0, help="schemas that another run has tried")
     options.add_argument("--seeds", type=int, default=2, help="answers to each schema")
     options.add_argument("--stages", type=int, default=2)
     options.add_argument("--max-tokens", type=int, default=400)
     given = options.parse_args()
-    own = [*keywords()]
-    schemas = [*own, *islice(compositions(1), max(0, given.schemas - len(own)))]
+    schemas = [*islice(chain(keywords(), compositions(1)), given.skip, given.skip + given.schemas)]
     refused, ended, cut, wrong = Counter[str](), 0, [], 0
     shape = [12] if given.stages == 1 else [6, 6]
     with pipeline(TARGET, shape) as llm:
         requests = []
-        for number, schema in enumerate(schemas):
+        for number, schema in enumerate(schemas, given.skip):
             try:
                 params = [
                     SamplingParams(grammar=schema, temperature=1.0, seed=seed, max_tokens=given.max_tokens)
