@@ -1,5 +1,7 @@
 """How many groups decode in turn, and which of their members get drafts: chosen again where that is due."""
 
+from dataclasses import replace
+
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.grouping import Member
@@ -26,6 +28,6 @@ def regroup(state: SchedulerState) -> None:
 
 def _member(state: SchedulerState, seq: Sequence) -> Member:
     """A sequence as the choice of groups sees it."""
-    if state.speculation is None or not state.config.speculates:
-        return Member(0.0, 0)
-    return state.speculation.member(seq)
+    speculation = state.speculation if state.config.speculates else None
+    member = Member(0.0, 0) if speculation is None else speculation.member(seq)
+    return replace(member, forced=seq.num_forced / max(1, seq.num_generated - seq.num_forced - seq.num_right))

@@ -15,6 +15,8 @@ and a member with acceptance a and k drafts gets in it
     F = 1    1 + a + ... + a^k  =  (1 - a^(k+1)) / (1 - a)
     F > 1    F / (1 - a) / (F + a^(k+1) / (1 - a^k))      a run is b right blocks and F steps; see ``flight``
 
+and as many more, each of them a row, as the form of its answer forces behind a token (``core.grammar``).
+
 The tokens of all members together, divided by P, are to be as many as possible; but no member is to get its tokens more
 slowly than without drafts in as many groups as there may be, and no gap between two tokens is to be longer than a
 bound: the objective, or ``LONGEST`` of the gap without drafts.
@@ -44,12 +46,13 @@ _GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
 class Member:
     """A sequence that decodes. ``acceptance``: how often its drafts are right; ``most``: drafts in a block, at most;
     ``fixed``: whether it gets just so many; ``at_most``: how often its drafts may well be right: nobody goes without
-    drafts because one was unlucky."""
+    drafts because one was unlucky; ``forced``: how many tokens its rules force behind one that is chosen."""
 
     acceptance: float
     most: int = MAX_ROWS - 1
     fixed: bool = False
     at_most: float = 0.0
+    forced: float = 0.0
 
     def tokens(self, drafts: int, in_flight: int, acceptance: float | None = None) -> float:
         """Expected tokens in a period, with ``drafts`` in each of its steps."""
@@ -129,8 +132,8 @@ class _Filling:
 
     def __post_init__(self) -> None:
         self.drafts = [0] * len(self.members)
-        self.tokens, self.at_most = [1.0] * len(self.members), [1.0] * len(self.members)
-        self.rows = [len(self.members[group :: self.groups]) for group in range(self.groups)]
+        self.tokens, self.at_most = [1.0 + one.forced for one in self.members], [1.0] * len(self.members)
+        self.rows = [_rows(self.members[group :: self.groups]) for group in range(self.groups)]
         self.rounds, self.drafting = [0] * self.groups, [0] * self.groups
         for i, member in enumerate(self.members):
             for _ in range(member.most if member.fixed else 0):
@@ -143,7 +146,7 @@ class _Filling:
         self.drafts[i] += 1
         self.rows[group] += 1
         self.rounds[group] = max(self.rounds[group], self.drafts[i])
-        self.tokens[i] = self.members[i].tokens(self.drafts[i], self.in_flight)
+        self.tokens[i] = self.members[i].forced + self.members[i].tokens(self.drafts[i], self.in_flight)
         self.at_most[i] = self.members[i].tokens_at_most(self.drafts[i], self.in_flight)
 
     @property
@@ -170,9 +173,14 @@ class _Filling:
 _period_of = period
 
 
-def without_drafts(costs: RowCosts, num_members: int, groups: int) -> float:
-    """Seconds between two tokens of ``num_members`` sequences in so many groups, without drafts."""
-    rows = [len(range(group, num_members, groups)) for group in range(min(groups, num_members))]
+def _rows(members: Sequence[Member]) -> int:
+    """The rows of a step without drafts."""
+    return round(sum(1 + one.forced for one in members))
+
+
+def without_drafts(costs: RowCosts, members: Sequence[Member], groups: int) -> float:
+    """Seconds between two steps of each member in so many groups, without drafts."""
+    rows = [_rows(members[group::groups]) for group in range(min(groups, len(members)))]
     return period(costs, rows, [0.0] * len(rows))
 
 
@@ -244,7 +252,7 @@ def best_grouping(
     do, and then all groups without drafts are the only one. ``objective``: seconds between two tokens, at most;
     ``fixed``: there have to be ``most_groups``."""
     most_groups = min(most_groups, len(members))
-    gap = without_drafts(costs, len(members), most_groups)
+    gap = without_drafts(costs, members, most_groups)
     longest = LONGEST * gap if objective is None else max(objective, gap)
     floor = 1 / (_SLOWER * gap)
     ranked = sorted(members, key=lambda one: -one.acceptance)
@@ -263,5 +271,5 @@ def best_grouping(
         found[groups, in_flight] = Grouping(groups, in_flight, tuple(drafts), best.rate, best.gap, best.row)
     if not found:
         none = tuple(one.most if one.fixed else 0 for one in members)
-        found[most_groups, 1] = Grouping(most_groups, 1, none, len(members) / gap, gap)
+        found[most_groups, 1] = Grouping(most_groups, 1, none, sum(1 + one.forced for one in members) / gap, gap)
     return found

@@ -49,7 +49,7 @@ def best(costs: RowCosts, acceptance: list[float], **more: object):
 
 def every(costs: RowCosts, acceptance: list[float], groups: int, most: int) -> float:
     """The best rate of all numbers of drafts, within the bounds of the choice."""
-    gap = without_drafts(costs, len(acceptance), len(costs.stages))
+    gap = without_drafts(costs, [Member(0.0)] * len(acceptance), len(costs.stages))
     rate = 0.0
     for drafts in product(range(most + 1), repeat=len(acceptance)):
         mine = [drafts[group::groups] for group in range(groups)]
@@ -80,7 +80,7 @@ def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], draft: f
     [(2, 0.8, 2.6), (4, 0.8, 2.1), (8, 0.8, 1.55), (16, 0.8, 1.1), (2, 0.6, 1.9), (4, 0.6, 1.5), (8, 0.6, 1.25)],
 )
 def test_what_it_expects_of_a_large_model_on_two_machines(num_members: int, acceptance: float, gain: float) -> None:
-    today = num_members / without_drafts(LARGE, num_members, 2)
+    today = num_members / without_drafts(LARGE, [Member(0.0)] * num_members, 2)
     assert best(LARGE, [acceptance] * num_members).rate > gain * today
 
 
@@ -94,7 +94,7 @@ def test_one_group_reads_the_weights_once_where_rows_are_free() -> None:
 
 def test_whoever_is_never_right_gets_no_drafts_and_loses_nothing() -> None:
     choice = best(LARGE, [0.0, 0.95])
-    gap = without_drafts(LARGE, 2, 2)
+    gap = without_drafts(LARGE, [Member(0.0)] * 2, 2)
     assert choice.drafts[0] == 0
     assert choice.drafts[1] >= 2
     assert choice.gap <= gap
@@ -102,9 +102,9 @@ def test_whoever_is_never_right_gets_no_drafts_and_loses_nothing() -> None:
 
 def test_the_objective_bounds_the_gap() -> None:
     free, tight = best(LARGE, [0.9] * 8), best(LARGE, [0.9] * 8, objective=125.0)
-    assert free.gap <= LONGEST * without_drafts(LARGE, 8, 2)
+    assert free.gap <= LONGEST * without_drafts(LARGE, [Member(0.0)] * 8, 2)
     assert tight.gap <= 125.0 < free.gap
-    assert best(LARGE, [0.9] * 4, objective=400.0).gap > LONGEST * without_drafts(LARGE, 4, 2)
+    assert best(LARGE, [0.9] * 4, objective=400.0).gap > LONGEST * without_drafts(LARGE, [Member(0.0)] * 4, 2)
 
 
 def test_sizes_that_nobody_has_tried_are_tried_little_by_little() -> None:
@@ -123,6 +123,17 @@ def test_shapes_have_a_step_for_every_stage() -> None:
     assert list(shapes(4, 2, 2, flies=False)) == [(1, 1), (2, 1)]
     assert list(shapes(4, 3, 3, flies=True)) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
     assert list(shapes(1, 3, 3, flies=False)) == [(1, 1)]
+
+
+def test_what_rules_force_counts_as_rows_and_as_tokens() -> None:
+    """Four sequences go together where a step of them is cheap, and in two groups where each brings six rows."""
+    costs = RowCosts(LARGE.stages, (), 0.3, 0.5, 128)
+    for forced, groups in ((0.0, 1), (5.0, 2)):
+        found = best_grouping(costs, [Member(0.0, 0, forced=forced)] * 4, 2)
+        chosen = max(found.values(), key=lambda one: one.rate)
+        assert chosen.groups == groups
+        rows = 4 * (1 + forced) / groups
+        assert chosen.rate == pytest.approx(4 * (1 + forced) / period(costs, [round(rows)] * groups, [0.0] * groups))
 
 
 # -- the controller --------------------------------------------------------------------------------
