@@ -352,6 +352,12 @@ class Sequence:
                 self.num_awaited = 0
             self.forget_drafts()
 
+    def force(self, token_ids: Iterable[int]) -> None:
+        """Have tokens that its rules force behind its stream wait for its next plan."""
+        first = self.num_streamed
+        self.drafted += token_ids
+        self.forced.update(range(first, self.num_streamed))
+
     def forget_drafts(self) -> None:
         """Drop all drafts."""
         self.ahead, self.drafted, self.is_dry = [], [], False

@@ -16,6 +16,7 @@ import argparse
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -30,7 +31,7 @@ from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.errors import SplitinferError
 from splitinfer.grammar.masks import Masked, MaskSender
 from splitinfer.grammar.rules import AnswerRules
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.models.hub import open_model
@@ -137,10 +138,10 @@ def _at(values: list[float], share: float) -> float:
 
 
 @contextmanager
-def opened(folder: Path, streams: int) -> Iterator[LLM]:
-    """A pipeline of two processes."""
+def opened(folder: Path, streams: int, more: int = 0) -> Iterator[LLM]:
+    """A pipeline of two processes; ``more``: requests that it may run beside the streams."""
     stages = [{"name": "front", "layers": 2}, {"name": "back", "layers": 2, "address": "local"}]
-    settings = Settings(context=4096, max_running=max(streams, 8), prefix_cache=False)
+    settings = Settings(context=4096, max_running=max(streams, 8) + more, prefix_cache=False)
     with LLM({"model": str(folder), "stages": stages}, settings=settings) as llm:
         for count in {1, streams}:
             _run(llm, [None] * count, 8)
@@ -194,8 +195,8 @@ def gain(folder: Path, count: int) -> None:
 
 def hostile_beside(folder: Path, count: int) -> None:
     """Hostile schemas beside streams."""
-    streams, refused, sent = 8, dict[str, int](), 0
-    with opened(folder, streams) as llm:
+    streams, refused, sent, others = 8, dict[str, int](), 0, list[Request]()
+    with opened(folder, streams, 8) as llm:
         quiet = [llm.submit(PROMPT, params(UNBOUNDED, seed, count)) for seed in range(streams)]
         _longest(quiet)
         requests = [llm.submit(PROMPT, params(UNBOUNDED, seed, 100 * count)) for seed in range(streams)]
@@ -205,18 +206,18 @@ def hostile_beside(folder: Path, count: int) -> None:
             at = time.monotonic()
             try:
                 sent += 1
-                llm.submit(PROMPT, params(schema, 1, 40))
+                others.append(llm.submit(PROMPT, params(schema, 1, 40)))
             except (SplitinferError, ValueError) as error:
                 words = str(error)[:70]
                 refused[words] = refused.get(words, 0) + 1
             slowest = max(slowest, time.monotonic() - at)
         took = time.monotonic() - began
-        time.sleep(2)
+        ends = Counter(str(other.result().error or other.output.finish_reason)[:70] for other in others)
         for request in requests:
             request.abort()
         alone, beside = _longest(quiet), _longest(requests)
-    for words, number in refused.items():
-        print(f"refused {number}: {words}")
+    for words, number in [*refused.items(), *ends.items()]:
+        print(f"{number}: {words}")
     print(
         f"hostile: {sent} schemas, {sum(refused.values())} refused, in {took:.1f} s, the slowest {slowest:.2f} s; "
         f"longest gap of {streams} streams {1000 * beside:.0f} ms, {1000 * alone:.0f} without"

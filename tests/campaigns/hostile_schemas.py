@@ -11,10 +11,10 @@ Form = dict[str, Any] | Grammar
 def hostile() -> Iterator[Form]:
     """Twenty of each kind, the harder the later."""
     for n in range(1, 21):
-        yield _deep(6 * n)
-        yield _wide(250 * n)
-        yield _exponential(n)
-        yield _recursive(n)
+        yield _deep(12 * n)
+        yield _wide(500 * n)
+        yield _exponential(3 * n)
+        yield _recursive(3 * n)
         yield _pattern(n)
 
 
@@ -49,9 +49,9 @@ def _recursive(count: int) -> Form:
 
 def _pattern(n: int) -> Form:
     patterns = (
-        f"(a|aa){{{50 * n}}}b",
-        f"(x+x+){{{n}}}y",
-        "(" + "|".join(f"w{i}[a-z]{{1,{n}}}" for i in range(300 * n)) + ")*z",
-        f"[a-z]*[a-m][a-z]{{{n}}}",  # 2**n states
+        f"(a|aa){{{500 * n}}}b",
+        f"((x+x+){{{n}}}){{{n}}}y",
+        "(" + "|".join(f"w{i}[a-z]{{1,{n}}}" for i in range(800 * n)) + ")*z",
+        f"[a-z]*[a-m][a-z]{{{2 * n}}}",  # 2**n states, 40 at most
     )
     return Grammar.regex(patterns[n % 4])

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from constrained import PROMPT, SCHEMA, VOCABULARY, plain, save, schemas
+from constrained import PROMPT, SCHEMA, VOCABULARY, open_forms, plain, rules, save, schemas
 from effort import thorough
 from hypothesis import HealthCheck, given, settings
 from stages import lose, pipeline, shorten_blocks
@@ -122,6 +122,20 @@ def test_another_cut_and_a_lost_worker_change_no_token(folder: Path) -> None:
             assert request.output.token_ids == answer
 
 
+@pytest.mark.long
+def test_thirty_losses(folder: Path, expected: list[list[int]]) -> None:
+    with pipeline(folder, [2, 2], drafter=lambda: Half(expected), flight=Flight(2), rejoin_timeout=20) as llm:
+        for number in range(30):
+            under_way = [llm.submit(PROMPT, one) for one in SEVERAL]
+            events = iter(under_way[0])
+            for _ in range(1 + 2 * number % 40):
+                next(events)
+            lose(llm)
+            assert len(list(events)) > 0
+            assert [under_way[0].output.token_ids, *(one.result().token_ids for one in under_way[1:])] == expected
+        assert llm.stats()["rejoins"] >= 30
+
+
 def test_log_probabilities_are_those_of_what_may_come(folder: Path) -> None:
     params = SamplingParams(grammar=Grammar.choice(["king", "queen"]), max_tokens=9, logprobs=20, seed=1)
     with pipeline(folder, [2, 2]) as llm:
@@ -139,6 +153,19 @@ def test_forced_tokens_take_fewer_steps(folder: Path, expected: list[list[int]])
         stats = llm.stats()
         assert stats["forced_tokens"] > len(expected[0]) / 3
         assert stats["stages"][0]["steps"] <= 3 + len(expected[0]) - stats["forced_tokens"]
+
+
+def test_what_a_form_begins_with_goes_with_the_end_of_the_prompt(folder: Path, expected: list[list[int]]) -> None:
+    params = SamplingParams(grammar=Grammar.regex("the king said [a-z]{40}"), temperature=1.0, seed=2, max_tokens=9)
+    with open_forms() as made:
+        forced = len(rules(made, params).forced([], 9))
+    answer = plain(folder, PROMPT, params)
+    assert forced > 1
+    for options in ({}, {"token_budget": 9}, {"draft": "ngram"}):
+        with pipeline(folder, [2, 2], **options) as llm:
+            assert tokens_of(llm, [params]) == [answer]
+            assert llm.stats()["forced_tokens"] == forced, "the first of them came without the others"
+            assert tokens_of(llm, [params, SEVERAL[2]]) == [answer, expected[2]]
 
 
 def test_stop_strings_length_and_min_tokens(folder: Path, expected: list[list[int]]) -> None:

@@ -45,10 +45,17 @@ class Decision:
     fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # blocks to read from disk
     decodes: list[Sequence] = field(default_factory=list)
     late: list[Sequence] = field(default_factory=list)  # members of the group that exceed the step's token budget
-    drafts: dict[int, int] = field(default_factory=dict)  # behind the decodes, by sequence
+    drafts: dict[int, int] = field(default_factory=dict)  # how many, behind decodes and prompts, by sequence
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # sequence, number of prompt tokens
+    forced: list[tuple[Sequence, list[int]]] = field(default_factory=list)  # tokens behind prompts that end in it
     share: int = 0
     share_left: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the stages compute."""
+        known = sum(seq.num_to_compute for seq in self.decodes) + sum(size for _, size in self.chunks)
+        return known + sum(self.drafts.values())
 
     @property
     def has_slices(self) -> bool:

@@ -64,5 +64,5 @@ def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
         assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
         assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < scheduler.config.longest(seq) or not seq.ahead
     else:
-        assert not seq.ahead
+        assert not seq.ahead or (seq.num_awaited and seq.num_scheduled == len(seq.tokens) + len(seq.ahead))
         assert not seq.drafted

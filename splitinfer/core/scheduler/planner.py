@@ -93,6 +93,7 @@ class StepPlanner:
         decision.admissions = [new for new in decision.admissions if new.seq.seq_id in begin]
         if self._state.speculates:
             self._add_drafts(decision)
+            self._add_forced(decision)
         return decision
 
     def _further_blocks(self) -> Decision | None:
@@ -124,8 +125,7 @@ class StepPlanner:
         drafted = [seq for seq in decision.decodes if seq.drafted]
         if not drafted:
             return
-        going = sum(seq.num_to_compute for seq in decision.decodes) + sum(size for _, size in decision.chunks)
-        room = self._state.config.token_budget - going
+        room = self._state.config.token_budget - decision.num_tokens
         taken = {seq.seq_id for seq in decision.decodes}
         others = [one for one in self._state.running.values() if one.seq_id not in taken]
         kv = self._state.budget
@@ -137,6 +137,24 @@ class StepPlanner:
                     decision.drafts[seq.seq_id] = count
                     room -= count
                     break
+
+    def _add_forced(self, decision: Decision) -> None:
+        """Add the tokens that must follow the prompts that end in this step, as far as there is room, and memory
+        without eviction or preemption."""
+        assert self._state.speculation is not None
+        room = self._state.config.token_budget - decision.num_tokens
+        starts = {new.seq.seq_id: new.match.num_tokens for new in decision.admissions}
+        for seq, size in decision.chunks:
+            end = len(seq.tokens)
+            if seq.rules is None or starts.get(seq.seq_id, seq.num_scheduled) + size < end:
+                continue
+            forced = list(self._state.speculation.opening(seq, self._state.config.longest(seq))[:room])
+            while forced and not decision.allocation.allocate_spare(end, end + len(forced)):
+                forced.pop()
+            if forced:
+                decision.forced.append((seq, forced))
+                decision.drafts[seq.seq_id] = len(forced)
+                room -= len(forced)
 
     def _ready(self) -> Iterator[Candidate]:
         """Running sequences with tokens to compute, of all groups: lower ranks must not take the KV they need next."""

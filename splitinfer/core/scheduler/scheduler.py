@@ -333,6 +333,8 @@ class Scheduler:
         for seq in decision.allocation.preempted:
             self._life.preempt(seq)
         introduced = tuple(map(self._life.admit, decision.admissions))
+        for seq, forced in decision.forced:
+            seq.force(forced)
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
         policy_input = self.state.policy_input(decision.group)

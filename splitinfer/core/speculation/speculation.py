@@ -183,9 +183,15 @@ class Speculation:
         wish = self._wish(seq, MAX_ROWS, longest) if may_go else None
         if wish is None or seq.rules is None:
             return
-        forced = seq.rules.forced(seq.answer_stream, wish.count)
-        seq.drafted += forced
-        seq.forced.update(range(wish.position, wish.position + len(forced)))
+        seq.force(seq.rules.forced(seq.answer_stream, wish.count))
+
+    def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
+        """The tokens that must follow a prompt of which the last chunk goes now. None where caches are not truncated:
+        what a rollback needs would be kept of the whole chunk."""
+        wish = self._wish(seq, MAX_ROWS, longest)
+        if seq.rules is None or wish is None or self.rewind is not UNLIMITED or self.is_at_end:
+            return ()
+        return seq.rules.forced(seq.answer_stream, wish.count)
 
     def take(self, wish: Wish, longest: int) -> None:
         """Take in the drafts of a wish, up to an end token, or one that cannot follow. A sequence that got fewer than
