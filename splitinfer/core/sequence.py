@@ -19,6 +19,7 @@ computed again like a prompt.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
