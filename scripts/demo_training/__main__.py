@@ -51,6 +51,10 @@ def train_demo_model(
     length: Annotated[int, typer.Option(min=1, max=MAX_POSITIONS)] = 512,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16 [bfloat16 on a GPU, else float32].")] = None,
     seed: int = 0,
+    drafter_minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Train only a drafter of OUT/target so long (needs torch).")
+    ] = None,
+    drafter_sequences: Annotated[int, typer.Option(min=1, help="Texts of the target to learn from.")] = 2048,
     keep_target: Annotated[bool, typer.Option("--keep-target", help="Train only the draft of OUT/target.")] = False,
     evaluate_only: Annotated[
         tuple[Path, Path] | None,
@@ -68,6 +72,9 @@ def train_demo_model(
         return
     if out is None:
         raise ConfigError("OUT is missing: give the folder for the two models.")
+    if drafter_minutes is not None:
+        train_drafter(out, books, drafter_minutes, drafter_sequences, seed)
+        return
     target_budget = pick_budget(steps, minutes, default=DEFAULT_MINUTES)
     if draft_steps is None and draft_minutes is None:
         draft_steps = steps
@@ -91,7 +98,7 @@ def train_demo_model(
 
 def make_pair(out: Path, plans: Plans, books: Books, tokenizer: Path | None, vocab: int) -> None:
     """Make the tokenizer, train and evaluate the models, and report."""
-    say: Say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print
+    say = talker()
     for shape, _ in plans.values():
         shape.check()
     check_writable(out)
@@ -106,11 +113,24 @@ def make_pair(out: Path, plans: Plans, books: Books, tokenizer: Path | None, voc
     report({**figures, "trained": trained, "out": str(out)}, books.how)
 
 
+def train_drafter(out: Path, books: Books, minutes: float, sequences: int, seed: int) -> None:
+    """Train a drafter on the hidden states of ``out/target``, into ``out/drafter``."""
+    try:
+        from demo_training.drafter.make import make_drafter
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"training a drafter needs PyTorch (pip install torch): {error}") from error
+    make_drafter(out, books, minutes, sequences, seed, talker())
+
+
 def evaluate(target: Path, draft: Path, books: Books, length: int) -> None:
     """Evaluate two model folders on the held-out text, and report."""
     check_same_tokenizer(target, draft)
     corpus = encode(books, read_tokenizer(target), length=length, judge_only=True)
     report(judge_pair(target, draft, corpus, length), books.how)
+
+
+def talker() -> Say:
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print
 
 
 def pick_budget(steps: int | None, minutes: float | None, *, default: float) -> Budget:
