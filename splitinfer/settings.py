@@ -74,6 +74,13 @@ class Settings(ServingOptions):
             "Load the model with what sees pictures, where it has that. Default: yes, if mlx-vlm is installed here.",
         ),
     ] = None
+    picture_dir: Annotated[
+        Path | str | None,
+        Option(
+            "Folder below which clients of the server may name pictures by file:// URLs. Default: none; they send data "
+            "URLs. Addresses are never fetched."
+        ),
+    ] = None
     kv_bytes: Annotated[
         int | None,
         Option(

@@ -1,10 +1,10 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
@@ -14,6 +14,8 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
+from splitinfer.llm.seeing import SeenPrompt
+from splitinfer.pictures.marks import marked, shown, taken_out
 
 _WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
@@ -51,6 +53,7 @@ class Chat:
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
         self.has_refused = False
         self._llm, self._screen = llm, screen
+        self._pictures = ""  # that go with the next question
         self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
         self._last_layout: formatting.Stats | None = None  # the counters at the last /layout
@@ -68,6 +71,7 @@ class Chat:
             "plan": self._plan,
             "save": self._save,
             "load": self._load,
+            "image": self._image,
         }
 
     @property
@@ -103,7 +107,8 @@ class Chat:
             case Command(name, argument):
                 self._commands[name](argument)
             case _:
-                self._turn(meant.text)
+                pictures, self._pictures = self._pictures, ""
+                self._turn(pictures + meant.text)
         return True
 
     def _refuse(self, sentence: str) -> None:
@@ -141,12 +146,18 @@ class Chat:
     def _ask(self, asked: str) -> Request:
         context = self._context
         room = room_for_answer(self.params.max_tokens, context)
-        fitted = fit(self.conversation, asked, self._llm.encode_chat, context=context, room=room)
-        request = self._llm.submit(fitted.tokens, self.params, session=SESSION)
+        fitted = fit(self.conversation, asked, lambda chat: list(self._seen(chat).plain), context=context, room=room)
+        seen = self._seen(fitted.conversation.messages(asked))
+        request = self._llm.submit(seen, self.params, session=SESSION)
         if fitted.num_dropped:
             self.conversation = fitted.conversation
             self._screen.say(formatting.dropped(fitted.num_dropped, context))
         return request
+
+    def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
+        """A conversation as a prompt, with its pictures."""
+        chat, files = taken_out(messages, self._llm.seeing.mark)
+        return self._llm.seeing.prompt(self._llm.encode_chat(chat), files)
 
     @property
     def _context(self) -> int:
@@ -233,6 +244,15 @@ class Chat:
         except SplitinferError as error:
             self._refuse(str(error))
 
+    def _image(self, name: str) -> None:
+        try:
+            self._llm.seeing.read(str(Path(name).expanduser()))
+        except (SplitinferError, RuntimeError, ValueError) as error:  # no such home, a null character
+            self._refuse(str(error))
+        else:
+            self._pictures += marked(str(Path(name).expanduser().absolute()))
+            self._screen.say(f"{name} goes with your next message")
+
     def _save(self, name: str) -> None:
         try:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
@@ -254,7 +274,7 @@ class Chat:
             self._refuse(f"{name} cannot be loaded: {_reason(error)}")
         else:
             self._go_on_with(conversation)
-            last = [f"\n> {turn.user}\n{turn.assistant}" for turn in conversation.turns[-1:]]
+            last = [f"\n> {shown(turn.user)}\n{turn.assistant}" for turn in conversation.turns[-1:]]
             self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
 
     def _go_on_with(self, conversation: Conversation) -> None:

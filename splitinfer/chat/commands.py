@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": Usage(
         "[apply]", "compare the current cut with the best one by measured costs; `/plan apply` loads the best"
     ),
+    "image": Usage("FILE", "show the model a picture with your next message, if it sees pictures"),
     "save": Usage("FILE", "save the conversation as JSON to a new file; its KV stays on disk"),
     "load": Usage("FILE", "continue a saved conversation, with its KV if that is still on disk"),
     "quit": Usage("", "quit; Ctrl-D does the same"),

@@ -148,7 +148,9 @@ class LLM(Texts, Operated):
             self.settings.context_of(self._checkpoint.context_length),
             self._make_drafter,
         )
-        self._seeing = Seeing(self._checkpoint, self.tokenizer, can_see=setup.sees)
+        folders = () if self.settings.picture_dir is None else (Path(self.settings.picture_dir),)
+        self.seeing = Seeing(self._checkpoint, self.tokenizer, can_see=setup.sees, folders=folders)
+        """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
             setup.pipeline(notice),
@@ -266,7 +268,7 @@ class LLM(Texts, Operated):
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | SeenPrompt,
         params: SamplingParams | None = None,
         *,
         session: str | None = None,
@@ -289,14 +291,12 @@ class LLM(Texts, Operated):
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
-        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        handling = Handling(session, priority, timeout, flight)
-        seen = self._seeing.prompt(tokens, pictures)
+        handling, seen = Handling(session, priority, timeout, flight), self._seen(prompt, pictures)
         return self._submit(seen, params, handling, rules=self._rules(seen.plain, params, handling))
 
     async def asubmit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | SeenPrompt,
         params: SamplingParams | None = None,
         *,
         session: str | None = None,
@@ -315,12 +315,18 @@ class LLM(Texts, Operated):
             SplitinferError: as ``submit``.
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
-        tokens = await asyncio.to_thread(self.encode, prompt) if isinstance(prompt, str) else prompt
-        seen = await asyncio.to_thread(self._seeing.prompt, tokens, pictures) if pictures else SeenPrompt(list(tokens))
+        seen = await asyncio.to_thread(self._seen, prompt, pictures) if pictures or isinstance(prompt, str) else prompt
+        seen = seen if isinstance(seen, SeenPrompt) else SeenPrompt([int(token) for token in seen])
         rules = await asyncio.to_thread(self._rules, seen.plain, params, handling)
         return AsyncRequest(
             lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
         )
+
+    def _seen(self, prompt: Prompt | SeenPrompt, pictures: Sequence[Source]) -> SeenPrompt:
+        """A prompt with its pictures, if it has not got them already."""
+        if isinstance(prompt, SeenPrompt):
+            return prompt
+        return self.seeing.prompt(self.encode(prompt) if isinstance(prompt, str) else prompt, pictures)
 
     def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
         """What holds for an answer; compiling a grammar may take a second."""

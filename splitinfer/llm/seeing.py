@@ -45,18 +45,35 @@ def may_see(checkpoint: Checkpoint, wanted: bool | None, first_layers: int) -> b
 
 
 class Seeing:
-    """For one model. ``can_see``: whether it was loaded with its tower."""
+    """For one model. ``can_see``: whether it was loaded with its tower. ``folders``: below which a client of a server
+    may name files."""
 
     def __init__(
-        self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, can_see: bool, limits: Limits | None = None
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer | None,
+        *,
+        can_see: bool,
+        limits: Limits | None = None,
+        folders: Sequence[Path] = (),
     ) -> None:
         self._checkpoint, self._tokenizer, self.can_see = checkpoint, tokenizer, can_see
-        self.limits = limits or Limits()
+        self.limits, self.folders = limits or Limits(), tuple(folders)
 
     @cached_property
     def _reader(self) -> PictureReader | None:
         family = family_of(self._checkpoint.folder, self._checkpoint.config, self._token_id) if self.can_see else None
         return None if family is None else PictureReader(family, self.limits)
+
+    @cached_property
+    def mark(self) -> str:
+        """What a prompt's text has in the place of a picture: as the model's template writes it."""
+        family = None if self._reader is None else self._reader.family
+        if family is None or self._tokenizer is None:
+            return ""
+        written = self._tokenizer.picture_mark()
+        ids = self._tokenizer.encode(written, adds_special=False) if written else []
+        return written if written and ids.count(family.placeholder) == 1 else family.mark
 
     def _token_id(self, text: str) -> int | None:
         return None if self._tokenizer is None else self._tokenizer.token_id(text)

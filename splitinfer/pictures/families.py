@@ -51,10 +51,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a checkpoint sees. ``placeholder``: the token that a prompt has once for each picture."""
+    """How a checkpoint sees. ``placeholder``: the token that a prompt has once for each picture. ``mark``: a text with
+    it, where no template says one."""
 
     name: str
     placeholder: int
+    mark: str
     fit: Fit
     patch: int
     merge: int
@@ -147,7 +149,8 @@ def _read_qwen(config: Mapping[str, Any], processor: Mapping[str, Any], _token_i
     most = processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
     usual = ((0.5,) * 3, (0.5,) * 3) if "3" in str(config["model_type"]) else _CLIP
     fit = Fit("area", patch * merge, least, most)
-    return Family("qwen", config.get("image_token_id", 151655), fit, patch, merge, *_colours(processor, *usual))
+    mark, colours = "<|vision_start|><|image_pad|><|vision_end|>", _colours(processor, *usual)
+    return Family("qwen", config.get("image_token_id", 151655), mark, fit, patch, merge, *colours)
 
 
 def _read_pixtral(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: TokenId) -> Family:
@@ -157,7 +160,7 @@ def _read_pixtral(config: Mapping[str, Any], processor: Mapping[str, Any], token
     others = {"break": token_id("[IMG_BREAK]") or 12, "end": token_id("[IMG_END]") or 13}
     placeholder = config.get("image_token_index") or config.get("image_token_id") or 10
     fit = Fit("longest", patch * merge, 0, longest)
-    return Family("pixtral", placeholder, fit, patch, merge, *_colours(processor, *_CLIP), others)
+    return Family("pixtral", placeholder, "[IMG]", fit, patch, merge, *_colours(processor, *_CLIP), others)
 
 
 def _read_gemma(config: Mapping[str, Any], processor: Mapping[str, Any], _token_id: TokenId) -> Family:
@@ -173,7 +176,8 @@ def _read_gemma(config: Mapping[str, Any], processor: Mapping[str, Any], _token_
     colours = ((0.0,) * 3, (1.0,) * 3) if not processor.get("do_normalize") else _colours(processor, *((0.5,) * 3,) * 2)
     fit = Fit("budget", patch * merge, 0, tokens * (patch * merge) ** 2)
     whole = text.get("use_bidirectional_attention") == "vision"
-    return Family("gemma", config.get("image_token_id", 258880), fit, patch, merge, *colours, others, whole)
+    placeholder = config.get("image_token_id", 258880)
+    return Family("gemma", placeholder, "<|image|>", fit, patch, merge, *colours, others, whole)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], TokenId], Family]] = {

@@ -16,7 +16,8 @@ from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.request import Handling
-from splitinfer.server.ask import Ask, Chat, known_tokens
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.pictures import seen_prompt
 from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
@@ -293,8 +294,8 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    prompt, text = await asyncio.to_thread(known_tokens, llm, ask.prompt, known)
-    room = llm.context_length - len(prompt)
+    seen, prompt, text = await asyncio.to_thread(seen_prompt, llm, ask.prompt, known)
+    room = llm.context_length - len(seen.tokens)
     if ask.must_call or ask.has_strict:
         tools = ask.must_call or ask.tools
         grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call))
@@ -304,9 +305,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
     try:
         for each in params:
             requests.append(
-                await llm.asubmit(
-                    prompt, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True
-                )
+                await llm.asubmit(seen, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True)
             )
         numbers = range(first, first + ask.num_choices)
         readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers]

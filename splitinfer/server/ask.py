@@ -152,15 +152,6 @@ def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
             return list(tokens)
 
 
-def num_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> int:
-    """How many tokens a prompt has if it is asked now. It takes time: call it beside the event loop.
-
-    Raises:
-        Problem, SplitinferError: as ``prompt_tokens``.
-    """
-    return len(known_tokens(llm, prompt, known)[0])
-
-
 def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
     """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
     is a chat.

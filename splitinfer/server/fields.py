@@ -236,6 +236,14 @@ class OneOrMore:
 
 
 @dataclass(frozen=True, slots=True)
+class TextOrObject:
+    """On ``str | M``: anything but an object is read as text, so that an error is of one of them."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _either(list(map(handler.generate_schema, get_args(source))), lambda value: isinstance(value, dict))
+
+
+@dataclass(frozen=True, slots=True)
 class Kinds:
     """On a union of models: tells objects apart by the field ``key``. A text among the union's types is taken, too.
 

@@ -21,6 +21,7 @@ from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
 from splitinfer.server.openai.chat import ChatRequest, Conversation
 from splitinfer.server.openai.messages import Messages, template_messages
+from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.server.service import ApiRoute, Service
 
@@ -159,7 +160,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
         def work() -> Response:
             if isinstance(asked, Chat):
-                tokens = prompt_tokens(llm, asked)
+                tokens = prompt_tokens(llm, with_marks(llm, asked)[0])
             else:
                 check_size(llm, asked.text)
                 tokens = llm.encode(asked.text, adds_special=asked.adds_special)
@@ -183,8 +184,10 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         asked = await read_json(request, lambda body: read(TemplateRequest, body).chat())
 
         def work() -> Response:
-            check_size(llm, asked)
-            chat = settled_chat(llm, asked)
+            plain, _ = with_marks(llm, asked)
+            check_size(llm, plain)
+            assert isinstance(plain, Chat)
+            chat = settled_chat(llm, plain)
             opens = chat.opens_answer
             text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
             return JSONResponse({"prompt": text})

@@ -26,6 +26,7 @@ from splitinfer.text.turns import simpler_forms
 T = TypeVar("T")
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
+_AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What templates end with on values that they were not written for; they are programs of the model's authors."""
@@ -240,6 +241,18 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """The ids that no text is made of."""
         return self._special_ids
+
+    def picture_mark(self) -> str | None:
+        """What the model's template writes for a picture between two texts; ``None`` if it takes none."""
+        texts = [{"type": "text", "text": text} for text in _AROUND]
+        chat = [{"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}]
+        try:
+            written = self._render(chat, False, {}) if self._wrapper.has_chat_template else ""
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            return None
+        before, _, behind = written.partition(_AROUND[0])
+        mark, found, _ = behind.partition(_AROUND[1])
+        return mark if before and found else None
 
     def token_id(self, text: str) -> int | None:
         """The id of a special token; ``None`` if there is none of that text."""

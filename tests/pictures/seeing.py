@@ -1,5 +1,7 @@
 """Tiny random models that see, as folders, and what mlx-vlm itself answers."""
 
+import base64
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,9 +10,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
+from PIL import Image
 from tiny import _spread
 
 from splitinfer.core.rng import position_key
+from splitinfer.demo import TARGET
 from splitinfer.models import mlx_vlm
 from splitinfer.pictures.families import Prepared, family_of
 
@@ -95,6 +99,45 @@ def save(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 64, "max_pixels": 48 * 64}))
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     return folder
+
+
+def save_talking(folder: Path) -> Path:
+    """A tiny model that sees, with the demo model's tokenizer and a template that knows pictures."""
+    names = {"<|image_pad|>": 2048, "<|vision_start|>": 2049, "<|vision_end|>": 2050, "<|video_pad|>": 2051}
+    ids = {
+        "image_token_id": 2048, "image_token_index": 2048, "vision_start_token_id": 2049, "vision_end_token_id": 2050,
+        "video_token_id": 2051, "video_token_index": 2051, "eos_token_id": 0, "vocab_size": 2056,
+    }  # fmt: skip
+    text = {**CONFIGS["qwen3_vl"]["text_config"], "vocab_size": 2056}
+    save(folder, "qwen3_vl", **ids, text_config=text)
+    tokenizer = json.loads((TARGET / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] += [
+        {**tokenizer["added_tokens"][0], "id": number, "content": name} for name, number in names.items()
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((TARGET / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": _TEMPLATE}))
+    return folder
+
+
+_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
+)
+
+
+def png(width: int = 40, height: int = 32, seed: int = 1) -> bytes:
+    """A file with a picture of noise."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    """A picture as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def picture(folder: Path, rows: int = 3, columns: int = 4, seed: int = 1) -> Prepared:

@@ -1,7 +1,7 @@
 """Blocks of Anthropic's messages, and their text; and the system's turns among the messages.
 
-Text is in blocks of text, in documents that are text, and in results of a client's own search. Everything else is for
-models that see, or was made by tools that Anthropic's servers run.
+Text is in blocks of text, in documents that are text, and in results of a client's own search; pictures are parts of
+the text (``server.pictures``). Everything else was made by tools that Anthropic's servers run.
 
 A system turn may hold for the user's next question only, add tools or take them away, and say with how much
 effort the model shall answer (beta `mid-conversation-tool-changes`; anthropic 2.12.0,
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from splitinfer.pictures.marks import marked
 from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.openai.response_items import BY_MODEL, names_direct
@@ -23,7 +24,7 @@ def _is_off(citations: Any) -> bool:
     return isinstance(citations, dict) and citations.get("enabled") in (None, False)
 
 
-_TEXT_ONLY = "the model is given text only"
+_TEXT_ONLY = "the model is given text and pictures only"
 _NO_CITATIONS = Refused("answers do not cite", is_neutral=_is_off, said='{"enabled": false}')
 _NO_TOOLSET = Refused("only Anthropic's models know toolsets")
 
@@ -43,8 +44,41 @@ class TextBlock(_Block):
     citations: Annotated[Any, Ignored("they name the source of the text for human readers")] = None
 
 
+class PictureData(Fields):
+    """A picture as a source, in base64"""
+
+    type: Literal["base64"]
+    data: str
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class PictureAddress(Fields):
+    """A picture as a source, by its URL"""
+
+    type: Literal["url"]
+    url: str = Field(description="A data URL; addresses are not fetched")
+
+
+class ImageBlock(_Block):
+    """A block with a picture"""
+
+    type: Literal["image"]
+    source: Annotated[PictureData | PictureAddress, Kinds("type", refused={"file": "nothing is stored here"})]
+
+    @property
+    def text(self) -> str:
+        """The picture as a part of the message's text."""
+        if isinstance(self.source, PictureAddress):
+            return marked(self.source.url)
+        return marked(f"data:{self.source.media_type};base64,{self.source.data}")
+
+
 Texts = Annotated[
-    str | Annotated[list[Annotated[TextBlock, Kinds("type", refused={"image": _TEXT_ONLY})]], Field(fail_fast=True)],
+    str
+    | Annotated[
+        list[Annotated[TextBlock, Kinds("type", refused={"image": "pictures go into messages"})]],
+        Field(fail_fast=True),
+    ],
     OneOrMore(),
 ]
 
@@ -99,13 +133,14 @@ class ToolReference(_Block):
     tool_name: str = Field(description="Becomes text; the model sees all tools from the start")
 
 
+_WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
 _Outcome = Annotated[
     str
     | Annotated[
         list[
             Annotated[
-                TextBlock | Document | SearchResult | ToolReference,
-                Kinds("type", refused=dict.fromkeys(("image", "browser_state"), _TEXT_ONLY)),
+                TextBlock | ImageBlock | Document | SearchResult | ToolReference,
+                Kinds("type", refused={"browser_state": _TEXT_ONLY}),
             ]
         ],
         Field(fail_fast=True),
@@ -146,7 +181,6 @@ class ToolResult(_Block):
 
 
 _REFUSED = {
-    "image": _TEXT_ONLY,
     **dict.fromkeys(
         (
             "container_upload", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
@@ -162,7 +196,7 @@ UserContent = Annotated[
     | Annotated[
         list[
             Annotated[
-                TextBlock | Document | SearchResult | ToolResult | None,
+                TextBlock | ImageBlock | Document | SearchResult | ToolResult | None,
                 Kinds(
                     "type",
                     refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it cannot be in a user turn"),
@@ -182,7 +216,7 @@ AssistantContent = Annotated[
                 TextBlock | Document | SearchResult | Thinking | ToolUse | None,
                 Kinds(
                     "type",
-                    refused=_REFUSED | {"tool_result": "it cannot be in an assistant turn"},
+                    refused=_REFUSED | dict.fromkeys(("tool_result", "image"), "it cannot be in an assistant turn"),
                     left_out=_LEFT_OUT,
                 ),
             ]
@@ -267,7 +301,8 @@ class ToolChange(_Block):
 SystemContent = Annotated[
     str
     | Annotated[
-        list[Annotated[TextBlock | ToolChange, Kinds("type", refused={"image": _TEXT_ONLY})]], Field(fail_fast=True)
+        list[Annotated[TextBlock | ToolChange, Kinds("type", refused={"image": "pictures go into messages"})]],
+        Field(fail_fast=True),
     ],
     OneOrMore(),
 ]
@@ -279,15 +314,15 @@ class Effort(Fields):
     effort: str | None = Field(None, description=FOR_TEMPLATE)
 
 
-def text_of(content: str | Sequence[TextBlock | Document | SearchResult | ToolReference]) -> str:
+def text_of(content: str | Sequence[_WithText]) -> str:
     """Text, or the text of blocks."""
     return content if isinstance(content, str) else "\n".join(map(block_text, content))
 
 
-def block_text(block: TextBlock | Document | SearchResult | ToolReference) -> str:
+def block_text(block: _WithText) -> str:
     """The text of one block."""
     match block:
-        case TextBlock():
+        case TextBlock() | ImageBlock():
             return block.text
         case ToolReference():
             return block.tool_name

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
-from splitinfer.server.ask import num_tokens
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.fields import read
+from splitinfer.server.pictures import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event

@@ -2,8 +2,9 @@
 
 Templates know text contents, the roles system, user, assistant and tool, and calls whose arguments are objects. So
 `developer` is `system`; system messages at the beginning are merged, because most templates want a single one; content
-in parts is joined; arguments, which the API has as JSON text, are read. Reasoning that a client hands back reaches the
-template under the name that templates know, whichever of the two names it came with.
+in parts is joined, pictures too (``server.pictures``); arguments, which the API has as JSON text, are read. Reasoning
+that a client hands back reaches the template under the name that templates know, whichever of the two names it came
+with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from splitinfer.pictures.marks import marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
-from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused, TextOrObject
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
+from splitinfer.server.pictures import SIZE, STORED, PictureURL
 
 _BY_OTHERS = Ignored("another server wrote it for its own use")
 _FOR_PEOPLE = Ignored("they name the source of the text for human readers")
 _NOTE = Ignored("a client's own note on a message")  # CodeCompanion sends id and opts (vllm-project/vllm #10463)
-_TEXT_ONLY = "the model is given text only"
 
 
 class _Part(Fields):
@@ -50,13 +52,40 @@ class RefusalPart(_Part):
     refusal: str = Field(description="The model sees it as text")
 
 
+class PicturePart(_Part):
+    """A part with a picture"""
+
+    type: Literal["image_url"]
+    image_url: Annotated[str | PictureURL, TextOrObject()] = Field(description="A data URL with the picture")
+
+    @property
+    def text(self) -> str:
+        """The picture as a part of the message's text."""
+        return marked(self.image_url if isinstance(self.image_url, str) else self.image_url.url)
+
+
+class InputPicturePart(_Part):
+    """A part with a picture, of responses"""
+
+    type: Literal["input_image"]
+    image_url: str = Field(description="A data URL with the picture")
+    detail: Annotated[Any, SIZE] = None
+    file_id: Annotated[Any, STORED] = None
+
+    @property
+    def text(self) -> str:
+        """The picture as a part of the message's text."""
+        return marked(self.image_url)
+
+
 Part = Annotated[
-    str | TextPart | OutputPart | RefusalPart,
+    str | TextPart | OutputPart | RefusalPart | PicturePart | InputPicturePart,
     Kinds(
         "type",
-        refused=dict.fromkeys(("image_url", "input_image", "input_audio", "file", "input_file"), _TEXT_ONLY),
+        refused=dict.fromkeys(("input_audio", "file", "input_file"), "the model is given text and pictures only"),
     ),
 ]
+AnyPart = str | TextPart | OutputPart | RefusalPart | PicturePart | InputPicturePart
 Content = Annotated[str | Annotated[list[Part], Field(fail_fast=True)], OneOrMore()]
 
 
@@ -124,9 +153,9 @@ class Answered(_Message):
     reasoning_content: str | None = Field(None, description=FOR_TEMPLATE)
     reasoning: str | None = Field(None, description="The same")
     annotations: Annotated[Any, _FOR_PEOPLE] = None
-    audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    audio: Annotated[Any, Refused("answers are text")] = None
     function_call: Annotated[Any, Refused("it is deprecated; give tool_calls")] = None
-    images: Annotated[Any, Refused(_TEXT_ONLY, EMPTY)] = None
+    images: Annotated[Any, Refused("answers are text", EMPTY)] = None
     reasoning_details: Annotated[Any, _BY_OTHERS] = None
     thinking_blocks: Annotated[Any, _BY_OTHERS] = None
     provider_specific_fields: Annotated[Any, _BY_OTHERS] = None
@@ -189,12 +218,12 @@ def arguments_of(text: str) -> Any:
     return found if isinstance(found, dict) else text
 
 
-def content_text(content: str | Sequence[str | TextPart | OutputPart | RefusalPart]) -> str:
+def content_text(content: str | Sequence[AnyPart]) -> str:
     """A message's content as one text."""
     return content if isinstance(content, str) else "".join(map(_part_text, content))
 
 
-def _part_text(part: str | TextPart | OutputPart | RefusalPart) -> str:
+def _part_text(part: AnyPart) -> str:
     if isinstance(part, str):
         return part
     return part.refusal if isinstance(part, RefusalPart) else part.text

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.answer import Answer, Piece
-from splitinfer.server.ask import num_tokens
 from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.fields import read
@@ -20,6 +19,7 @@ from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of, echoed
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
+from splitinfer.server.pictures import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event

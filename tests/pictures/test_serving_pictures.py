@@ -1,0 +1,167 @@
+"""Pictures by the APIs, the REPL and the library: read, counted, refused in a sentence, and never fetched."""
+
+import base64
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+if find_spec("mlx_vlm") is None:
+    pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+
+from seeing import data_url, png, save_talking
+from stages import pipeline
+
+from splitinfer import LLM, RequestError, SamplingParams
+from splitinfer.chat.chat import Chat
+from splitinfer.demo import TARGET
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+QUESTION = "What is it?"
+ROWS = 5 * 4  # of the picture
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save_talking(tmp_path_factory.mktemp("talking"))
+    with pipeline(folder, [2, 2], picture_dir=folder) as running:
+        (folder / "a.png").write_bytes(png())
+        yield running
+
+
+@pytest.fixture(scope="module")
+def port(llm: LLM) -> Iterator[int]:
+    server = Server(Service(llm, "talking"), Listen(port=0))
+    yield server.port
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+
+def asked(client: openai.OpenAI, *urls: str) -> openai.types.chat.ChatCompletion:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content = [*parts, {"type": "text", "text": QUESTION}]
+    return client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": content}],
+        max_tokens=8,
+        temperature=0,  # type: ignore[misc, list-item]
+    )
+
+
+def by_library(llm: LLM, data: bytes) -> str:
+    text = f"user: {llm.seeing.mark}{QUESTION}\n"
+    return llm.generate([text], SamplingParams(max_tokens=8), pictures=[[data]])[0].text
+
+
+def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, port: int) -> None:
+    assert llm.seeing.mark == "<|vision_start|><|image_pad|><|vision_end|>"
+    expected = by_library(llm, png())
+    assert by_library(llm, png(seed=2)) != expected
+    chat = asked(client, data_url(png()))
+    assert chat.choices[0].message.content == expected
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == len(llm.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
+    content = [{"type": "input_image", "image_url": data_url(png())}, {"type": "input_text", "text": QUESTION}]
+    response = client.responses.create(
+        model="m",
+        input=[{"role": "user", "content": content}],
+        max_output_tokens=8,
+        temperature=0,  # type: ignore[misc, list-item]
+    )
+    assert response.output_text == expected
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}]
+    claude = anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0)
+    message = claude.messages.create(model="m", messages=messages, max_tokens=8)  # type: ignore[arg-type]
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS
+    counted = claude.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
+    assert counted.input_tokens >= ROWS
+
+
+class _Lines:
+    """A screen whose inputs are a list."""
+
+    def __init__(self, *inputs: str) -> None:
+        self.inputs, self.said = list(inputs), list[str]()
+
+    def read(self, _draft: str) -> str | None:
+        return self.inputs.pop(0) if self.inputs else None
+
+    def answering(self, _abort: object) -> "_Lines":
+        return self
+
+    def __enter__(self) -> object:
+        return lambda _text: None
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def set_status(self, phrases: list[str]) -> None:
+        pass
+
+    def greet(self, text: str) -> None:
+        pass
+
+
+def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_bytes(png())
+    screen = _Lines(f"/image {tmp_path / 'b.png'}", QUESTION, "And now?", f"/image {tmp_path / 'none.png'}")
+    chat = Chat(llm, SamplingParams(max_tokens=8), screen)
+    assert chat.run() == 0
+    assert chat.conversation.turns[0].assistant == by_library(llm, png())
+    assert len(chat.conversation.turns) == 2
+    assert "No such file" in screen.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://169.254.169.254/latest", "addresses are not fetched"),
+        ("https://example.com/a.png", "addresses are not fetched"),
+        ("file:///etc/passwd", "is in no folder that may be read"),
+        ("data:text/plain;base64,aGk=", "must begin with data:image/"),
+        ("data:image/png;base64,@@@", "is not valid base64"),
+        (data_url(b"nothing"), "is not a picture in one of the formats"),
+        (data_url(png()[:200]), "it is damaged"),
+        (data_url(png(2000, 4)), "more than 200 times as long as wide"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(client: openai.OpenAI, url: str, sentence: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=sentence):
+        asked(client, url)
+
+
+def test_files_of_a_folder_that_was_named(llm: LLM, client: openai.OpenAI, tmp_path: Path) -> None:
+    folder = llm.seeing.folders[0]
+    expected = asked(client, data_url(png())).choices[0].message.content
+    assert asked(client, f"file://{folder}/a.png").choices[0].message.content == expected
+    (folder / "away.png").symlink_to(tmp_path / "elsewhere.png")
+    (tmp_path / "elsewhere.png").write_bytes(png())
+    for path in ("away.png", "../" * 9 + "etc/passwd"):
+        with pytest.raises(openai.BadRequestError, match="is in no folder that may be read"):
+            asked(client, f"file://{folder}/{path}")
+
+
+def test_too_many_or_too_few(llm: LLM, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="has 17 pictures; at most 16"):
+        asked(client, *[data_url(png())] * 17)
+    with pytest.raises(RequestError, match=r"has 2 places for pictures .* came with 1 pictures"):
+        llm.submit(f"user: {llm.seeing.mark * 2}", pictures=[png()])
+    with pytest.raises(RequestError, match=r"none.png cannot be read: No such file"):
+        llm.submit(f"user: {llm.seeing.mark}", pictures=["none.png"])
+
+
+def test_a_model_that_does_not_see_says_so() -> None:
+    with pipeline(TARGET, [12]) as llm, pytest.raises(RequestError, match="is given text only: it is not a model that"):
+        llm.submit([1, 2], pictures=[png()])
