@@ -15,7 +15,7 @@ from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
-from splitinfer.pictures.marks import marked, shown, taken_out
+from splitinfer.pictures.marks import has_pictures, marked, shown, taken_out
 
 _WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
@@ -146,16 +146,22 @@ class Chat:
     def _ask(self, asked: str) -> Request:
         context = self._context
         room = room_for_answer(self.params.max_tokens, context)
-        fitted = fit(self.conversation, asked, lambda chat: list(self._seen(chat).plain), context=context, room=room)
+        fitted = fit(self.conversation, asked, self._encode, context=context, room=room)
         seen = self._seen(fitted.conversation.messages(asked))
-        request = self._llm.submit(seen, self.params, session=SESSION)
+        request = self._llm.submit(fitted.tokens if seen is None else seen, self.params, session=SESSION)
         if fitted.num_dropped:
             self.conversation = fitted.conversation
             self._screen.say(formatting.dropped(fitted.num_dropped, context))
         return request
 
-    def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
-        """A conversation as a prompt, with its pictures."""
+    def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        seen = self._seen(messages)
+        return self._llm.encode_chat(messages) if seen is None else list(seen.plain)
+
+    def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
+        """A conversation with its pictures; ``None`` if it has none."""
+        if not has_pictures(messages):
+            return None
         chat, files = taken_out(messages, self._llm.seeing.mark)
         return self._llm.seeing.prompt(self._llm.encode_chat(chat), files)
 

@@ -40,6 +40,11 @@ def taken_out(messages: Sequence[Mapping[str, Any]], mark: str) -> tuple[list[Ma
     return list(map(without, messages)), sources
 
 
+def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any message has one."""
+    return any(_OPEN in (message.get("content") or "") for message in messages)
+
+
 def shown(text: str) -> str:
     """A text as a person is shown it.
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ class MadeUpLLM:
         self.state = StageState.READY
         self.gain = 2.0
         self.cuts: list[Layout] = []
+        self.seeing = SimpleNamespace(read=lambda _path: None)
 
     def plan(self) -> Rebalance:
         if self.failure:

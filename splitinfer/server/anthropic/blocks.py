@@ -64,6 +64,7 @@ class ImageBlock(_Block):
 
     type: Literal["image"]
     source: Annotated[PictureData | PictureAddress, Kinds("type", refused={"file": "nothing is stored here"})]
+    transformations: Annotated[Any, Refused("the model's own processor says how large a picture is", EMPTY)] = None
 
     @property
     def text(self) -> str:
