@@ -19,6 +19,7 @@ from splitinfer.pictures.families import RGB
 from splitinfer.pictures.sizes import Fit
 
 _AT_ONCE = 4
+_COMMAND = ["-m", "splitinfer.pictures.decoder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def decode(data: bytes, fit: Fit, limits: Limits) -> RGB:
 
 def _run(question: bytes, seconds: int) -> tuple[dict[str, Any], bytes]:
     """The answer of a new process; without one, what became of it."""
-    command = [sys.executable, "-m", "splitinfer.pictures.decoder"]
+    command = [sys.executable, *_COMMAND]
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=2 * seconds, check=False)
     except subprocess.TimeoutExpired:
