@@ -18,10 +18,11 @@ import tiny
 from processes import Running, RunningWorker, are_gone, until, write_layout
 
 from splitinfer.demo import TARGET
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, Settings
 
 LOCAL = "local"
 END_SECONDS = 30.0
+_KV = 2**28  # bytes of the library; else half of all memory
 _PROGRAM = "from tests.campaigns.looking import main\nmain()"
 
 
@@ -81,9 +82,15 @@ class Serving:
 class RestartedWorker:
     """`splitinfer worker` on a port of its own, that is started there again when it is gone."""
 
-    def __init__(self) -> None:
-        self._running = _worker(0)
+    def __init__(self, kv_dir: str = "none") -> None:
+        self._kv_dir = kv_dir
+        self._running = _worker(0, kv_dir)
         self.address = self._running.address
+
+    @property
+    def process(self) -> psutil.Process:
+        """The one that runs now."""
+        return self._running.process
 
     def kill(self) -> None:
         """It is gone on return."""
@@ -93,21 +100,21 @@ class RestartedWorker:
     def start_again(self) -> None:
         """Somebody starts it."""
         self._running.end()
-        self._running = _worker(int(self.address.rpartition(":")[2]))
+        self._running = _worker(int(self.address.rpartition(":")[2]), self._kv_dir)
 
     def end(self) -> None:
         """It stays gone."""
         self._running.end()
 
 
-def _worker(port: int) -> RunningWorker:
-    return RunningWorker("worker", "--name", "back", "--port", str(port), "--kv-dir", "none")
+def _worker(port: int, kv_dir: str) -> RunningWorker:
+    return RunningWorker("worker", "--name", "back", "--port", str(port), "--kv-dir", kv_dir)
 
 
 @contextmanager
-def restarted_worker() -> Iterator[RestartedWorker]:
+def restarted_worker(kv_dir: str = "none") -> Iterator[RestartedWorker]:
     """A worker that can be killed."""
-    made = RestartedWorker()
+    made = RestartedWorker(kv_dir)
     try:
         yield made
     finally:
@@ -117,10 +124,10 @@ def restarted_worker() -> Iterator[RestartedWorker]:
 NUM_LAYERS = 2
 
 
-def quick_model(folder: Path) -> Path:
+def quick_model(folder: Path, context: int = 4096) -> Path:
     """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
     made = tiny.save(
-        folder, "llama", num_hidden_layers=NUM_LAYERS, vocab_size=2048, max_position_embeddings=4096, eos_token_id=0
+        folder, "llama", num_hidden_layers=NUM_LAYERS, vocab_size=2048, max_position_embeddings=context, eos_token_id=0
     )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(TARGET) / name, made / name)
@@ -128,10 +135,10 @@ def quick_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
+def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) -> Iterator[Serving]:
     """A server with ``args``; its workers run where their addresses say. Whatever happens, no process of it stays."""
     with _folder() as folder:
-        layout = _layout(folder, workers)
+        layout = _layout(folder, workers, context)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         options = ("serve", "--layout", str(layout), "--port", "0", "--kv-dir", "none", *args)
         running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
@@ -142,9 +149,9 @@ def serving(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
 
 
 @contextmanager
-def library() -> Iterator[LLM]:
+def library(context: int = 4096) -> Iterator[LLM]:
     """The same model as a library, on two stages as well: what it says is what a server must say."""
-    with _folder() as folder, LLM(str(_layout(folder, [LOCAL]))) as llm:
+    with _folder() as folder, LLM(str(_layout(folder, [LOCAL], context)), settings=Settings(kv_bytes=_KV)) as llm:
         yield llm
 
 
@@ -154,8 +161,8 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _layout(folder: Path, workers: Sequence[str]) -> Path:
-    return write_layout(folder, list(workers), str(quick_model(folder / "quick")), NUM_LAYERS)
+def _layout(folder: Path, workers: Sequence[str], context: int) -> Path:
+    return write_layout(folder, list(workers), str(quick_model(folder / "quick", context)), NUM_LAYERS)
 
 
 def megabytes(count: float) -> str:
