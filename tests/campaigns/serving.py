@@ -140,7 +140,18 @@ def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) 
     with _folder() as folder:
         layout = _layout(folder, workers, context)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
-        options = ("serve", "--layout", str(layout), "--port", "0", "--kv-dir", "none", *args)
+        options = (
+            "serve",
+            "--layout",
+            str(layout),
+            "--port",
+            "0",
+            "--kv-dir",
+            "none",
+            "--context",
+            str(context),
+            *args,
+        )
         running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
         try:
             yield Serving(running)
@@ -151,7 +162,10 @@ def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) 
 @contextmanager
 def library(context: int = 4096) -> Iterator[LLM]:
     """The same model as a library, on two stages as well: what it says is what a server must say."""
-    with _folder() as folder, LLM(str(_layout(folder, [LOCAL], context)), settings=Settings(kv_bytes=_KV)) as llm:
+    with (
+        _folder() as folder,
+        LLM(str(_layout(folder, [LOCAL], context)), settings=Settings(kv_bytes=_KV, context=context)) as llm,
+    ):
         yield llm
 
 

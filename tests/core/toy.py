@@ -178,9 +178,9 @@ class ToyStage:
             drafted = list[range]() if self.whole_blocks else None
             cache = Cache(new.seed, self._begin(new), len(new.prefix), drafted=drafted, num_prompt=new.num_prompt)
             self.caches[new.seq_id] = cache
-            first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
-            assert first.start == len(new.prefix)
+            first = next((part for part in plan.slices if part.seq_id == new.seq_id), None)
+            assert len(new.prefix) == first.start if first is not None else len(plan.slices) == 0
         for block_id in plan.dropped:
             assert block_id in self.blocks, f"dropped {block_id}, which is not here"
             del self.blocks[block_id]
@@ -339,7 +339,7 @@ class House:
         asks = self.scheduler.prefix_cache.files.is_asking
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
-            assert asks or plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
+            assert asks or plan.slices or plan.has_commands
             assert plan.num_tokens <= self.scheduler.config.token_budget
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()

@@ -24,6 +24,7 @@ from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
+OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
 _LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; else a prompt would never be read
 
 
@@ -41,13 +42,22 @@ class StepPlanner:
             if not self._state.batches.is_in_flight(group):
                 decision = self._decide_for(group)
                 if decision.does_something:
-                    return decision
+                    return self._opened_first(decision)
         further = self._further_blocks() if self._state.speculates else None
         if further is not None:
             return further
         # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow.
         will_come = self._state.running and self._state.in_flight
         return Decision(self._state.allocation()) if self._state.has_changes and not will_come else None
+
+    def _opened_first(self, decision: Decision) -> Decision:
+        """The same, or only its admissions, in an idle pipeline: all stages copy the stored KV that the sequences begin
+        with at the same time. With the first chunk, each stage would do it when the stages before it are done."""
+        stored = max((new.match.num_tokens for new in decision.admissions), default=0)
+        is_alone = (self._state.config.num_stages or self._state.config.num_groups) == 1
+        if stored < OPENED_FIRST or is_alone or self._state.running or self._state.in_flight:
+            return decision
+        return Decision(decision.allocation, admissions=decision.admissions, fetching=decision.fetching)
 
     def groups_in_turn(self) -> list[int]:
         """All groups in the order in which they go: first the one that drafts wait for, then by turn."""

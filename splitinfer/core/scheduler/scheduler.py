@@ -355,6 +355,8 @@ class Scheduler:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
         self.state.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, [*decision.drafts.values()])))
+        if introduced and not work:
+            self.state.share_left = 0
         if work:
             self.state.share, self.state.share_left = decision.share, decision.share_left
             self.batches.had_turn(decision.group, decision.late)

@@ -3,7 +3,7 @@
 import pytest
 from toy import VOCAB, House, blocks, drain, small
 
-from splitinfer.core.scheduler import admission
+from splitinfer.core.scheduler import admission, planner
 from splitinfer.core.sequence import FinishReason
 
 
@@ -28,6 +28,31 @@ def test_the_next_turn_computes_only_what_is_new():
     assert house.sequences[second].num_reused == len(said) - 1 == part.start
     assert part.token_ids == (said[-1], 2, 2)
     house.check_answers()
+
+
+@pytest.mark.parametrize(("num_groups", "is_busy", "opened"), [(2, False, [1, 0]), (2, True, [1]), (1, False, [1])])
+def test_all_stages_copy_much_stored_kv_at_once(
+    num_groups: int, is_busy: bool, opened: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """By a plan of its own where they are idle; it is with the first stage's chunk that the next one copies, else."""
+    monkeypatch.setattr(planner, "OPENED_FIRST", 4)
+    house = House(token_budget=100, num_groups=num_groups, max_in_flight=3)
+    house.add([1, 2, 3, 4, 1], max_tokens=1)
+    house.run()
+    if is_busy:
+        house.add([0] * 3, max_tokens=30)
+        house.step()
+    house.add([1, 2, 3, 4, 2], max_tokens=1)
+    plans = []
+    while not (plans and plans[-1].slices):
+        plan = house.step()
+        assert plan is not None
+        plans.append(plan)
+    assert [len(plan.new) for plan in plans] == opened
+    assert [part.start for part in plans[-1].slices][-1] == 4
+    house.run()
+    house.check_answers()
+    house.check_kv()
 
 
 @pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
