@@ -25,7 +25,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -35,12 +34,11 @@ from splitinfer.bench.compare.judge import parting
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.blas import computed_by
 from splitinfer.bench.shared.fidelity import whole_model
-from splitinfer.bench.shared.inputs import check_context, check_text
-from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.inputs import check_context
+from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.texts import passages
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.config import find_layout
-from splitinfer.console import errors
 from splitinfer.core.kv.format import format_of
 from splitinfer.errors import ConfigError
 from splitinfer.llm.prompts import tokenizer_of
@@ -48,7 +46,6 @@ from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.hub import open_model
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.rows import Part
@@ -62,20 +59,6 @@ _REPLAYS = (64, CHUNK)
 _NEIGHBOUR = 16  # tokens, at least, of a neighbour's prompt
 _BESIDE = 64  # rows of a neighbour's prompt in each step
 _CHARACTERS = 8  # of a token, on average, at most
-
-
-@dataclass(frozen=True, slots=True)
-class ExactOptions:
-    """The command line's options. ``prompts``: how many; of ``text``, or made up if it is ``None``."""
-
-    layout: str
-    model: str | None
-    as_json: bool
-    prompts: int
-    prompt_tokens: int
-    decode_tokens: int
-    seed: int
-    text: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +85,16 @@ class Taken:
     most_off: float
 
 
-def measure_exact(options: ExactOptions) -> int:
-    """Measure, print a table and, as the last line, the document; return the exit code.
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document. ``options.trials``: how many prompts, of ``text``, or made up.
 
     Raises:
         SplitinferError: something cannot be measured.
     """
-    check_text(options.text)
-    found = _measure(options)
-    print_found(found, [_table(found)], as_json=options.as_json, least_width=140)
-    return 0
-
-
-def _measure(options: ExactOptions) -> dict[str, Any]:
-    on, layout = machine.describe(), find_layout(options.layout)
-    checkpoint = open_model(options.model or layout.model or "demo")
+    on, layout, checkpoint = machine.describe(), options.found_layout, options.checkpoint
     check_context(checkpoint, options.prompt_tokens + options.decode_tokens, "--prompt-tokens or --decode-tokens")
     prompts = _prompts(options, checkpoint)
-    errors.print("loading the model", soft_wrap=True)
+    say("loading the model")
     stage = whole_model(checkpoint, layout.dtype)
     use_transposed_products(stage.whole)
     stage.use_format(format_of(layout.kv_format))
@@ -128,11 +103,11 @@ def _measure(options: ExactOptions) -> dict[str, Any]:
     model = Model(stage, checkpoint.vocab_size or 2)
     answers = []
     for number, prompt in enumerate(prompts, 1):
-        errors.print(f"answer {number} of {len(prompts)}, one row at a time", soft_wrap=True)
+        say(f"answer {number} of {len(prompts)}, one row at a time")
         answers.append(model.answer(prompt, options.decode_tokens))
     found = []
     for name, road in roads(model, options.prompt_tokens).items():
-        errors.print(name, soft_wrap=True)
+        say(name)
         found.append({"road": name, **summary(answers, [take(road, answer) for answer in answers])})
     return {
         "measured_on": on,
@@ -151,14 +126,14 @@ def _measure(options: ExactOptions) -> dict[str, Any]:
     }
 
 
-def _prompts(options: ExactOptions, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+def _prompts(options: Options, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
     if options.text is None:
         size = checkpoint.vocab_size or 2
-        return [made_up(f"{options.seed} exact {i}", options.prompt_tokens, size) for i in range(options.prompts)]
+        return [made_up(f"{options.seed} exact {i}", options.prompt_tokens, size) for i in range(options.trials)]
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is None:
         raise ConfigError("this model has no tokenizer, so it cannot read a text; leave --text out")
-    read = passages(options.text, options.prompts, _CHARACTERS * options.prompt_tokens)
+    read = passages(options.text, options.trials, _CHARACTERS * options.prompt_tokens)
     return [tuple(tokenizer.encode(text)[: options.prompt_tokens]) for text in read]
 
 
@@ -290,7 +265,8 @@ def margins_summary(answers: Sequence[Answer]) -> dict[str, float]:
     return {"median": statistics.median(margins), "smallest": min(margins), "ties": ties}
 
 
-def _table(found: Mapping[str, Any]) -> Table:
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table of all roads."""
     margins, most = found["margins"], max(found["prompt_tokens"])
     table = Table(
         "road", "parted", "at token", "margin there", "largest", "positions that differ", "a logit, at most",
@@ -307,4 +283,4 @@ def _table(found: Mapping[str, Any]) -> Table:
             ]  # fmt: skip
         differ = f"{each['positions_that_differ']} of {each['positions']}"
         table.add_row(each["road"], *row, differ, f"{each['largest_logit_difference']:.2g}")
-    return table
+    return [table]

@@ -15,7 +15,7 @@ from splitinfer.machine.selection import emulated_machine
 MODULES = {
     "speed": "speed.run", "prefix": "prefix", "speculation": "speculation.run", "several": "speculation.several",
     "serve": "serving.run", "kv": "kv", "wire": "wire", "link": "link", "device": "device", "server": "server.run",
-    "compare": "compare.run",
+    "compare": "compare.run", "exact": "exact",
 }  # fmt: skip
 _STAND_INS = {
     "several": 512,

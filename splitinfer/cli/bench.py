@@ -155,11 +155,6 @@ def bench(
 
         prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose)
-    if mode is Mode.EXACT:
-        from splitinfer.bench.exact import ExactOptions, measure_exact
-
-        exact = ExactOptions(str(layout), model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
-        finish(lambda: measure_exact(exact), verbose)
     from splitinfer.bench.modes import measure
     from splitinfer.bench.shared.options import Options
 

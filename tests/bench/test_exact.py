@@ -11,8 +11,9 @@ import tiny
 from effort import long
 from noisy_layers import RowNoise
 
-from splitinfer.bench import exact
-from splitinfer.bench.exact import Answer, ExactOptions, Taken, margins_summary, measure_exact, summary
+from splitinfer.bench import exact, modes
+from splitinfer.bench.exact import Answer, Taken, margins_summary, summary
+from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.errors import ConfigError
 from splitinfer.models.cut import StageModel
@@ -30,8 +31,8 @@ def measure(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         folder = tiny.save(tmp_path / name, name)
         layout = tmp_path / "whole.yaml"
         layout.write_text("stages:\n  - {name: only, layers: 4}\n")
-        options = ExactOptions(str(layout), str(folder), as_json, 2, PROMPT, ANSWER, 1, None)
-        assert measure_exact(options) == 0
+        options = Options(str(layout), str(folder), as_json, 2, PROMPT, ANSWER)
+        assert modes.measure("exact", options) == 0
         *before, last = capsys.readouterr().out.splitlines()
         return json.loads(last), "\n".join(before)
 
@@ -95,4 +96,4 @@ def test_a_text_needs_a_tokenizer(tmp_path: Path):
     folder, text = tiny.save(tmp_path / "model", "llama"), tmp_path / "tale.txt"
     text.write_text("Once upon a time")
     with pytest.raises(ConfigError, match="leave --text out"):
-        measure_exact(ExactOptions("demo.yaml", str(folder), True, 1, 8, 4, 1, text))
+        modes.measure("exact", Options("demo.yaml", str(folder), True, 1, 8, 4, text=text))

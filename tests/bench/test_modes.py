@@ -18,7 +18,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modes that were run; nothing is measured."""
     found: list[str] = []
     monkeypatch.setattr("splitinfer.bench.modes.measure", lambda name, _options: found.append(name) or 0)
-    monkeypatch.setattr("splitinfer.bench.exact.measure_exact", lambda _options: found.append("exact") or 0)
     monkeypatch.setattr("splitinfer.bench.shared.blas.prefer_openblas", lambda: None)
     monkeypatch.setattr(COMMAND, "set_up", lambda _verbose: None)
     monkeypatch.setattr(COMMAND, "finish", _finish)
@@ -37,7 +36,7 @@ def bench(*options: str) -> Any:
 def test_a_mode_is_run_by_its_name(mode: str, measured: list[str]):
     done = bench("--mode", mode)
     assert (done.exit_code, measured, done.stderr) == (0, [mode], "")
-    assert mode == "exact" or callable(importlib.import_module(f"splitinfer.bench.{MODULES[mode]}").measure)
+    assert callable(importlib.import_module(f"splitinfer.bench.{MODULES[mode]}").measure)
 
 
 @pytest.mark.parametrize(("streams", "name"), [("2,4", "several"), ("0", "speculation")])
