@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from splitinfer.core import sequence as core
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.sampling_defaults import Recommended
@@ -40,7 +41,7 @@ from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.operated import Operated
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import PromptEncoder, Texts
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
 from splitinfer.llm.setup import (
@@ -54,13 +55,13 @@ from splitinfer.llm.setup import (
     token_budget_of,
     with_settings,
 )
-from splitinfer.llm.texts import Texts
 from splitinfer.machine.profile import Profiles
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
+from splitinfer.text.answer import Tool
 from splitinfer.wire.messages import Progress
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class LLM(Texts, Operated):
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
         self._prompts = PromptEncoder(self._checkpoint)
-        self.tokenizer = self._prompts.tokenizer
+        self.tokenizer, self._lock = self._prompts.tokenizer, self._prompts._lock  # one tokenizer, so one lock
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self.tokenizer)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
@@ -210,6 +211,15 @@ class LLM(Texts, Operated):
     def kv_budget(self) -> KVBudget:
         """The memory for KV on each stage."""
         return self._engine.scheduler.config.kv or KVBudget()
+
+    def call_grammar(self, tools: Sequence[Tool], *, must: bool = True) -> Grammar:
+        """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
+        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas.
+
+        Raises:
+            RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+        """
+        return self._forms.call_grammar(tools, must=must)
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -32,14 +32,17 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, config), config.get("model_type"))
 
 
-class PromptEncoder:
-    """Encodes and checks prompts. ``tokenizer``: the model's; ``None`` where its folder has none."""
+class Texts:
+    """Texts as token ids and back, by a model's own tokenizer and chat template. ``tokenizer``: the model's; ``None``
+    where its folder has none."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._lock = checkpoint, threading.Lock()  # held while encoding
-        self.tokenizer = tokenizer_of(checkpoint)
-        if self.tokenizer is not None:
-            self.tokenizer.encode("")  # changes what it has to change
+    tokenizer: Tokenizer | None
+    _checkpoint: Checkpoint
+    _lock: threading.Lock  # held while encoding
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
         """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
@@ -61,12 +64,13 @@ class PromptEncoder:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way. ``tools`` and ``options`` go to the template.
-        ``opens_answer``: false leaves out what opens the next answer.
+        even if the tokenizer would split its text in another way. ``tools``: those that the model may call, as in
+        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``. ``opens_answer``: false
+        leaves out what opens the next answer.
 
         Raises:
             ModelError: the model's folder has no tokenizer.
-            RequestError: the template refuses the messages.
+            RequestError: the template refuses the messages, or there is none for the tools.
         """
         with self._lock:
             return self._need_tokenizer().encode_chat(
@@ -100,7 +104,8 @@ class PromptEncoder:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
     ) -> tuple[list[int], str]:
-        """A chat as token ids, those of a known beginning as they were computed; and its text.
+        """``encode_chat`` for chats that come again as text alone, and the text. ``known``: the answers so far, each
+        told with ``answered``; a chat that begins with one gets the tokens that were computed, so that its KV is found.
 
         Raises:
             ModelError, RequestError: as ``encode_chat``.
@@ -122,13 +127,34 @@ class PromptEncoder:
         return self._need_tokenizer().decode(token_ids)
 
     @property
+    def _num_embeddings(self) -> int:
+        return self._checkpoint.vocab_size or 2**31 - 1
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        size = self._num_embeddings
+        bad = next((t for t in tokens if not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ModelError(f"{self._checkpoint.folder} has no tokenizer, so prompts must be token ids")
+        return self.tokenizer
+
+
+class PromptEncoder(Texts):
+    """Encodes and checks prompts."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self._lock = checkpoint, threading.Lock()
+        self.tokenizer = tokenizer_of(checkpoint)
+        if self.tokenizer is not None:
+            self.tokenizer.encode("")  # changes what it has to change
+
+    @property
     def vocab_size(self) -> int:
         """The number of tokens that may be sampled."""
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings
-
-    @property
-    def _num_embeddings(self) -> int:
-        return self._checkpoint.vocab_size or 2**31 - 1
 
     def check(self, tokens: Sequence[int], context_length: int) -> None:
         """Check a prompt.
@@ -145,12 +171,6 @@ class PromptEncoder:
                 f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
             )
         self._check_ids(tokens)
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        size = self._num_embeddings
-        bad = next((t for t in tokens if not 0 <= t < size), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
     def check_biases(self, params: SamplingParams) -> None:
         """Check a request's biases.
@@ -180,8 +200,3 @@ class PromptEncoder:
         """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. ``shows_markers``: its
         text has what marks reasoning and calls of tools."""
         return None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=shows_markers)
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ModelError(f"{self._checkpoint.folder} has no tokenizer, so prompts must be token ids")
-        return self.tokenizer
