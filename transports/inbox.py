@@ -3,14 +3,17 @@
 One thread fills it, another reads. `end` may be called from any thread, and only the first call counts. A sink is
 called by the thread that calls `pump`, never by two at a time and never with the lock held; so a sink may send on its
 own link.
+
+Links on top of another link (`emulated`, `rdma`) share `InboxLink`: reading, counting, and how they end for a sender.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 
-from transports.base import Frame, LinkClosed, Sink, TransportError
+from transports.base import Frame, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Sink, TransportError
 
 
 class Inbox:
@@ -102,3 +105,82 @@ class Inbox:
         frame, num_bytes = self._frames.popleft()
         self._num_bytes -= num_bytes
         return frame
+
+
+class InboxLink(Link):
+    """A link on top of another, `below`, whose heartbeats it shares. Received frames wait in an inbox.
+
+    Its sink may close it: what would wait for the sink to return asks `_sink_thread` first.
+    """
+
+    def __init__(self, address: str, below: Link, options: LinkOptions) -> None:
+        self.address = address
+        self._below = below
+        self._options = options
+        self._inbox = Inbox(options.max_waiting_bytes)
+        self._over = threading.Event()
+        self._state = threading.Lock()  # never held while anything else is called
+        self._close_reason: str | None = None  # why close() was called
+        self._counts = LinkStats()
+        self._sink_thread: int | None = None
+
+    @abstractmethod
+    def _fail(self, reason: str) -> None:
+        """End a link that broke the contract, and send the peer the reason if possible."""
+
+    def _take(self, frame: Frame) -> None:
+        if self._close_reason is not None:  # frames that arrive after close() are dropped
+            return
+        num_bytes = frame.num_bytes
+        with self._state:
+            self._counts = self._counts.plus_received(num_bytes)
+        if self._inbox.put(frame, num_bytes):
+            self._inbox.pump()
+        else:
+            self._fail_unread()
+
+    def _fail_unread(self) -> None:
+        self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        frame = self._inbox.get(timeout)
+        if frame is None:
+            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
+        return frame
+
+    def deliver_to(self, sink: Sink) -> None:
+        def guarded(item: Frame | LinkClosed) -> None:
+            self._sink_thread = threading.get_ident()
+            try:
+                sink(item)
+            finally:
+                self._sink_thread = None
+
+        self._inbox.attach(guarded)
+        self._inbox.pump()
+
+    @property
+    def _ended(self) -> LinkClosed | None:
+        """Why nothing can be sent any more; None while frames can be."""
+        if self._close_reason is not None and self._inbox.ended is None:
+            return LinkClosed(self._close_reason)
+        return self._inbox.ended
+
+    def beat(self, progress: int) -> None:
+        self._below.beat(progress)
+
+    @property
+    def peer_progress(self) -> int:
+        return self._below.peer_progress
+
+    @property
+    def silent_for(self) -> float:
+        return self._below.silent_for
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self._inbox.ended
+
+    @property
+    def stats(self) -> LinkStats:
+        return self._counts

@@ -21,16 +21,13 @@ from transports.base import (
     Link,
     LinkClosed,
     LinkOptions,
-    LinkStats,
-    LinkTimeout,
-    Sink,
 )
 from transports.emulated.faults import Cut, FaultInjector, Gap
 from transports.emulated.packets import Packets
 from transports.emulated.profile import PACKET_FAULTS, LinkProfile, preset
 from transports.emulated.wire import Wire
 from transports.framing import PRELUDE_BYTES, Kind, flatten
-from transports.inbox import Inbox
+from transports.inbox import InboxLink
 
 _QUEUE_FRAMES = 512  # on a wire before `send` waits, as in tcp://
 
@@ -57,7 +54,7 @@ _Outgoing = Frame | Cut | Gap | LinkClosed
 _Incoming = Frame | LinkClosed
 
 
-class EmulatedLink(Link):
+class EmulatedLink(InboxLink):
     """A link on top of a link; made by `emulate` and `EmulatedTransport`. It reads the one below by a sink.
 
     Sinks are called on the wire's thread if received frames are delayed, else on the thread of the link below; for
@@ -65,18 +62,10 @@ class EmulatedLink(Link):
     """
 
     def __init__(self, below: Link, profile: LinkProfile, *, both_ways: bool, options: LinkOptions) -> None:
-        self.address = below.address
-        self._below = below
-        self._options = options
+        super().__init__(below.address, below, options)
         self._packets = Packets(options) if profile.needs_packets else None
         self._faults = FaultInjector(profile)
-        self._inbox = Inbox(options.max_waiting_bytes)
-        self._over = threading.Event()
         self._writer = threading.Lock()  # one `send` at a time, from its number to its place on the wire
-        self._state = threading.Lock()  # never held while anything else is called
-        self._close_reason: str | None = None  # why close() was called
-        self._counts = LinkStats()
-        self._sink_thread: int | None = None
         self._out: Wire[_Outgoing] = Wire(
             profile, self._leave_wire, name=f"to {below.address}", on_idle=self._send_beat
         )
@@ -172,34 +161,6 @@ class EmulatedLink(Link):
         if packet.kind is Kind.DATA:
             self._take(Frame(packet.header, packet.parts))
 
-    def _take(self, frame: Frame) -> None:
-        if self._close_reason is not None:  # frames that arrive after close() are dropped
-            return
-        num_bytes = frame.num_bytes
-        with self._state:
-            self._counts = self._counts.plus_received(num_bytes)
-        if self._inbox.put(frame, num_bytes):
-            self._inbox.pump()
-        else:
-            self._fail_unread()
-
-    def recv(self, timeout: float | None = None) -> Frame:
-        frame = self._inbox.get(timeout)
-        if frame is None:
-            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
-        return frame
-
-    def deliver_to(self, sink: Sink) -> None:
-        def guarded(item: Frame | LinkClosed) -> None:
-            self._sink_thread = threading.get_ident()
-            try:
-                sink(item)
-            finally:
-                self._sink_thread = None
-
-        self._inbox.attach(guarded)
-        self._inbox.pump()
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, reason: str = "") -> None:
@@ -223,12 +184,8 @@ class EmulatedLink(Link):
         self._below.abort(reason)  # its sink, `_arrive`, ends this link's
 
     def _fail(self, reason: str) -> None:
-        """End a link that broke the contract, and send the peer the reason."""
         self._finish(reason)
         self._below.close(reason)
-
-    def _fail_unread(self) -> None:
-        self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
@@ -240,31 +197,3 @@ class EmulatedLink(Link):
         self._out.stop()
         if self._in is not None:
             self._in.stop()
-
-    @property
-    def _ended(self) -> LinkClosed | None:
-        """Why nothing can be sent any more; None while frames can be."""
-        if self._close_reason is not None and self._inbox.ended is None:
-            return LinkClosed(self._close_reason)
-        return self._inbox.ended
-
-    # -- the rest ----------------------------------------------------------------------------------------------------
-
-    def beat(self, progress: int) -> None:
-        self._below.beat(progress)
-
-    @property
-    def peer_progress(self) -> int:
-        return self._below.peer_progress
-
-    @property
-    def silent_for(self) -> float:
-        return self._below.silent_for
-
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self._inbox.ended
-
-    @property
-    def stats(self) -> LinkStats:
-        return self._counts

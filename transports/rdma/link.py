@@ -29,12 +29,9 @@ from transports.base import (
     Link,
     LinkClosed,
     LinkOptions,
-    LinkStats,
-    LinkTimeout,
-    Sink,
 )
 from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatten, reason_bytes
-from transports.inbox import Inbox
+from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.groups import kept_groups
 from transports.rdma.handshake import MAX_STEP_BYTES, Joined
@@ -51,11 +48,11 @@ def control_options(options: LinkOptions) -> LinkOptions:
     return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
 
 
-class RdmaLink(Link):
+class RdmaLink(InboxLink):
     """One end. `rank` 0 is the connecting end, which writes to the group."""
 
     def __init__(self, address: str, control: Link, joined: Joined, rank: int, options: LinkOptions) -> None:
-        self.address = address
+        super().__init__(address, control, options)
         self.peer_key = control.peer_key
         self._control = control
         self._joined_group = joined.group
@@ -63,15 +60,8 @@ class RdmaLink(Link):
         self._life = self._process.life
         self._is_whole = True  # as far as the link knows, the group is in order
         self._is_writer = rank == 0
-        self._options = options
-        self._inbox = Inbox(options.max_waiting_bytes)
-        self._over = threading.Event()
-        self._state = threading.Lock()  # never held while anything else is called
-        self._close_reason: str | None = None  # why close() was called
         self._close_by = float("inf")
         self._is_bye_due = False
-        self._counts = LinkStats()
-        self._sink_thread: int | None = None
         # Used by senders.
         self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
         self._num_posted = 0
@@ -171,34 +161,6 @@ class RdmaLink(Link):
             self._process.wake(self._life)
         else:
             self._fail(f"bad message from {self.address} on the control link")
-
-    def _take(self, frame: Frame) -> None:
-        if self._close_reason is not None:  # frames that arrive after close() are dropped
-            return
-        num_bytes = frame.num_bytes
-        with self._state:
-            self._counts = self._counts.plus_received(num_bytes)
-        if self._inbox.put(frame, num_bytes):
-            self._inbox.pump()
-        else:
-            self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
-
-    def recv(self, timeout: float | None = None) -> Frame:
-        frame = self._inbox.get(timeout)
-        if frame is None:
-            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
-        return frame
-
-    def deliver_to(self, sink: Sink) -> None:
-        def guarded(item: Frame | LinkClosed) -> None:
-            self._sink_thread = threading.get_ident()
-            try:
-                sink(item)
-            finally:
-                self._sink_thread = None
-
-        self._inbox.attach(guarded)
-        self._inbox.pump()
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -338,7 +300,6 @@ class RdmaLink(Link):
         self._finish(reason)
 
     def _fail(self, reason: str) -> None:
-        """End a link that broke the contract, and send the peer the reason if possible."""
         self._is_whole = False
         self._inbox.end(reason)
         self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
@@ -349,31 +310,3 @@ class RdmaLink(Link):
         self._over.set()
         self._process.stop(self._life)
         self._inbox.pump()
-
-    @property
-    def _ended(self) -> LinkClosed | None:
-        """Why nothing can be sent any more; None while frames can be."""
-        if self._close_reason is not None and self._inbox.ended is None:
-            return LinkClosed(self._close_reason)
-        return self._inbox.ended
-
-    # -- the rest ----------------------------------------------------------------------------------------------------
-
-    def beat(self, progress: int) -> None:
-        self._control.beat(progress)
-
-    @property
-    def peer_progress(self) -> int:
-        return self._control.peer_progress
-
-    @property
-    def silent_for(self) -> float:
-        return self._control.silent_for
-
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self._inbox.ended
-
-    @property
-    def stats(self) -> LinkStats:
-        return self._counts
