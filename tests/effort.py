@@ -211,12 +211,19 @@ USUAL: dict[str, int] = {
 
 
 def left_to_all(items: Sequence[pytest.Item], folder: Path) -> set[pytest.Item]:
-    """The cases beyond those that the usual run takes."""
+    """The cases beyond those that the usual run takes.
+
+    Raises:
+        UsageError: a name in ``USUAL`` is not a test of a file that was collected whole.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("long") is None:
             cases.setdefault(f"{item.path.relative_to(folder)}::{item.name.partition('[')[0]}", []).append(item)
-    left = set[pytest.Item]()
+    files, left = {name.partition("::")[0] for name in cases}, set[pytest.Item]()
+    every = {f"{item.path.relative_to(folder)}::{item.name.partition('[')[0]}" for item in items}
+    if gone := [name for name in USUAL if name.partition("::")[0] in files and name not in every]:
+        raise pytest.UsageError(f"tests/effort.py names tests that do not exist: {', '.join(gone)}")
     for name, most in USUAL.items():
         found = cases.get(name, [])
         taken = {found[i * len(found) // most] for i in range(most)} if found else set()
