@@ -109,9 +109,9 @@ def _prompt(seen: Seen) -> Saying:
 
 
 def _one_stream(seen: Seen) -> Saying:
-    num_stages = len(seen.stages)
+    stages = "both stages" if len(seen.stages) == 2 else f"all {len(seen.stages)} stages"
     text = (
-        f"There is one answer, and its next token cannot start before the last one has passed all {num_stages} stages. "
+        f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
     )
     each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
     if seen.rows.draft:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import litellm
-from probe import ANSWER, ASKED, FUNCTION, KEY, MODEL, QUESTION, TALE, THOUGHT, URL, ability, refused, run, same
+from probe import ANSWER, ASKED, CITIES, FUNCTION, KEY, MODEL, QUESTION, TALE, THOUGHT, URL, ability, refused, run, same
 
 litellm.suppress_debug_info = True
 OPENAI: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "num_retries": 0}
@@ -73,12 +73,19 @@ def completions() -> None:
 
 
 @ability
+def structured_output() -> None:
+    from pydantic import BaseModel
+
+    class Weather(BaseModel):
+        city: CITIES
+
+    for options in (OPENAI, HOSTED):
+        answer = litellm.completion(**options, messages=ASKED, response_format=Weather)
+        Weather.model_validate_json(answer.choices[0].message.content)
+
+
+@ability
 def errors() -> None:
-    wanted = {"type": "json_object"}
-    refused(
-        litellm.BadRequestError, "response_format",
-        lambda: litellm.completion(**OPENAI, messages=ASKED, response_format=wanted),
-    )  # fmt: skip
     long = [{"role": "user", "content": "a b " * 99999}]
     refused(litellm.BadRequestError, "tokens", lambda: litellm.completion(**OPENAI, messages=long))
 

@@ -88,7 +88,7 @@ def errors() -> None:
     ask: Any = client.responses.create
     for name, value in (
         ("previous_response_id", "resp_1"), ("background", True), ("store", True), ("conversation", "conv_1"),
-        ("tool_choice", "required"), ("truncation", "auto"),
+        ("truncation", "auto"),
     ):  # fmt: skip
         error = refused(openai.BadRequestError, name, lambda n=name, v=value: ask(model=MODEL, input="x", **{n: v}))
         same(error.param, name)

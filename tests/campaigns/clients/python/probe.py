@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 URL = os.environ.get("CLIENT_URL", "http://127.0.0.1:8080")
 KEY = os.environ.get("CLIENT_KEY", "none")
@@ -23,6 +23,7 @@ ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 TALE = "There was a king who had three daughters, and the youngest told the best tales of all."
 ANSWER = "It is sunny in Oslo, as the tool says."
 THOUGHT = "The user asks for something that the tool can do."
+CITIES = Literal["Oslo", "Bergen"]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "get_weather", "description": "Tells the weather.", "parameters": SCHEMA}
 

@@ -2,6 +2,7 @@
 
 import { path, siblings } from "../state/conversation.js";
 import { pauseOf } from "../state/figures.js";
+import { figuresOf } from "../state/stream.js";
 import { Connect } from "./connect.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
@@ -39,7 +40,7 @@ export function Chat({ state, actions }) {
         place=${siblings(conversation, id)} actions=${actions} isBusy=${isBusy} isLast=${id === ids[ids.length - 1]} pause=${pause} />`)}
     </div>
     <${Composer} key=${state.current} send=${send} stop=${actions.stop} isBusy=${isBusy} isReady=${Boolean(state.model)} />
-    <${Context} conversation=${conversation} ids=${ids} model=${state.model} />
+    <${Context} conversation=${conversation} ids=${ids} live=${state.live} model=${state.model} />
   </section>`;
 }
 
@@ -55,9 +56,10 @@ function Welcome({ model }) {
     ${model && html`<p class="dim">Context ${model.context.toLocaleString("en")} tokens. Conversations stay in this browser.</p>`}</div>`;
 }
 
-/* How much of the context the last answer used. */
-function Context({ conversation, ids, model }) {
-  const last = [...ids].reverse().map((id) => conversation.nodes[id].figures).find((one) => one?.prompt);
+/* How much of the context the last answer uses, also while it is written. */
+function Context({ conversation, ids, live, model }) {
+  const figures = (id) => (live[id] ? figuresOf(live[id]) : conversation.nodes[id].figures);
+  const last = [...ids].reverse().map(figures).find((one) => one?.prompt);
   if (!last || !model) return null;
   const used = last.prompt + (last.generated ?? 0), share = Math.min(1, used / model.context);
   return html`<div class="context dim"><meter min="0" max="1" high="0.85" value=${share} aria-label="Context used"></meter>
