@@ -98,3 +98,40 @@ def save_eagle3(folder: Path, *, entering: bool = True, only: int | None = None,
     (folder / "config.json").write_text(json.dumps(own | config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder
+
+
+def save_dflash(
+    folder: Path, *, second: bool = False, size: int = 64, layers: int = 2, seed: int = 11, **told: Any
+) -> Path:
+    """A DFlash drafter with random weights for a tiny model; ``second``: DFlash2."""
+    mx.random.seed(seed)
+    of_layer = {f"self_attn.{part}_proj": (rows, 64) for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64))}
+    of_layer |= {"mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96)}
+    norms = {"input_layernorm": 64, "post_attention_layernorm": 64, "self_attn.q_norm": 16, "self_attn.k_norm": 16}
+    if second:
+        of_layer |= {f"{part}_conv.kernel_projection": (2 * 2 * 4, 64) for part in ("attention", "mlp")}
+    shapes = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in of_layer.items()}
+    shapes |= {"fc": (size, 64 * len(LEAVING))}
+    weights = {f"{name}.weight": mx.random.normal(shape) * 2.0 / shape[1] ** 0.5 for name, shape in shapes.items()}
+    vectors = {f"layers.{i}.{name}": width for i in range(layers) for name, width in norms.items()}
+    for name, width in (vectors | {"hidden_norm": size, "norm": 64}).items():
+        weights[f"{name}.weight"] = 1 + 0.1 * mx.random.normal((width,))
+    own: dict[str, Any] = {"mask_token_id": 159, "target_layer_ids": LEAVING}
+    if second:
+        own |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 12}
+        for i in range(layers):
+            names = (f"layers.{i}.{part}_conv.base_kernel" for part in ("attention", "mlp"))
+            weights |= {name: mx.random.normal((2, 2, 64)) for name in names}
+        tables = {f"candidate_selector.{side}_codebook": (160, 8) for side in ("predecessor", "successor")}
+        tables |= {"candidate_selector.hidden_projection.weight": (8, 64)}
+        weights |= {name: mx.random.normal(shape) for name, shape in tables.items()}
+    config = {
+        "architectures": [f"DFlash{'2' if second else ''}DraftModel"], "model_type": "qwen3", "hidden_size": 64,
+        "num_hidden_layers": layers, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "rms_norm_eps": 1e-5, "vocab_size": 160, "rope_theta": 10000.0, "block_size": 8,
+        "num_target_layers": 4, "max_position_embeddings": 4096, "dflash_config": own | told.pop("dflash_config", {}),
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config | told))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder

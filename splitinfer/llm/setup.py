@@ -36,7 +36,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
 from splitinfer.models.mtp import MTP
-from splitinfer.models.trained import is_trained
+from splitinfer.models.trained import at_once, is_trained
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
@@ -115,6 +115,7 @@ class PipelineSetup:
             ),
             speculates=self._speculates(pipeline),
             drafts_at_end=bool(self._drafter_at_end),
+            drafts_at_once=0 if self._trained is None else at_once(self._trained),
             forces=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,

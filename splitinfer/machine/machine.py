@@ -92,6 +92,7 @@ class Machine(Numbers):
     each_layer: the costs of stages of any number of layers; ``None``: they are proportional to the layers.
     draft_more: seconds for each further sequence in a round of drafts, which are made together.
     drafts_at_end: whether the last stage's device makes the drafts, not the first's.
+    drafts_at_once: the most drafts of a round; 0: one.
 
     Raises:
         ValueError: the parts contradict each other, or a number is out of its range.
@@ -109,6 +110,7 @@ class Machine(Numbers):
     each_layer: EachLayer | None = None
     draft_more: NotNegative = 0.0
     drafts_at_end: bool = False
+    drafts_at_once: int = 0
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):

@@ -51,12 +51,14 @@ class LayerProfile:
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class DraftProfile:
     """A drafter. ``weights``, ``kv_per_token``: its bytes; zeros for n-grams. ``like``: for one on the last stage, the
-    kind of the model's layers that its own resemble; ``None``: it is on the coordinator."""
+    kind of the model's layers that its own resemble; ``None``: it is on the coordinator. ``at_once``: the most drafts
+    that it makes in a round; 0: one."""
 
     name: str
     weights: Bytes = 0
     kv_per_token: Bytes = 0
     like: str | None = None
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

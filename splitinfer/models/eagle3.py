@@ -4,9 +4,7 @@
                                                         ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
     embedding, the target's where the drafter has none ─┘                         └─ for the next draft
 
-See EAGLE-3 (arXiv 2503.01840). ``fc`` is linear, and a product with a concatenation is a sum of products: so each stage
-multiplies the hidden states of its layers by its columns of ``fc`` (``taps_of``), and what the last stage needs comes
-as one row beside the hidden state, whatever the number of layers (``StageModel.tap``).
+See EAGLE-3 (arXiv 2503.01840); ``taps`` has the projection.
 
 Layers are numbered in two ways. ``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as
 they enter a layer, and so are 2, half and all but 3 of the target's layers where there are none; in ``eagle_config``
@@ -20,15 +18,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from splitinfer.errors import ModelError
+from splitinfer.models import taps
 from splitinfer.models.cut import StageModel
 from splitinfer.models.heads import HeadRows, linear
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.mlx_lm import rope_utils
 from splitinfer.models.mtp import Target
+from splitinfer.models.taps import Arrays, norm, rope
 
-Arrays = Mapping[str, mx.array]
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_EPS, _THETA = 1e-6, 1e4  # where a configuration says nothing
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
@@ -38,22 +35,10 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
-    """The layers of a target behind which the hidden states are taken.
-
-    Raises:
-        ModelError: the target does not have them.
-    """
+    """The layers of a target behind which the hidden states are taken."""
     leaving = (config.get("eagle_config") or {}).get(_IDS)
     entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
-    found = [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
-    wrong = [i for i in found if not 0 <= i < num_layers]
-    if wrong or len(set(found)) < len(found):
-        which = f", so not layer {wrong[0]}" if wrong else ""
-        raise ModelError(
-            f"the drafter reads the hidden states behind layers {found} (counted from 0), and the model has "
-            f"{num_layers} layers{which}; it belongs to another model"
-        )
-    return found
+    return [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
 
 
 def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict[int, Callable[[mx.array], mx.array]]:
@@ -62,46 +47,14 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     Raises:
         ModelError: the drafter belongs to another model, or begins with something that is not linear.
     """
-    layers, size, own = layers_of(config, len(find_layers(model))), _size_of(model), _renamed(arrays)
     if config.get("norm_before_fc"):
         raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
-    columns = own["fc.weight"].shape[-1]
-    if "fc.scales" not in own and columns != size * len(layers):
-        raise ModelError(
-            f"the drafter is for {len(layers)} hidden states of {columns / len(layers):g} numbers, and those of "
-            f"{type_name(model)} have {size}; it belongs to another model"
-        )
-    whole = linear("fc", own, size * len(layers))
-    return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
+    return taps.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
 
 
-def check_width(model: nn.Module, arrays: Arrays) -> None:
-    """Raise ModelError where the drafter's hidden states do not fit in a row between two stages."""
-    own, size = _renamed(arrays)["fc.weight"].shape[0], _size_of(model)
-    if own > size:
-        raise ModelError(f"the drafter's hidden states have {own} numbers, and a row on a link has {size}")
-
-
-def _columns(whole: Any, part: int, parts: int) -> Any:
-    """One of so many equal parts of a linear layer's inputs; the first has its bias."""
-    names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
-    own = {f"fc.{name}": mx.split(whole[name], parts, axis=-1)[part] for name in names}
-    if part == 0 and "bias" in whole:
-        own["fc.bias"] = whole["bias"]
-    inputs = own["fc.weight"].shape[-1] if "scales" not in names else whole.group_size * own["fc.scales"].shape[-1]
-    return linear("fc", own, inputs)
-
-
-def _size_of(model: nn.Module) -> int:
-    return int(Target.of(model).norm.weight.shape[-1])
-
-
-def _renamed(arrays: Arrays) -> dict[str, mx.array]:
+def renamed(arrays: Arrays) -> dict[str, mx.array]:
     """A drafter's tensors with the names of ``Eagle3``."""
-    own = {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
-    if "fc.weight" not in own:
-        raise ModelError("the drafter has no projection of hidden states (fc.weight), so it is not an EAGLE-3 drafter")
-    return own
+    return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
 
 
 class Eagle3(nn.Module):  # type: ignore[misc]
@@ -111,15 +64,13 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         ModelError: it belongs to another target, or lacks something.
     """
 
+    at_once = 0
+
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> None:
         super().__init__()
-        text, own, target = config.get("transformer_layer_config") or config, _renamed(arrays), Target.of(model)
+        text, own, target = config.get("transformer_layer_config") or config, renamed(arrays), Target.of(model)
         rows = target.embed.weight.shape[0]
-        if text.get("vocab_size", rows) > rows:
-            raise ModelError(
-                f"the drafter is for a vocabulary of {text['vocab_size']:,} tokens, and {type_name(model)} has "
-                f"{rows:,}; it belongs to another model"
-            )
+        taps.check_vocabulary(text, model, rows)
         self.like = len(find_layers(model)) - 1
         size = self._size = int(own["fc.weight"].shape[0])
         try:
@@ -127,7 +78,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
             if "embed_tokens.weight" in own:
                 self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
             self.layers = [_Layer(config, text, size, f"layers.{i}.", own) for i in range(text["num_hidden_layers"])]
-            self.norm = _norm("norm", own, text)
+            self.norm = norm("norm", own, text)
             self._head = target.head
             if "lm_head.weight" in own:
                 self.lm_head = self._head = linear("lm_head", own, size)
@@ -193,10 +144,10 @@ class _Layer(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         is_first = name == "layers.0."
-        self.input_layernorm = _norm(f"{name}input_layernorm", own, text)
-        self.post_attention_layernorm = _norm(f"{name}post_attention_layernorm", own, text)
+        self.input_layernorm = norm(f"{name}input_layernorm", own, text)
+        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, text)
         if is_first:
-            self.hidden_norm = _norm(f"{name}hidden_norm", own, text)
+            self.hidden_norm = norm(f"{name}hidden_norm", own, text)
         for part in ("q_proj", "k_proj", "v_proj"):
             self[part] = linear(f"{name}self_attn.{part}", own, (1 + is_first) * size)
         self._heads = int(text["num_attention_heads"])
@@ -207,7 +158,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
             inputs = int(text["intermediate_size"]) if part == "down_proj" else size
             self[part] = linear(f"{name}mlp.{part}", own, inputs)
         self._norm_before_residual = bool(config.get("norm_before_residual"))
-        self._rope = _rope(text, self._width)
+        self._rope = rope(text, self._width)
 
     def __call__(self, hidden: mx.array, embedded: mx.array | None, cache: HeadRows) -> mx.array:
         if embedded is None:
@@ -226,16 +177,3 @@ class _Layer(nn.Module):  # type: ignore[misc]
         q, k = self._rope(q, offset=cache.offset), self._rope(k, offset=cache.offset)
         found = cache.attend(q, *cache.update_and_fetch(k, v), self._width**-0.5, None, None)
         return cast(mx.array, self.o_proj(found.transpose(0, 2, 1, 3).reshape(len(x), 1, -1)))
-
-
-def _norm(name: str, own: Mapping[str, mx.array], text: Mapping[str, Any]) -> nn.RMSNorm:
-    norm = nn.RMSNorm(1, eps=float(text.get("rms_norm_eps", _EPS)))
-    norm.weight = own[f"{name}.weight"]
-    return norm
-
-
-def _rope(text: Mapping[str, Any], width: int) -> Any:
-    given = text.get("rope_parameters") or {}
-    scaling = text.get("rope_scaling") or (given if given.get("rope_type", "default") != "default" else None)
-    theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
-    return rope_utils.initialize_rope(width, theta, False, scaling, text.get("max_position_embeddings"))

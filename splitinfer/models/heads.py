@@ -5,15 +5,16 @@
                                                                               └─ in the place of the hidden state, for
                                                                                  the next draft
 
-A *kind* of them is a class of the form ``Heads``: the prediction heads of a checkpoint (``mtp``), and ``eagle3``. All
-run the rows of many sequences as a stage does (``rows``), and their KV is one more cache of each sequence
-(``WithHeads``): it is rolled back, kept, written to disk and joined as a layer's is. The entry of token i comes from
-hidden state i - 1 and token i, so this KV has the length of the layers'.
+A *kind* of them is a class of the form ``Heads``, which draft one token after the other: the prediction heads of a
+checkpoint (``mtp``), and ``eagle3``; or of the form ``Blocks``, which draft several at once: ``dflash``. All run the
+rows of many sequences as a stage does (``rows``), and their KV is one more cache of each sequence (``WithHeads``): it
+is rolled back, kept, written to disk and joined as a layer's is. The entry of token i comes from hidden state i - 1 and
+token i, or, of ``Blocks``, from hidden state i alone; so this KV has the length of the layers'.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -35,11 +36,13 @@ _OF = {quantised: plain for plain, quantised in _LINEAR.items()}
 _MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, of weights without biases
 
 
-class Heads(Protocol):
-    """A kind of drafter. ``layers``: those with KV; ``like``: the target's layer that costs as much as one of them."""
+class _Common(Protocol):
+    """``layers``: those with KV; ``like``: the target's layer that costs as much as one of them; ``at_once``: the most
+    tokens that are drafted at once, 0 where they are drafted one after the other."""
 
     layers: Sequence[Any]
     like: int
+    at_once: int
 
     def parameters(self) -> Any:
         """Its own weights."""
@@ -61,12 +64,36 @@ class Heads(Protocol):
         """The tokens' embeddings."""
         ...
 
+    def logits(self, hidden: mx.array) -> mx.array:
+        """[n, 1, vocabulary] from [n, 1, d]."""
+        ...
+
+
+class Heads(_Common, Protocol):
+    """A kind of drafter that drafts one token after the other."""
+
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence["HeadRows"]) -> mx.array:
         """[T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before them."""
         ...
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """[n, 1, vocabulary] from [n, 1, d]."""
+
+class Blocks(_Common, Protocol):
+    """A kind of drafter that drafts a block at once."""
+
+    def masks(self, n: int) -> mx.array:
+        """[n] tokens that stand for drafts in a block."""
+        ...
+
+    def keep(self, context: mx.array, parts: Sequence["BlockPart"]) -> None:
+        """Write [C, d] hidden states into the caches of the sequences that they are of."""
+        ...
+
+    def __call__(self, embedded: mx.array, parts: Sequence["BlockPart"]) -> mx.array:
+        """[B, 1, d] of the rows of all blocks, whose embeddings are given."""
+        ...
+
+    def behind(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
+        """[n, vocabulary] of drafts, by ``logits``, the ``hidden`` states [n, d] and the [n] tokens before them."""
         ...
 
 
@@ -150,6 +177,29 @@ class HeadRows:
         return mx.concatenate(found) if len(found) > 1 else found[0]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """One sequence in a call of ``Blocks``: ``context`` rows of hidden states from position ``start`` on; and a block
+    of so many ``rows``, the first of which is the token at ``position``, int32. What is between it and the end of the
+    context was drafted, and wrong."""
+
+    caches: SequenceCaches
+    start: int
+    context: int
+    position: mx.array
+    rows: int
+
+    @property
+    def end(self) -> int:
+        """Behind the last row of the context."""
+        return self.start + self.context
+
+    @property
+    def positions(self) -> mx.array:
+        """[rows] of the block."""
+        return self.position + mx.arange(self.rows)
+
+
 class WithHeads:
     """A last stage and its heads, whose KV is one more cache of each sequence.
 
@@ -157,7 +207,7 @@ class WithHeads:
         ModelError: the heads cannot run on this stage.
     """
 
-    def __init__(self, stage: StageModel, heads: Heads) -> None:
+    def __init__(self, stage: StageModel, heads: Heads | Blocks) -> None:
         self.stage, self.heads = stage, heads
         attend_by_rows(stage.whole)
 
@@ -174,8 +224,7 @@ class WithHeads:
         caches, rows = self.make_caches(), 4
         hidden = self.stage.made_up_hidden(rows, 0)
         self.stage(mx.zeros((1, rows), mx.int32), caches, None if hidden is None else hidden[None], rows)
-        parts = [(caches, rows, mx.tri(rows, rows).astype(mx.bool_))]
-        self.run(mx.zeros(rows, mx.int32), self.heads.zeros(rows), parts, mx.arange(rows))
+        self._run_nothing(caches, rows)
         return cut(caches, self.own_places, 0, rows)
 
     @property
@@ -215,7 +264,21 @@ class WithHeads:
             for own, count, visible in parts:
                 rows.append(HeadPart(own.own[layer - len(self.heads.layers)], at, at := at + count, visible))
             caches.append(HeadRows(rows, positions))
-        return self.heads(self.heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
+        heads = cast(Heads, self.heads)
+        return heads(heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
+
+    def run_blocks(self, tokens: mx.array | None, context: mx.array, parts: Sequence[BlockPart]) -> mx.array | None:
+        """[B, d] of the rows of blocks; and the entries of the context's rows in the heads' KV.
+
+        Args:
+            tokens: [B] ids, of all blocks in the order of ``parts``; ``None`` if there is none.
+            context: [C, d] states, of all parts.
+        """
+        blocks = cast(Blocks, self.heads)
+        blocks.keep(context, parts)
+        if tokens is None:
+            return None
+        return blocks(blocks.embed(tokens[:, None]), [part for part in parts if part.rows])[:, 0]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[n, vocabulary] from [n, d] of ``run``."""
@@ -223,5 +286,14 @@ class WithHeads:
 
     def probe(self, caches: SequenceCaches | None = None) -> Iterator[mx.array]:
         """What a call for two rows computes, not evaluated."""
-        parts = [(caches or self.make_caches(), 2, mx.ones((2, 2), mx.bool_))]
-        yield self.logits(self.run(mx.zeros(2, mx.int32), self.heads.zeros(2), parts, mx.arange(2)))
+        yield self._run_nothing(caches or self.make_caches(), 2)
+
+    def _run_nothing(self, caches: SequenceCaches, rows: int) -> mx.array:
+        """[n, vocabulary] of so many rows of made-up hidden states."""
+        tokens, hidden = mx.zeros(rows, mx.int32), self.heads.states(self.heads.zeros(rows))
+        if not self.heads.at_once:
+            visible = mx.tri(rows, rows).astype(mx.bool_)
+            return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))
+        found = self.run_blocks(tokens, hidden, [BlockPart(caches, 0, rows, mx.array(rows), rows)])
+        assert found is not None
+        return cast(Blocks, self.heads).behind(self.logits(found), found, tokens)

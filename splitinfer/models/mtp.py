@@ -81,6 +81,8 @@ class Target:
 class PredictionHeads(nn.Module):  # type: ignore[misc]
     """The heads: ``fc``, two norms before it, ``layers``, and a norm behind them."""
 
+    at_once = 0
+
     def __init__(self, model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
         super().__init__()
         own = _renamed(arrays, len(find_layers(model)))

@@ -1,7 +1,7 @@
 """A drafter that was trained on its target's hidden states: what each stage reads of it, and what the last one runs.
 
 It is among the model's own tensors (``mtp``), or in a folder of its own whose config.json says of what kind it is
-(``eagle3``). Every stage taps its layers; the last one has the rest.
+(``eagle3``, ``dflash``). Every stage taps its layers; the last one has the rest.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +12,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.errors import ModelError
+from splitinfer.models import dflash, eagle3
 from splitinfer.models.building import cast_floats
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.eagle3 import Eagle3, check_width, is_eagle3, taps_of
-from splitinfer.models.heads import Heads, WithHeads
+from splitinfer.models.dflash import DFlash, is_dflash
+from splitinfer.models.eagle3 import Eagle3, is_eagle3
+from splitinfer.models.heads import Blocks, Heads, WithHeads
 from splitinfer.models.layers import type_name
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
+from splitinfer.models.taps import check_width
 
 Arrays = Mapping[str, mx.array]
 
@@ -39,7 +42,12 @@ class Trained:
 
 def is_trained(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is that of a drafter that runs on the last stage."""
-    return is_eagle3(checkpoint.config)
+    return is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+
+
+def at_once(checkpoint: Checkpoint) -> int:
+    """The most tokens that a drafter drafts at once; 0 where it drafts one after the other."""
+    return dflash.at_once(checkpoint.config) if is_dflash(checkpoint.config) else 0
 
 
 def arrays_of(drafter: Checkpoint) -> dict[str, mx.array]:
@@ -56,7 +64,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | No
     Raises:
         ModelError: there is no drafter, it belongs to another model, or this one cannot have any.
     """
-    kind, own = (_eagle3 if is_trained(drafter) else _mtp), dict[str, mx.array]()
+    kind, own = (_of_folder if is_trained(drafter) else _mtp), dict[str, mx.array]()
     try:
         parts, make = kind(stage, drafter, arrays)
         for index, part in parts.items():
@@ -78,7 +86,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | No
     return Trained(own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}, found)
 
 
-_Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
+_Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads | Blocks]]
 
 
 def _mtp(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
@@ -91,8 +99,10 @@ def _mtp(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
     return {stage.num_layers - 1: lambda hidden: hidden}, lambda: PredictionHeads(stage.whole, arrays)
 
 
-def _eagle3(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
-    taps = taps_of(drafter.config, stage.whole, arrays)
+def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:
+    config, model = drafter.config, stage.whole
+    module, kind = (dflash, DFlash) if is_dflash(config) else (eagle3, Eagle3)
+    taps = module.taps_of(config, model, arrays)
     if not (stage.is_first and stage.is_last):
-        check_width(stage.whole, arrays)
-    return taps, lambda: Eagle3(drafter.config, stage.whole, arrays)
+        check_width(model, module.renamed(arrays))
+    return taps, lambda: kind(config, model, arrays)

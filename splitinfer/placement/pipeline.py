@@ -36,6 +36,7 @@ def pipeline_of(profiles: Profiles, cut: Cut) -> Machine:
         draft_buffers=first.draft_buffers,
         draft_more=more,
         drafts_at_end=at_end(profiles),
+        drafts_at_once=at_once(profiles),
     )
 
 
@@ -44,15 +45,20 @@ def at_end(profiles: Profiles) -> bool:
     return profiles.model.draft is not None and profiles.model.draft.like is not None
 
 
+def at_once(profiles: Profiles) -> int:
+    """The most drafts that are made in a round; 0: one."""
+    return 0 if profiles.model.draft is None else profiles.model.draft.at_once
+
+
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
     """Seconds of a round of drafts for one sequence, and for each further one, where the machine ``last`` has the last
-    stage. A drafter there costs as much as layers of its bytes, and the head."""
+    stage. A drafter there costs as much as layers of its bytes, and the head, for its rows."""
     first, machine, draft = profiles.machines[0], profiles.machines[last], profiles.model.draft
     if draft is None or draft.like is None:
         return first.draft, first.draft_more
     weights = next(layer.weights for layer in profiles.model.layers if layer.kind == draft.like)
-    own = machine.layers[draft.like].scaled(draft.weights / max(1, weights))
-    one, several = (own.at(Shape(n)) + machine.head.at(Shape(n)) for n in (1, _SEVERAL))
+    own, rows = machine.layers[draft.like].scaled(draft.weights / max(1, weights)), 1 + draft.at_once
+    one, several = (own.at(Shape(n * rows)) + machine.head.at(Shape(n * rows)) for n in (1, _SEVERAL))
     return one, max(0.0, several - one) / (_SEVERAL - 1)
 
 

@@ -21,7 +21,7 @@ from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.pipeline import HEAD_ROWS, at_end, drafting, hop_ends, hop_of
+from splitinfer.placement.pipeline import HEAD_ROWS, at_end, at_once, drafting, hop_ends, hop_of
 
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
@@ -39,7 +39,7 @@ class Screen:
         self._sums: dict[tuple[int, Shape], tuple[list[float], float, float]] = {}
         count = len(profiles.machines)
         self._drafts = [drafting(profiles, machine) for machine in range(count)]
-        self._at_end = at_end(profiles)
+        self._at_end, self._at_once = at_end(profiles), at_once(profiles)
         self._hops = {(a, b): hop_of(profiles, a, b) for a in range(count) for b in range(count)}
 
     # -- one stream ----------------------------------------------------------------------------
@@ -56,11 +56,11 @@ class Screen:
         return max(plain, *(self._drafted(cut, k) for k in _ALONE))
 
     def _drafted(self, cut: Cut, k: int) -> float:
-        a, d = min(self._asked.acceptance or 0.0, _CERTAIN), self._drafting(cut, 1)
-        once = k * d + self._latency(cut, k + 1)
+        a, drafting = min(self._asked.acceptance or 0.0, _CERTAIN), self._drafting(cut, 1, k)
+        once = drafting + self._latency(cut, k + 1)
         alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
-        apart = max(first + k * d, *others, 0.0)
+        apart = max(first + drafting, *others, 0.0)
         flies = others and a and not self._at_end
         return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
 
@@ -89,15 +89,15 @@ class Screen:
         streams, a = self._asked.streams, min(self._asked.acceptance or 0.0, _CERTAIN)
         members = -(-streams // groups)
         each = self._seconds(cut, self._block(k + 1, members))
-        each[-1 if self._at_end else 0] += k * self._drafting(cut, members)
+        each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
         passing = self._first.host + sum(each) + self._passing(cut, members * (k + 1))
         period = max(groups * max(each), passing)
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
 
-    def _drafting(self, cut: Cut, members: int) -> float:
-        """Seconds of a round of drafts for so many sequences."""
+    def _drafting(self, cut: Cut, members: int, k: int) -> float:
+        """Seconds of ``k`` drafts of each of so many sequences."""
         one, more = self._drafts[cut.machines[-1]]
-        return one + more * (members - 1)
+        return (min(k, 1) if self._at_once else k) * (one + more * (members - 1))
 
     # -- seconds -------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ def _token_times(
         blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=acceptance is not None,
         drafts_at_end=machine.drafts_at_end,
+        drafts_at_once=machine.drafts_at_once,
     )
     simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=seed, by_place=True)
     simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))

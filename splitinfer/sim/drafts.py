@@ -111,6 +111,7 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=choice.flight is None or not choice.flight.is_off,
         drafts_at_end=crowd.machine.drafts_at_end,
+        drafts_at_once=crowd.machine.drafts_at_once,
         num_stages=num_stages,
         policy_config=PolicyConfig(itl_slo=crowd.itl_slo),
         fixed_groups=choice.groups is not None,

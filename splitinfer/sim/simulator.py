@@ -306,6 +306,7 @@ class Simulator:
         if not drafted:
             return sampled, done
         figures, rounds = self._figures[plan.step], max(asked[one.seq_id].num_next for one in drafted)
+        rounds = 1 if self.machine.drafts_at_once else rounds
         seconds = rounds * self.machine.draft_round(len(drafted))
         timing = self._queues[-1].launch(self.now, seconds, rounds * self.machine.draft_buffers)
         figures[-1] = replace(figures[-1], drafting=seconds, sent=timing.done)

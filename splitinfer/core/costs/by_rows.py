@@ -14,7 +14,7 @@ class RowCosts:
     """Seconds. ``stages``: of a step, by stage and number of rows (from 0); ``drafts``: of a round of drafts by the
     number of sequences, empty without a drafter; ``link``: one way; ``host``: what a step takes besides. ``most_rows``:
     up to which a step's time is known well enough to be tried; ``at_end``: whether the last stage makes the drafts, not
-    the first."""
+    the first; ``at_once``: the most drafts that a round makes, 0: one."""
 
     stages: tuple[tuple[float, ...], ...]
     drafts: tuple[float, ...] = ()
@@ -22,12 +22,13 @@ class RowCosts:
     host: float = 0.0
     most_rows: int = MOST_ROWS
     at_end: bool = False
+    at_once: int = 0
 
     @classmethod
-    def through(cls, stages: Iterable[Mapping[int, float]], draft: float, link: float) -> "RowCosts":
+    def through(cls, stages: Iterable[Mapping[int, float]], draft: float, link: float, at_once: int = 0) -> "RowCosts":
         """The costs for one sequence, from each stage's seconds for some numbers of rows. Between them they are
         interpolated; outside they are those of the nearest, so that sizes nobody tried get tried."""
-        return cls(tuple(_nearest(seconds) for seconds in stages), (0.0, draft), link)
+        return cls(tuple(_nearest(seconds) for seconds in stages), (0.0, draft), link, at_once=at_once)
 
     def at(self, stage: int, rows: int) -> float:
         """Seconds of a step on a stage."""
@@ -37,6 +38,15 @@ class RowCosts:
     def round(self, sequences: int) -> float:
         """Seconds of a round of drafts for so many sequences."""
         return self.drafts[min(sequences, len(self.drafts) - 1)] if self.drafts and sequences else 0.0
+
+    def drafting(self, drafts: int, sequences: int = 1) -> float:
+        """Seconds of so many drafts of each of some sequences."""
+        return (min(drafts, 1) if self.at_once else drafts) * self.round(sequences)
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a block."""
+        return self.at_once or MAX_ROWS - 1
 
     # -- one sequence alone --------------------------------------------------------------------
 
@@ -71,7 +81,7 @@ class RowCosts:
         """Tokens per second with synchronous blocks."""
         a = min(acceptance, _CERTAIN)
         tokens = (1 - a ** (num_drafts + 1)) / (1 - a)
-        return tokens / (num_drafts * self.draft + self.latency(num_drafts + 1))
+        return tokens / (self.drafting(num_drafts) + self.latency(num_drafts + 1))
 
 
 def _nearest(seconds: Mapping[int, float]) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ class CostModel:
     drafts: of a round of drafts, whose rows are its sequences.
     host: seconds that the coordinator takes for a step besides drafts, computing and links.
     drafts_at_end: whether the last stage makes the drafts.
+    drafts_at_once: the most drafts that a round makes; 0: one.
     """
 
     stages: list[StageCosts]
@@ -36,6 +37,7 @@ class CostModel:
     drafts: StageCosts = field(default_factory=StageCosts)
     host: float = 0.0
     drafts_at_end: bool = False
+    drafts_at_once: int = 0
     _hops: Usual = field(default_factory=Usual)
     _hosts: Usual = field(default_factory=Usual)
 
@@ -87,14 +89,14 @@ class CostModel:
         if not self.drafts.num_seen or not all(stage.sizes for stage in self.stages):
             return None
         times = [{n: stage.at(Shape().plus(position, n)) for n in stage.sizes} for stage in self.stages]
-        return RowCosts.through(times, self.drafting(1), self.hop)
+        return RowCosts.through(times, self.drafting(1), self.hop, self.drafts_at_once)
 
     def for_several(self, position: int, most_rows: int) -> RowCosts:
         """The costs for sequences of ``position`` tokens each, of steps of up to ``most_rows`` rows."""
         rows = range(1, min(most_rows, MOST_ROWS) + 1)
         stages = tuple((0.0, *(stage.at_position(n, position) for n in rows)) for stage in self.stages)
         rounds = tuple(self.drafting(n) for n in range(_MOST_SEQUENCES + 1)) if self.drafts.num_seen else ()
-        return RowCosts(stages, rounds, self.hop, self.host, len(rows), self.drafts_at_end)
+        return RowCosts(stages, rounds, self.hop, self.host, len(rows), self.drafts_at_end, self.drafts_at_once)
 
     @property
     def num_sizes(self) -> int:

@@ -25,6 +25,7 @@ class SchedulerConfig:
     blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
     speculates: whether there is a drafter.
     drafts_at_end: whether the last stage makes the drafts, behind the step whose tokens they follow.
+    drafts_at_once: the most drafts that a round of it makes; 0: one.
     forces: whether tokens that a request's rules force go out as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
@@ -45,6 +46,7 @@ class SchedulerConfig:
     blocks: PrefixCacheConfig = field(default_factory=PrefixCacheConfig)
     speculates: bool = False
     drafts_at_end: bool = False
+    drafts_at_once: int = 0
     forces: bool = False
     num_stages: int = 0
     rewind: int | None = None

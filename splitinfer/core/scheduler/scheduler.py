@@ -75,7 +75,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
-        costs.drafts_at_end = config.drafts_at_end
+        costs.drafts_at_end, costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
         groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,

@@ -120,7 +120,7 @@ def run_seconds(costs: RowCosts, flight: Flight, right: int) -> float:
     synchronous blocks a run may be several blocks, each of which gives one token more than its drafts."""
     if flight.is_synchronous:
         blocks = 1 + right // (flight.first + 1)
-        return blocks * (flight.first * costs.draft + costs.latency(flight.first + 1))
+        return blocks * (costs.drafting(flight.first) + costs.latency(flight.first + 1))
     times, covered = resumed(costs, flight), flight.first
     for received in times:
         if right <= covered:
@@ -136,14 +136,14 @@ def _when_received(at: float, work: Iterable[tuple[float, float]]) -> float:
 def best_flight(costs: RowCosts, acceptance: float, most_in_flight: int) -> Flight:
     """The fastest flight, which may be ``OFF``. Of those that are nearly as fast it is the one with the fewest drafts
     under way, because discarded drafts cost power and delay the next request."""
-    rates = {flight: tokens_per_second(costs, flight, acceptance) for flight in _flights(most_in_flight)}
+    rates = {flight: tokens_per_second(costs, flight, acceptance) for flight in _flights(most_in_flight, costs.most_drafts)}
     enough = _AS_GOOD * max(rates.values())
     return min((flight for flight, rate in rates.items() if rate >= enough), key=lambda flight: flight.most_drafts)
 
 
-def _flights(most_in_flight: int) -> Iterator[Flight]:
+def _flights(most_in_flight: int, most_drafts: int) -> Iterator[Flight]:
     yield OFF
-    for first in FIRSTS:
+    for first in sorted({min(first, most_drafts) for first in FIRSTS}):
         yield Flight(first)
         for further in FURTHERS:
             if further <= 2 * first + 2:  # where the first block is short, so are those behind it

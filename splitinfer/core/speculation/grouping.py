@@ -152,7 +152,7 @@ class _Filling:
     @property
     def period(self) -> float:
         seconds = [
-            count * self.costs.round(sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
+            self.costs.drafting(count, sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
         ]
         return period(self.costs, self.rows, seconds, self.in_flight)
 
@@ -163,7 +163,7 @@ class _Filling:
     def choice(self, period: float) -> Grouping:
         wider = [count + 1 for count in self.rows]
         seconds = [
-            count * self.costs.round(sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
+            self.costs.drafting(count, sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
         ]
         more = max(0.0, _period_of(self.costs, wider, seconds, self.in_flight) - period) / self.groups
         rate = sum(self.tokens) / period

@@ -102,7 +102,7 @@ class Speculation:
 
     def member(self, seq: Sequence) -> Member:
         """A sequence as the choice of groups sees it."""
-        most = MAX_ROWS - 1 if not self.rewind else min(MAX_ROWS - 1, self.rewind)
+        most = min(self._most, self.rewind or self._most)
         share = self.controller.share(seq.seq_id)
         if seq.flight is not None:
             return Member(share, min(most, seq.flight.first), fixed=True)
@@ -113,6 +113,11 @@ class Speculation:
         if seq.flight is not None:
             return not seq.flight.is_off
         return self._shares is None or not self._shares.flights.get(seq.seq_id, OFF).is_off
+
+    @property
+    def _most(self) -> int:
+        """Drafts of a block."""
+        return min(MAX_ROWS - 1, self.costs.drafts_at_once or MAX_ROWS)
 
     @property
     def _shares(self) -> GroupController | None:
@@ -141,7 +146,7 @@ class Speculation:
 
     def num_next(self, seq: Sequence, longest: int) -> int:
         """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
-        return max(0, min(self._next_flight(seq).first, MAX_ROWS - 1, longest - 2 - seq.num_streamed))
+        return max(0, min(self._next_flight(seq).first, self._most, longest - 2 - seq.num_streamed))
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
         """Take in the drafts that the last stage has made behind a sequence's last token."""
@@ -243,7 +248,7 @@ class Speculation:
         self.counts.computed([each.rows for each in figures])
         asked = [part.num_next for part in plan.slices if part.num_next]
         if asked and figures[-1].drafting:
-            self.took(max(asked), figures[-1].drafting, len(asked))
+            self.took(1 if self.costs.drafts_at_once else max(asked), figures[-1].drafting, len(asked))
         if len(plan.slices) == 1 and plan.has_only_logits:
             for each in figures:
                 if 0 < each.rows <= MAX_ROWS:

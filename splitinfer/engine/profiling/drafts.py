@@ -69,8 +69,9 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
     stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
     found = join(stage, checkpoint, placeholders_of(checkpoint), dtype)
     assert found.heads is not None
-    weights, like = sum(array.nbytes for array in found.weights.values()), found.heads.heads.like
-    return DraftProfile(name, weights, found.heads.bytes_per_token, described.profile.layers[like].kind)
+    heads, weights = found.heads.heads, sum(array.nbytes for array in found.weights.values())
+    like = described.profile.layers[heads.like].kind
+    return DraftProfile(name, weights, found.heads.bytes_per_token, like, heads.at_once)
 
 
 def _round(drafter: DraftModel, count: int) -> float:

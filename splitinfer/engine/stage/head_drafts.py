@@ -1,4 +1,4 @@
-"""Drafts with a checkpoint's prediction heads (``models.heads``) on the last stage, behind each step, in one graph.
+"""Drafts with heads (``models.heads``) on the last stage, behind each step, in one graph.
 
 Nothing is read between the step and its drafts: which row is the last right one is computed from the sampled tokens
 and the drafts that they are compared with.
@@ -12,10 +12,16 @@ The heads' KV gets an entry for each of the slice's tokens, and is rolled back w
 taken out again at once. All sequences of a step go through the heads together, each with its own r. What the first
 entry of a slice needs of the slice before is one hidden state (``_tails``); where a sequence begins from stored blocks
 it is missing, and zeros are taken: a draft may be a little worse, and the tokens are the target's in any case.
+
+Heads that draft a block at once take the hidden states of the slice's rows as entries, and need none before:
+
+    heads    entries of these rows    t3   d4   d5   d6
+             a block                            s5   mask mask mask     sees all entries up to r, and itself
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any, cast
 
 import mlx.core as mx
@@ -25,23 +31,25 @@ from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.heads import WithHeads
+from splitinfer.models.heads import Blocks, BlockPart, WithHeads
 from splitinfer.models.rows import Part
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafts:
-    """Drafts of a step, not yet evaluated. ``rounds``: [sequences] ids each; ``counts``: by sequence, in their order,
-    how many it asked for."""
+    """Drafts of a step, not yet evaluated. ``rounds``: [sequences, n] ids each, n made at once; ``counts``: by
+    sequence, in their order, how many it asked for."""
 
     rounds: tuple[mx.array, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
 
     def read(self) -> dict[int, tuple[int, ...]]:
         """By sequence its drafts. Waits until they are computed."""
-        rounds = [cast(list[int], one.tolist()) for one in self.rounds]
-        lines = zip(*rounds, strict=True)
-        return {seq: line[:count] for (seq, count), line in zip(self.counts.items(), lines, strict=False)}
+        if not self.rounds:
+            return {}
+        rounds = [cast(list[list[int]], one.tolist()) for one in self.rounds]
+        lines = (tuple(chain.from_iterable(line)) for line in zip(*rounds, strict=True))
+        return {seq: line[:count] for (seq, count), line in zip(self.counts.items(), lines, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,10 @@ class HeadDrafter:
             tokens = None if sampled is None else sampled[logit : (logit := logit + part.num_logits)]
             if part.num_next and tokens is not None:
                 lines.append(_line(part, run.caches, own, tokens))
-        drafts = self._drafts(slices, parts, mx.concatenate(entries), lines, rows)
+        if self._model.heads.at_once:
+            drafts = self._at_once(slices, parts, states, lines, rows)
+        else:
+            drafts = self._one_by_one(slices, parts, mx.concatenate(entries), lines, rows)
         for run, part in zip(parts, slices, strict=True):
             for cache in self._caches(run.caches):
                 cache.trim(cache.offset - part.end)
@@ -125,7 +136,37 @@ class HeadDrafter:
         at = part.start - 1 - start
         return states[at : at + 1] if 0 <= at < len(states) else mx.zeros_like(own[:1])
 
-    def _drafts(
+    def _at_once(
+        self,
+        slices: Sequence[Slice],
+        parts: Sequence[Part],
+        states: mx.array,
+        lines: Sequence[_Line],
+        rows: Sequence[Row],
+    ) -> HeadDrafts:
+        """Write the entries of all slices, and run a block for each line."""
+        heads, of_line = cast(Blocks, self._model.heads), {line.part.seq_id: line for line in lines}
+        counts = {line.part.seq_id: min(line.part.num_next, heads.at_once) for line in lines}
+        blocks = []
+        for part, run in zip(slices, parts, strict=True):
+            line, count = of_line.get(part.seq_id), counts.get(part.seq_id, -1)
+            position = mx.array(part.end) if line is None else line.position
+            blocks.append(BlockPart(run.caches, part.start, len(part.token_ids), position, count + 1))
+        if not lines:
+            self._model.run_blocks(None, states, blocks)
+            return HeadDrafts()
+        ids = [mx.concatenate([line.token.astype(mx.int32), heads.masks(counts[line.part.seq_id])]) for line in lines]
+        hidden = self._model.run_blocks(mx.concatenate(ids), states, blocks)
+        assert hidden is not None
+        logits, of_seq, tokens = self._model.logits(hidden), _rows_of(lines, rows, slices), list[mx.array]()
+        before, firsts = mx.concatenate([line.token for line in lines]), _firsts(len(one) for one in ids)
+        for number in range(max(counts.values())):  # of who has fewer, the last is taken again, and is not read
+            at = mx.array([first + min(number + 1, n) for first, n in zip(firsts, counts.values(), strict=True)])
+            found = heads.behind(logits[at], hidden[at], before)
+            tokens.append(before := self._choose(found, lines, of_seq, number))
+        return HeadDrafts((mx.stack(tokens, axis=1),), counts)
+
+    def _one_by_one(
         self,
         slices: Sequence[Slice],
         parts: Sequence[Part],
@@ -157,29 +198,34 @@ class HeadDrafter:
         states = found[mx.array([places[line.part.seq_id] for line in lines])]
         of_seq = _rows_of(lines, rows, slices)
         rounds = max(line.part.num_next for line in lines)
-        tokens = [self._choose(states, lines, of_seq, 0)]
+        tokens = [self._choose(self._model.logits(states), lines, of_seq, 0)]
         for number in range(1, rounds):
             runs = [(line.caches, 1, line.visible(number)[None]) for line in lines]
             at_end = mx.stack([line.position + number for line in lines])
             states = self._model.run(tokens[-1], states, runs, at_end)
-            tokens.append(self._choose(states, lines, of_seq, number))
+            tokens.append(self._choose(self._model.logits(states), lines, of_seq, number))
         counts = {line.part.seq_id: line.part.num_next for line in lines}
-        return HeadDrafts(tuple(tokens), counts)
+        return HeadDrafts(tuple(one[:, None] for one in tokens), counts)
 
     def written(self, parts: Sequence[Part]) -> list[mx.array]:
         """The arrays that the heads' caches hold, to be computed with the drafts."""
         caches = [cache for part in parts for cache in self._caches(part.caches)]
         return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]
 
-    def _choose(self, states: mx.array, lines: Sequence[_Line], of_seq: dict[int, Row], number: int) -> mx.array:
+    def _choose(self, logits: mx.array, lines: Sequence[_Line], of_seq: dict[int, Row], number: int) -> mx.array:
         """[lines] int32: drafts, drawn with the keys of their positions, as the target's tokens will be."""
-        logits, wanted = self._model.logits(states), [of_seq[line.part.seq_id] for line in lines]
+        wanted = [of_seq[line.part.seq_id] for line in lines]
         if all(row.params.temperature == 0 for row in wanted):
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         keys = mx.stack([_key(row, line, number) for row, line in zip(wanted, lines, strict=True)])
         found = _in_order(self._sampler.choose(logits, wanted, keys))
         assert found is not None
         return found.astype(mx.int32)
+
+
+def _firsts(counts: Iterable[int]) -> list[int]:
+    """Where each of several groups of rows begins."""
+    return list(accumulate(counts, initial=0))[:-1]
 
 
 def _visible(room: int, positions: mx.array) -> mx.array:
