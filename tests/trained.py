@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
+
+from splitinfer.core.speculation.speculation import Speculation
 
 Arrays = dict[str, mx.array]
 
@@ -135,3 +138,15 @@ def save_dflash(
     (folder / "config.json").write_text(json.dumps(config | told))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder
+
+
+def noted_proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """What the last stage drafts from now on: tokens so far, and the drafts behind them."""
+    proposed, propose = list[tuple[list[int], list[int]]](), Speculation.propose
+
+    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
+        proposed.append((list(seq.tokens), list(drafts)))
+        propose(self, seq, drafts, longest)
+
+    monkeypatch.setattr(Speculation, "propose", noted)
+    return proposed

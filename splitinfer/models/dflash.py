@@ -88,7 +88,9 @@ class DFlash(nn.Module):  # type: ignore[misc]
         size = self._size = int(own["fc.weight"].shape[0])
         self._told, self._mask = told, int(told.get("mask_token_id", -1))
         if not 0 <= self._mask < rows or self.at_once < 1:
-            raise ModelError("the drafter's config.json has no mask_token_id among the model's tokens, or no block_size")
+            raise ModelError(
+                "the drafter's config.json has no mask_token_id among the model's tokens, or no block_size"
+            )
         if told.get("hidden_act", "silu") != "silu":
             raise ModelError(f"the drafter has an activation that is not known ({told['hidden_act']})")
         self._head, self._embed = target.head, target.embed
@@ -202,9 +204,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, parts), blocks)
         return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
 
-    def _around(
-        self, name: str, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]
-    ) -> mx.array:
+    def _around(self, name: str, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]) -> mx.array:
         convolution = self.get(name)
         return inner(x) if convolution is None else convolution(x, inner, blocks)
 

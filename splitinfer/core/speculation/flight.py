@@ -136,7 +136,9 @@ def _when_received(at: float, work: Iterable[tuple[float, float]]) -> float:
 def best_flight(costs: RowCosts, acceptance: float, most_in_flight: int) -> Flight:
     """The fastest flight, which may be ``OFF``. Of those that are nearly as fast it is the one with the fewest drafts
     under way, because discarded drafts cost power and delay the next request."""
-    rates = {flight: tokens_per_second(costs, flight, acceptance) for flight in _flights(most_in_flight, costs.most_drafts)}
+    rates = {
+        flight: tokens_per_second(costs, flight, acceptance) for flight in _flights(most_in_flight, costs.most_drafts)
+    }
     enough = _AS_GOOD * max(rates.values())
     return min((flight for flight, rate in rates.items() if rate >= enough), key=lambda flight: flight.most_drafts)
 

@@ -31,7 +31,7 @@ from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.heads import Blocks, BlockPart, WithHeads
+from splitinfer.models.heads import BlockPart, Blocks, WithHeads
 from splitinfer.models.rows import Part
 
 

@@ -1,5 +1,5 @@
-"""DFlash and DFlash2 on the last stage: a block of drafts at once, from hidden states of all stages. The tokens are those
-without drafts, and the drafts are those of a plain computation."""
+"""DFlash and DFlash2 on the last stage: a block of drafts at once, from hidden states of all stages. The tokens are
+those without drafts, and the drafts are those of a plain computation."""
 
 import json
 from collections.abc import Callable
@@ -12,11 +12,10 @@ import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
 from stages import lose, pipeline, prompt
-from trained import LEAVING, quantised, rounded, save_dflash, weights_of
+from trained import LEAVING, noted_proposals, quantised, rounded, save_dflash, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.errors import ModelError
 from splitinfer.models.dflash import DFlash, taps_of
 from splitinfer.models.growing import GrowingKVCache
@@ -53,13 +52,7 @@ def test_drafts_are_those_of_a_plain_computation(
     second: bool, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, drafter = tiny.save(tmp_path / "llama", "llama"), save_dflash(tmp_path / "drafter", second=second, **told)
-    proposed, propose = list[tuple[list[int], list[int]]](), Speculation.propose
-
-    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
-        proposed.append((list(seq.tokens), list(drafts)))
-        propose(self, seq, drafts, longest)
-
-    monkeypatch.setattr(Speculation, "propose", noted)
+    proposed = noted_proposals(monkeypatch)
     with pipeline(folder, [1, 2, 1], token_budget=16, draft=str(drafter)) as llm:
         params = SamplingParams(max_tokens=10, ignore_eos=True)
         under_way = [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3 + 2 * i)) for i in range(2)]

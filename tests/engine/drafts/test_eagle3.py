@@ -12,11 +12,10 @@ import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
 from stages import lose, pipeline, prompt, shorten_blocks
-from trained import LEAVING, add_heads, quantised, rounded, save_eagle3, weights_of
+from trained import LEAVING, add_heads, noted_proposals, quantised, rounded, save_eagle3, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
@@ -54,13 +53,7 @@ def test_drafts_are_those_of_a_plain_computation(
 ) -> None:
     folder = tiny.save(tmp_path / "llama", "llama")
     drafter = save_eagle3(tmp_path / "drafter", entering=entering, norm_before_residual=not entering)
-    proposed, propose = list[tuple[list[int], list[int]]](), Speculation.propose
-
-    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
-        proposed.append((list(seq.tokens), list(drafts)))
-        propose(self, seq, drafts, longest)
-
-    monkeypatch.setattr(Speculation, "propose", noted)
+    proposed = noted_proposals(monkeypatch)
     with pipeline(folder, [1, 2, 1], token_budget=16, draft=str(drafter)) as llm:
         params = SamplingParams(max_tokens=10, ignore_eos=True)
         under_way = [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3)) for i in range(2)]

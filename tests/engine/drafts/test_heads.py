@@ -12,11 +12,10 @@ import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
 from stages import lose, pipeline, prompt
-from trained import Arrays, add_heads, behind_the_last, heads_for, quantised, rounded
+from trained import Arrays, add_heads, behind_the_last, heads_for, noted_proposals, quantised, rounded
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
@@ -55,14 +54,7 @@ def test_tokens_are_those_without_drafts(name: str, cuts: list[int], tmp_path: P
 def test_drafts_are_the_heads_own(form: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
     changes = {"mlp_only_layers": [0, 1]} if name == "qwen3_moe" else {}  # whose heads are like the third
-    folder, proposed = with_heads(tmp_path, name, form, **changes), list[tuple[list[int], list[int]]]()
-    propose = Speculation.propose
-
-    def noted(self: Speculation, seq: Any, drafts: Any, longest: int) -> None:
-        proposed.append((list(seq.tokens), list(drafts)))
-        propose(self, seq, drafts, longest)
-
-    monkeypatch.setattr(Speculation, "propose", noted)
+    folder, proposed = with_heads(tmp_path, name, form, **changes), noted_proposals(monkeypatch)
     with pipeline(folder, [2, 2], token_budget=16, draft="mtp") as llm:
         params = SamplingParams(max_tokens=12, ignore_eos=True)
         for one in [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3)) for i in range(2)]:
