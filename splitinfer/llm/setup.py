@@ -79,6 +79,7 @@ class PipelineSetup:
             drafter=self._drafter_at_end,
             drafter_fingerprint=None if self._trained is None else self._trained.fingerprint(),
             sees=self.sees,
+            trained=self._trained,
         )
 
         def make(put: Callable[[Event], None]) -> Pipeline:

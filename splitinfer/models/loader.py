@@ -235,7 +235,9 @@ def _load(
         parameters |= tower.parameters
         outputs += tower.parameters.values()
     if drafter is not None:
-        joined = join(stage, drafter, arrays if drafter is checkpoint else drafter_arrays(drafter), dtype)
+        joined = join(
+            stage, drafter, arrays if drafter is checkpoint else drafter_arrays(drafter, is_last=stage.is_last), dtype
+        )
         heads, parameters = joined.heads, parameters | joined.weights
         outputs += joined.outputs()
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})

@@ -50,11 +50,17 @@ def at_once(checkpoint: Checkpoint) -> int:
     return dflash.at_once(checkpoint.config) if is_dflash(checkpoint.config) else 0
 
 
-def arrays_of(drafter: Checkpoint) -> dict[str, mx.array]:
-    """A drafter's tensors, which are read when they are computed."""
-    found: dict[str, mx.array] = {}
-    for path in drafter.paths_of(drafter.tensors):
-        found |= mx.load(str(path))  # type: ignore[arg-type]
+def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
+    """The names of the tensors that a stage reads of a drafter in a folder of its own: of the projection, or all."""
+    return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
+
+
+def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
+    """Those tensors, which are read when they are computed."""
+    found, names = dict[str, mx.array](), read_of(drafter, is_last=is_last)
+    for path in drafter.paths_of(names):
+        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        found |= {name: array for name, array in there.items() if name in names}
     return found
 
 

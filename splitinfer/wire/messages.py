@@ -14,7 +14,7 @@ read them. So are the bytes of a manifest and of weights, and those of ``Echo`` 
 nothing. Goodbyes and heartbeats belong to the transport.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
@@ -125,6 +125,17 @@ class Load:
     def longest(self) -> int:
         """The most tokens of a sequence."""
         return max(self.kv_tokens, self.max_tokens)
+
+    @property
+    def of_drafter(self) -> "Load":
+        """The same for the drafter, where it has a folder of its own."""
+        assert self.drafter_fingerprint is not None
+        return replace(self, model=self.drafter, fingerprint=self.drafter_fingerprint)
+
+    @property
+    def is_of_drafter(self) -> bool:
+        """Whether the model is the drafter."""
+        return self.model == self.drafter
 
     @property
     def is_last(self) -> bool:

@@ -96,7 +96,7 @@ class Sender:
 
     def __init__(self, folder: Path, address: str) -> None:
         checkpoint = open_folder(folder)
-        self._find = find_running(lambda: (checkpoint, NAME))
+        self._find = find_running(lambda: [(checkpoint, NAME)])
         options = LinkOptions(security=Security(HERE, None, lambda key: key == THERE.public))
         self._listener: Listener = listen(address, options=options)
         self.address = "tcp://" + self._listener.address.partition("://")[2].partition("?")[0]

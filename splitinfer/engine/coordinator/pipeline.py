@@ -72,9 +72,10 @@ class Pipeline:
         self._meanwhile: Callable[[], None] = _nothing
 
     def _new_group(self) -> WorkerGroup:
-        keys, checkpoint = self._config.keys, self._config.checkpoint
-        running = None if checkpoint is None else (checkpoint, self._config.model)
-        own = {} if keys is None else {"own": keys.own}
+        config = self._config
+        here = ((config.checkpoint, config.model), (config.trained, config.drafter))
+        running = tuple((checkpoint, model) for checkpoint, model in here if checkpoint is not None)
+        own = {} if config.keys is None else {"own": config.keys.own}
         return WorkerGroup(self._put, self._notice, running=running, **own)
 
     # -- opening -----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class PipelineConfig:
     drafter: str = ""  # on the last stage
     drafter_fingerprint: Fingerprint | None = None
     sees: bool = False  # with the model's tower for pictures
+    trained: Checkpoint | None = None  # the drafter's, if it has a folder of its own
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""

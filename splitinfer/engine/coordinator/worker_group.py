@@ -80,7 +80,7 @@ class WorkerGroup:
 
     ``put`` receives an ``Event`` for every frame and link's end once ``start_delivery`` was called. ``notice`` receives
     a stage's number and its progress. ``own``: returns this machine's key pair, where a worker has a key. ``running``:
-    the model that workers may copy.
+    the models that workers may copy.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class WorkerGroup:
         put: Callable[[Event], None],
         notice: Notice,
         own: Callable[[], KeyPair] = _no_key,
-        running: Running | None = None,
+        running: tuple[Running, ...] = (),
     ) -> None:
         self._put, self._notice, self._own = put, notice, own
         self._find = find_running(lambda: running)

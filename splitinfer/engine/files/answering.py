@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from splitinfer.engine.links.connection import Connection
@@ -162,19 +162,19 @@ class Readers:
         return BESIDE_SERVING if self._is_serving() else None
 
 
-def find_running(running: Callable[[], Running | None]) -> Find:
-    """Finds the model that this machine runs, if it runs any."""
+def find_running(running: Callable[[], Iterable[Running]]) -> Find:
+    """Finds a model that this machine runs."""
 
     def find(weights: str, model: str) -> Source | None:
-        here = running()
-        if here is None or (here[0].fingerprint().digest() != weights if weights else here[1] != model):
-            return None
-        return source_of(*here)
+        for here in running():
+            if here[0].fingerprint().digest() == weights if weights else here[1] == model:
+                return source_of(*here)
+        return None
 
     return find
 
 
-def find_anywhere(running: Callable[[], Running | None], store: ModelStore | None) -> Find:
+def find_anywhere(running: Callable[[], Iterable[Running]], store: ModelStore | None) -> Find:
     """Finds what a worker lets others copy."""
     find_held = find_running(running)
     return lambda weights, model: (

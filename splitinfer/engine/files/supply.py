@@ -9,7 +9,7 @@ its Load command names, in every table of tensors, before a byte of weights is a
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
@@ -19,7 +19,6 @@ from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored
 from splitinfer.models.hub import fetch, local_snapshot, open_local
-from splitinfer.models.loader import Survey
 from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.wire.messages import Load, Peer, Progress, Unavailable
@@ -63,24 +62,25 @@ class PeerSupply:
         return self._store.begin(remote.manifest)
 
     def _ask_coordinator(self, command: Load) -> Remote:
-        """What the coordinator has of the model.
+        """What the coordinator has of the model; it answers for the one that it was asked about last.
 
         Raises:
             PeerError: nothing.
         """
-        if self._coordinator is None:
+        known = self._coordinator
+        if known is None or known.manifest.fingerprint.digest() != command.fingerprint.digest():
             answer = ask_manifest(self._channel, command.fingerprint.digest())
             if isinstance(answer, Unavailable):
                 raise PeerError(f"{self._channel.peer} has no weights to copy: {answer.reason}")
-            self._coordinator = answer
-        return self._coordinator
+            self._coordinator = known = answer
+        return known
 
-    def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
+    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
         """As ``Supply.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
-            return FromHub().fetch(command, checkpoint, found, report)
-        missing = [stored.manifest.by_name[name] for name in checkpoint.missing(found.tensors)]
+            return FromHub().fetch(command, checkpoint, tensors, report)
+        missing = [stored.manifest.by_name[name] for name in checkpoint.missing(tensors)]
         if not missing:
             return checkpoint
         left = self._copy(command, stored, missing, report)
@@ -128,8 +128,9 @@ class PeerSupply:
         """Download the files that hold what nobody has."""
         files = sorted({info.file for info in missing})
         if command.fingerprint.revision is None:
+            layers = "" if command.is_of_drafter else f"layers {command.start} to {command.end - 1} of "
             raise ModelError(
-                f"no machine of this pipeline has layers {command.start} to {command.end - 1} of {command.model} "
+                f"no machine of this pipeline has {layers}{command.model} "
                 f"({len(missing):,} tensors in {', '.join(files[:2])} are missing)"
             )
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))

@@ -25,7 +25,6 @@ from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.layers import type_name
 from splitinfer.models.loader import Survey, load_stage, load_with_others, resolve_dtype, survey
@@ -46,6 +45,7 @@ from splitinfer.models.memory import (
 from splitinfer.models.mtp import MTP
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.tensors import name_of
+from splitinfer.models.trained import read_of
 from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def load(
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     kv_format = format_of(command.kv_format)
-    drafter = _open_drafter(command, checkpoint, report)
+    drafter = _open_drafter(command, checkpoint, supply, report)
     found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter, sees=command.sees)
     if command.float32_head:
         found = found.with_float32_head()
@@ -139,7 +139,7 @@ def load(
     free = reserve(found.need, command.kv_tokens, what, name, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
-        own, checkpoint = drafter is checkpoint, supply.fetch(command, checkpoint, found, report)
+        own, checkpoint = drafter is checkpoint, supply.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
         return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk)
@@ -148,22 +148,22 @@ def load(
         raise
 
 
-def _open_drafter(command: Load, checkpoint: Checkpoint, report: Report) -> Checkpoint | None:
+def _open_drafter(command: Load, checkpoint: Checkpoint, supply: Supply, report: Report) -> Checkpoint | None:
     """The drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
 
     Raises:
         ModelError: it cannot be had, or is another one than the coordinator's.
+        PeerError: a machine that it was copied from is gone, or has sent something else.
     """
     if command.drafter == MTP:
         return checkpoint if command.end == command.bounds[-1] else None
     if not command.drafter:
         return None
-    found = open_model(command.drafter)
-    if command.drafter_fingerprint and (other := command.drafter_fingerprint.difference(found.fingerprint())):
-        raise ModelError(f"the drafter {command.drafter} has other weights here than on the coordinator: {other}")
-    files = sorted({found.tensors[name].file for name in found.missing(found.tensors)})
-    fetch(command.drafter, found, files, lambda *at: report(Progress("download", *at)))
-    return found
+    own = command.of_drafter
+    found = supply.open(own)
+    if other := own.fingerprint.difference(found.fingerprint()):
+        raise ModelError(f"the drafter {own.model} has other weights here than on the coordinator: {other}")
+    return supply.fetch(own, found, read_of(found, is_last=command.is_last), report)
 
 
 def _read(

@@ -1,12 +1,11 @@
 """Where a stage that is loaded gets its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.loader import Survey
 from splitinfer.wire.messages import Load, Progress
 
 Report = Callable[[Progress], None]
@@ -19,8 +18,8 @@ class Supply(Protocol):
         """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
         ...
 
-    def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
-        """The same, with all tensors that the stage reads on this machine. Raises ModelError, PeerError."""
+    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
+        """The same, with these tensors on this machine. Raises ModelError, PeerError."""
         ...
 
 
@@ -31,12 +30,13 @@ class FromHub:
         """As ``Supply.open``."""
         return open_model(command.model)
 
-    def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
+    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
         """As ``Supply.fetch``."""
-        missing = checkpoint.missing(found.tensors)
+        missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
-            remedy = f"splitinfer models pull {command.model} --from ADDRESS --layers {command.start}-{command.end - 1}"
-            raise ModelError(f"this machine has other layers of {command.model}; copy these, too: {remedy}")
+            layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
+            remedy = f"splitinfer models pull {command.model} --from ADDRESS{layers}"
+            raise ModelError(f"this machine lacks tensors of {command.model}; copy these, too: {remedy}")
         files = sorted({checkpoint.tensors[name].file for name in missing})
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
         return checkpoint

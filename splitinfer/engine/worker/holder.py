@@ -38,10 +38,10 @@ class StageHolder:
         self._name, self._model, self._disk, self._access = name, model, disk, access
         self.stage: LoadedStage | None = None
 
-    def running(self) -> Running | None:
+    def running(self) -> tuple[Running, ...]:
         """The model whose layers are held. From any thread."""
         stage = self.stage
-        return None if stage is None else (stage.checkpoint, stage.command.model)
+        return () if stage is None else ((stage.checkpoint, stage.command.model),)
 
     def loaded(self) -> LoadedStage:
         """The stage.

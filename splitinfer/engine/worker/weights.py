@@ -5,7 +5,7 @@ gives to readers, beside whatever its engine does: at a bounded pace if there wa
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from splitinfer.engine.files.answering import Readers, Running, find_anywhere
@@ -31,7 +31,7 @@ class Weights:
     def __init__(
         self,
         store: ModelStore | None,
-        running: Callable[[], Running | None],
+        running: Callable[[], Iterable[Running]],
         own_key: Callable[[], KeyPair],
         *,
         copies: bool,

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import tiny
 from stages import layout, plain_greedy, prompt, tokens_of
+from trained import noted_proposals, save_dflash, save_eagle3
 
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
@@ -69,11 +70,11 @@ def worker(store: ModelStore) -> Iterator[str]:
 
 
 @contextmanager
-def pipeline(model: Path, stores: list[ModelStore]) -> Iterator[LLM]:
+def pipeline(model: Path, stores: list[ModelStore], **settings: Any) -> Iterator[LLM]:
     cuts = {1: [2, 2], 2: [1, 1, 2]}[len(stores)]
     with ExitStack() as stack:
         addresses = [stack.enter_context(worker(store)) for store in stores]
-        yield stack.enter_context(LLM(layout(model, cuts, addresses), settings=Settings()))
+        yield stack.enter_context(LLM(layout(model, cuts, addresses), settings=Settings(**settings)))
 
 
 def only(store: ModelStore) -> StoredModel:
@@ -372,3 +373,18 @@ def test_a_damaged_configuration_in_the_store(model: Path, tmp_path: Path):
     config.write_text(config.read_text().replace("0", "1", 1))
     with pytest.raises(ModelError, match=r"is damaged \(config.json differs\); remove it with: splitinfer models rm"):
         open_stored(stored)
+
+
+@pytest.mark.parametrize("save", [save_eagle3, save_dflash])
+def test_a_drafter_is_copied_as_far_as_a_stage_reads_it(
+    save: Callable[..., Path], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, stores = save(tmp_path / "drafter"), [ModelStore(tmp_path / f"store{i}") for i in range(2)]
+    proposed = noted_proposals(monkeypatch)
+    with pipeline(model, stores, draft=str(drafter)) as llm:
+        assert tokens_of(llm, prompt(20), max_tokens=8) == plain_greedy(model, prompt(20), 8)
+    assert proposed
+    held = [{one.manifest.model: set(one.tensors()) for one in store.models()} for store in stores]
+    assert held[0][str(drafter)] == {"fc.weight"}
+    assert held[1][str(drafter)] == set(open_folder(drafter).tensors)
+    assert held[0][str(model)] == survey(open_folder(model), 1, 2, "float32").tensors
