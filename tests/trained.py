@@ -104,10 +104,12 @@ def save_eagle3(folder: Path, *, entering: bool = True, only: int | None = None,
 
 
 def save_dflash(
-    folder: Path, *, second: bool = False, size: int = 64, layers: int = 2, seed: int = 11, **told: Any
+    folder: Path, *, second: bool = False, size: int = 64, only: tuple[int, Path] | None = None, **told: Any
 ) -> Path:
-    """A DFlash drafter with random weights for a tiny model; ``second``: DFlash2."""
-    mx.random.seed(seed)
+    """A DFlash drafter with random weights for a tiny model; ``second``: DFlash2; ``only``: one that drafts one token
+    alone, of a model with tied weights."""
+    mx.random.seed(11)
+    layers = 2
     of_layer = {f"self_attn.{part}_proj": (rows, 64) for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64))}
     of_layer |= {"mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96)}
     norms = {"input_layernorm": 64, "post_attention_layernorm": 64, "self_attn.q_norm": 16, "self_attn.k_norm": 16}
@@ -120,6 +122,10 @@ def save_dflash(
     for name, width in (vectors | {"hidden_norm": size, "norm": 64}).items():
         weights[f"{name}.weight"] = 1 + 0.1 * mx.random.normal((width,))
     own: dict[str, Any] = {"mask_token_id": 159, "target_layer_ids": LEAVING}
+    if only is not None:  # all rows of drafts are the mask's embedding, which the last norm turns into the token's
+        table = weights_of(only[1])["model.embed_tokens.weight"]
+        weights |= {n: mx.zeros_like(a) for n, a in weights.items() if "o_proj" in n or "down_proj" in n}
+        weights["norm.weight"] = table[only[0]] / mx.fast.rms_norm(table[159], mx.ones(64), 1e-5)
     if second:
         own |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 12}
         for i in range(layers):

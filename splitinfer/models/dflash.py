@@ -130,7 +130,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See ``Heads``."""
-        return cast(mx.array, self._embed(tokens)) * self._told.get("input_embedding_scale", 1.0)
+        return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
 
     def masks(self, n: int) -> mx.array:
         """[n] tokens that stand for drafts."""

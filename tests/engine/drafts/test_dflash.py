@@ -11,15 +11,18 @@ import pytest
 import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
-from stages import lose, pipeline, prompt
+from stages import pipeline, prompt
 from trained import LEAVING, noted_proposals, quantised, rounded, save_dflash, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.dflash import DFlash, taps_of
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.heads import BlockPart
+from splitinfer.models.layer_kinds import describe
 
 NUM = 14
 SEVERAL = [
@@ -144,23 +147,12 @@ class Plain:
         return best[(row[best] + self.w[f"{name}successor_codebook"][best] @ edge).argmax()].item()
 
 
-def test_another_cut_a_loss_and_the_same_prompt(tmp_path: Path) -> None:
+def test_what_a_plan_knows(tmp_path: Path) -> None:
     folder, drafter = tiny.save(tmp_path / "qwen3", "qwen3"), save_dflash(tmp_path / "drafter")
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    with pipeline(folder, [2, 2], draft=str(drafter), token_budget=64, rejoin_timeout=20) as llm:
-        outs = [llm.submit(prompt(300, seed=1), params, flight=Flight(3)).result() for _ in range(2)]
-        assert (outs[1].token_ids, outs[1].num_cached_tokens >= 256) == (outs[0].token_ids, True)
-        expected = [llm.submit(prompt(40, seed=i), params, flight=Flight()).result().token_ids for i in range(2)]
-        drafter_profile = llm.live_figures().profiles.model.draft
-        assert drafter_profile is not None
-        assert (drafter_profile.kv_per_token, drafter_profile.at_once) == (2 * 2 * 32 * 4, 7)
-        for disturb in (lambda: llm.recut([1, 3]), lambda: lose(llm)):
-            under_way = [llm.submit(prompt(40, seed=i), params, flight=Flight(7)) for i in range(2)]
-            next(events := iter(under_way[0]))
-            disturb()
-            assert under_way[1].result().token_ids == expected[1]
-            assert len(list(events)) > 0
-            assert under_way[0].output.token_ids == expected[0]
+    described = describe(open_folder(folder), "float32", "some/model")
+    found = describe_heads("drafter", open_folder(drafter), described, "float32")
+    assert (found.kv_per_token, found.at_once, found.like) == (2 * 2 * 32 * 4, 7, described.profile.layers[3].kind)
+    assert found.weights == sum(array.nbytes for array in weights_of(drafter).values()) - 64 * 128 * 4  # other stages'
 
 
 @pytest.mark.parametrize(("told", "reason"), [

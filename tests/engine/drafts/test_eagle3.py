@@ -2,7 +2,6 @@
 those of a plain computation."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import tiny
 from effort import thorough
 from mlx_lm.utils import load_model
-from stages import lose, pipeline, prompt, shorten_blocks
-from trained import LEAVING, add_heads, noted_proposals, quantised, rounded, save_eagle3, weights_of
+from stages import pipeline, prompt
+from trained import LEAVING, noted_proposals, quantised, rounded, save_eagle3, weights_of
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -107,84 +106,6 @@ class Plain:
             found.append((best + self.w["d2t"][best]).item())
             hidden, ids = mx.concatenate([hidden, states[:, -1:]], axis=1), [*ids, found[-1]]
         return found
-
-
-def test_right_drafts_another_cut_a_loss_and_the_same_prompt(tmp_path: Path) -> None:
-    """A drafter that knows one token, and answers of nothing else: every draft is right. A link carries one row more
-    for each token, of prompts, too."""
-    folder, drafter = tiny.save(tmp_path / "qwen3", "qwen3"), save_eagle3(tmp_path / "drafter", only=77)
-    params = SamplingParams(max_tokens=24, ignore_eos=True, logit_bias={77: 100.0})
-    with pipeline(folder, [2, 2], draft=str(drafter), token_budget=64, rejoin_timeout=20) as llm:
-        first = llm.submit(prompt(300, seed=1), params, flight=Flight(3)).result()
-        assert first.token_ids == [77] * 24
-        counts = llm.stats()["speculation"]
-        assert counts["accepted"] == counts["sent"] >= 15
-        again = llm.submit(prompt(300, seed=1), params, flight=Flight(3)).result()
-        assert (again.token_ids, again.num_cached_tokens >= 256) == ([77] * 24, True)
-        row, figures = 64 * 4, llm.stats()
-        assert figures["bytes_per_token"] == pytest.approx(2 * row, rel=0.1)
-        plain = SamplingParams(max_tokens=24, ignore_eos=True)
-        expected = [llm.submit(prompt(40, seed=i), plain, flight=Flight()).result().token_ids for i in range(2)]
-        for disturb in (lambda: llm.recut([1, 3]), lambda: lose(llm)):
-            under_way = [llm.submit(prompt(40, seed=i), plain, flight=Flight(2)) for i in range(2)]
-            next(events := iter(under_way[0]))
-            disturb()
-            assert under_way[1].result().token_ids == expected[1]
-            assert len(list(events)) > 0
-            assert under_way[0].output.token_ids == expected[0]
-
-
-def _of_kind(kind: str, folder: Path, tmp_path: Path) -> str:
-    if kind == "mtp":
-        add_heads(folder)
-        return "mtp"
-    return str(save_eagle3(tmp_path / "drafter"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next"])
-def test_every_cut(kind: str, name: str, tmp_path: Path) -> None:
-    folder = tiny.save(tmp_path / name, name)
-    draft = _of_kind(kind, folder, tmp_path)
-    for cuts in ([4], [1, 3], [2, 2], [3, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]):
-        with pipeline(folder, cuts, token_budget=16) as llm:
-            expected = [one.result().token_ids for one in [llm.submit(*one) for one in SEVERAL]]
-        with pipeline(folder, cuts, token_budget=16, draft=draft) as llm:
-            under_way = [llm.submit(*one, flight=Flight(3)) for one in SEVERAL]
-            assert [one.result().token_ids for one in under_way] == expected, cuts
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_thirty_losses(kind: str, tmp_path: Path) -> None:
-    folder = tiny.save(tmp_path / "qwen3", "qwen3")
-    draft = _of_kind(kind, folder, tmp_path)
-    with pipeline(folder, [2, 2], token_budget=16) as llm:
-        expected = [llm.submit(*one).result().token_ids for one in SEVERAL]
-    with pipeline(folder, [2, 2], token_budget=16, draft=draft, rejoin_timeout=20) as llm:
-        for _ in range(30):
-            under_way = [llm.submit(*one, flight=Flight(2)) for one in SEVERAL]
-            next(events := iter(under_way[0]))
-            lose(llm)
-            assert len(list(events)) > 0
-            assert [one.result().token_ids for one in under_way[1:]] == expected[1:]
-            assert under_way[0].output.token_ids == expected[0]
-        assert llm.stats()["rejoins"] >= 30
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_blocks(monkeypatch, 8)
-    folder, several = tiny.save(tmp_path / "qwen3", "qwen3"), [(a, replace(b, max_tokens=60)) for a, b in SEVERAL]
-    draft = _of_kind(kind, folder, tmp_path)
-    with pipeline(folder, [2, 2]) as llm:
-        expected = [llm.submit(*one).result().token_ids for one in several]
-    with pipeline(folder, [2, 2], draft=draft, kv_bytes=768 * 120) as llm:
-        under_way = [llm.submit(*one, flight=Flight(2)) for one in several]
-        assert [one.result().token_ids for one in under_way] == expected
-        assert llm.stats()["preemptions"] > 0
 
 
 @pytest.mark.parametrize(("config", "reason"), [

@@ -18,7 +18,6 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
-from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
 from splitinfer.models.mtp import PredictionHeads, _renamed
@@ -112,17 +111,6 @@ def test_another_cut_and_the_same_prompt_again(tmp_path: Path) -> None:
             assert [one.result().token_ids for one in under_way[1:]] == expected[1:]
             assert len(list(events)) > 0
             assert under_way[0].output.token_ids == expected[0]
-
-
-def test_kv_on_disk_has_the_heads_own(tmp_path: Path) -> None:
-    folder, tokens = with_heads(tmp_path, "qwen3"), prompt(300, seed=3)
-    disks = [Disk(tmp_path / f"kv{i}", 2**30) for i in range(2)]
-    params, outs = SamplingParams(max_tokens=12, ignore_eos=True), []
-    for _ in range(2):
-        with pipeline(folder, [2, 2], draft="mtp", disks=disks, token_budget=64) as llm:
-            outs.append(llm.submit(tokens, params, flight=Flight(3)).result())
-    assert outs[0].token_ids == outs[1].token_ids
-    assert outs[1].num_cached_tokens >= 256
 
 
 def test_a_checkpoint_without_heads_is_refused(tiny_folder: Callable[..., Path]) -> None:
