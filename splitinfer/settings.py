@@ -61,9 +61,9 @@ class Settings(ServingOptions):
     draft: Annotated[
         str | None,
         Option(
-            "What drafts tokens: a small model of the same tokenizer, an EAGLE-3 drafter, 'mtp' (the checkpoint's own "
-            "prediction heads), 'ngram' (what followed the same tokens before), MODEL+ngram, or 'none'. Default: the "
-            "layout's.",
+            "What drafts tokens: a small model of the same tokenizer, an EAGLE-3 or DFlash drafter, 'mtp' (the "
+            "checkpoint's own prediction heads), 'ngram' (what followed the same tokens before), any other with "
+            "+ngram, or 'none'. Default: the layout's.",
             _DRAFTS,
         ),
     ] = None

@@ -1,7 +1,7 @@
 """Tiny models with drafters on their own hidden states, of random weights."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,29 +73,35 @@ def behind_the_last(heads: Arrays) -> Arrays:
 LEAVING = [0, 2, 3]  # the layers of a target of four behind which ``save_eagle3``'s drafters read
 
 
-def save_eagle3(folder: Path, *, entering: bool = True, only: int | None = None, **config: Any) -> Path:
+def save_eagle3(
+    folder: Path,
+    *,
+    entering: bool = True,
+    only: int | None = None,
+    width: int = 64,
+    leaving: Sequence[int] = LEAVING,
+    **config: Any,
+) -> Path:
     """An EAGLE-3 drafter with random weights for a tiny model, that may draft 40 tokens, or ``only`` one."""
     mx.random.seed(11)
-    names = {f"self_attn.{part}_proj": (rows, 128) for part, rows in (("q", 64), ("k", 32), ("v", 32))}
-    names |= {
-        "self_attn.o_proj": (64, 64),
-        "mlp.gate_proj": (96, 64),
-        "mlp.up_proj": (96, 64),
-        "mlp.down_proj": (64, 96),
-    }
-    found = {f"midlayer.{name}.weight": shape for name, shape in names.items()} | {"fc.weight": (64, 192)}
+    half, inner = width // 2, width * 3 // 2
+    names = {f"self_attn.{part}_proj": (rows, 2 * width) for part, rows in (("q", width), ("k", half), ("v", half))}
+    names |= {"self_attn.o_proj": (width, width), "mlp.down_proj": (width, inner)}
+    names |= {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width)}
+    found = {f"midlayer.{name}.weight": shape for name, shape in names.items()}
+    found["fc.weight"] = (width, len(leaving) * width)
     chosen = mx.sort(mx.random.permutation(160)[:40]) if only is None else mx.array([only])
     weights = {name: mx.random.normal(shape) * 2.0 / shape[1] ** 0.5 for name, shape in found.items()}
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     for name in (*(f"midlayer.{norm}" for norm in norms), "norm"):
-        weights[f"{name}.weight"] = 1 + 0.1 * mx.random.normal((64,))
-    weights |= {"lm_head.weight": mx.random.normal((chosen.size, 64)), "d2t": chosen - mx.arange(chosen.size)}
+        weights[f"{name}.weight"] = 1 + 0.1 * mx.random.normal((width,))
+    weights |= {"lm_head.weight": mx.random.normal((chosen.size, width)), "d2t": chosen - mx.arange(chosen.size)}
     ids = "eagle_aux_hidden_state_layer_ids"
     own = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
-        "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "vocab_size": 160, "draft_vocab_size": int(chosen.size), "rope_theta": 10000.0,
-        **({ids: [i + 1 for i in LEAVING]} if entering else {"eagle_config": {ids: LEAVING}}),
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": width,
+        "num_hidden_layers": 1, "intermediate_size": inner, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "vocab_size": 160, "draft_vocab_size": int(chosen.size), "rope_theta": 10000.0,
+        **({ids: [i + 1 for i in leaving]} if entering else {"eagle_config": {ids: list(leaving)}}),
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(own | config))

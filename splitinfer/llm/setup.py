@@ -25,7 +25,7 @@ from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, has_heads, model_in
+from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
@@ -116,6 +116,7 @@ class PipelineSetup:
             ),
             speculates=self._speculates(pipeline),
             drafts_at_end=bool(self._drafter_at_end),
+            with_ngrams=bool(self._drafter_at_end) and str(self.layout.draft).endswith(WITH_NGRAMS),
             drafts_at_once=0 if self._trained is None else at_once(self._trained),
             forces=pipeline.rewind != NEVER,
             num_stages=stages,
@@ -173,7 +174,7 @@ class PipelineSetup:
     def _drafter_at_end(self) -> str:
         """What stages are told of a drafter on the last stage; empty without one."""
         if self._trained is not None:
-            return _absolute(str(self.layout.draft))
+            return _absolute(str(model_in(str(self.layout.draft))))
         return MTP if has_heads(self.layout.draft) and self.make_drafter is None else ""
 
     @cached_property
@@ -278,16 +279,11 @@ def trained_drafter(draft: str | None) -> Checkpoint | None:
     """The checkpoint of a layout's ``draft``, if it was trained on the hidden states of its target.
 
     Raises:
-        LayoutError: it is to draft together with n-grams.
         ModelError: there is no such model.
     """
     name = None if draft is None else model_in(draft)
     found = None if name is None else open_model(name)
-    if found is None or not is_trained(found):
-        return None
-    if name != draft:
-        raise LayoutError(f"draft {draft}: a drafter on the last stage does not go with n-grams; leave out +ngram")
-    return found
+    return found if found is not None and is_trained(found) else None
 
 
 def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:

@@ -26,7 +26,9 @@ kv_blocks          blocks of KV, cut from caches and joined into new ones
 packed_tree        the arrays of a tree in one, byte by byte
 heads              drafters on the last stage: what they have in common, and how they run
 mtp                the prediction heads of a checkpoint
+taps               hidden states of several layers in one row, and what drafters that read them have in common
 eagle3             an EAGLE-3 drafter
+dflash             a DFlash or DFlash2 drafter
 trained            which of these a drafter is, and what each stage has of it
 rollback           rolling states back to any row of a block of drafts
 rollback_trial     how states can be rolled back, tried when a stage is loaded

@@ -34,12 +34,14 @@ def test_formulas_without_drafts_are_what_is_simulated(ratio: tuple[int, ...], h
         assert screen.many(cut) == pytest.approx(simulate.many(machine, _ASKED, None), rel=0.05)
 
 
-@pytest.mark.parametrize("like", [None, "layer"], ids=["on the coordinator", "on the last stage"])
-def test_formulas_with_drafts_are_near_what_is_simulated(like: str | None):
+@pytest.mark.parametrize(("like", "at_once"), [(None, 0), ("layer", 0), ("layer", 7)], ids=[
+    "on the coordinator", "on the last stage", "blocks on the last stage",
+])  # fmt: skip
+def test_formulas_with_drafts_are_near_what_is_simulated(like: str | None, at_once: int):
     """The live choice does not reach the formula's on every cut, so near is not as near as without drafts."""
     asked = replace(_ASKED, acceptance=0.7)
     profiles = rig((1, 2))
-    drafter = DraftProfile("some/draft", GB // 2, 4096, like)
+    drafter = DraftProfile("some/draft", GB // 2, 4096, like, at_once)
     profiles = replace(profiles, model=replace(profiles.model, draft=drafter))
     screen, cut = Screen(profiles, asked), Cut((0, 1), (6, 6))
     machine = pipeline_of(profiles, cut)

@@ -61,6 +61,7 @@ from splitinfer.core.scheduler.regrouping import regroup
 from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.speculation.choice import Eithers
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.speculation import Speculation, Wish
 
@@ -90,6 +91,7 @@ class Scheduler:
                 config.blocks.keeps_blocks,
                 kv.block,
                 is_at_end=config.drafts_at_end,
+                eithers=Eithers() if config.with_ngrams else None,
             )
             if config.speculates or config.forces
             else None,

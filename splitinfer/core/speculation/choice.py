@@ -13,6 +13,7 @@ The guesses stand at a block's beginning; behind the first place that is the mod
 drafts can then be computed in one go.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
 from splitinfer.core.speculation.acceptance import Acceptance
@@ -20,6 +21,7 @@ from splitinfer.core.speculation.ngram import NGramIndex
 
 _BOUNDS = (1, 2, 3, 4, 8, 16)  # the least lengths of the classes
 _USUAL_GUESS = 0.3  # share of guesses that are right, before any was judged
+_MAX_SEQUENCES = 256  # whose n-grams are kept
 _FREE = 0.05  # share that a guess may be worse, for what a draft of the model costs
 
 
@@ -97,3 +99,32 @@ class Either:
                     self._drafted.clear()  # those behind it followed another text
         self._num_judged = len(tokens)
         self._index.follow(tokens)
+
+
+class Eithers:
+    """One ``Either`` for each sequence, which share what they learn."""
+
+    def __init__(self) -> None:
+        self._all = Choice()
+        self._each: OrderedDict[int, Either] = OrderedDict()
+
+    def of(self, seq_id: int) -> Either:
+        """A sequence's."""
+        if seq_id not in self._each:
+            self._each[seq_id] = Either(self._all)
+            while len(self._each) > _MAX_SEQUENCES:
+                self._each.popitem(last=False)
+        return self._each[seq_id]
+
+    def forget(self, seq_id: int) -> None:
+        """Drop a sequence's."""
+        self._each.pop(seq_id, None)
+
+    def chosen(self, seq_id: int, tokens: Seq[int], drafts: Seq[int]) -> list[int]:
+        """Of a model's ``drafts`` behind all ``tokens``, and as many guesses, those to use. All of the model's are
+        judged, used or not: they are made in any case."""
+        either, own = self.of(seq_id), list(drafts)
+        guesses = either.guesses(tokens, [], len(own))
+        for i, token_id in enumerate(own):
+            either.drafted(tokens, own[:i], token_id, by_model=True)
+        return own if own[: len(guesses)] == guesses else guesses

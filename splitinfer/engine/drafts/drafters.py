@@ -22,12 +22,12 @@ from splitinfer.errors import LayoutError
 from splitinfer.models.mtp import MTP
 
 NGRAM = "ngram"
-WITH_NGRAMS = "+" + NGRAM  # behind the name of a draft model
+WITH_NGRAMS = "+" + NGRAM  # behind the name of a drafter
 
 
 def has_heads(drafter: str | None) -> bool:
     """Whether a layout's ``draft`` means the prediction heads of the model's checkpoint, which the last stage runs."""
-    return drafter == MTP
+    return drafter is not None and drafter.removesuffix(WITH_NGRAMS) == MTP
 
 
 def model_in(drafter: str) -> str | None:
@@ -40,7 +40,7 @@ def model_in(drafter: str) -> str | None:
     ('small', 'small', None)
     """
     name = drafter.removesuffix(WITH_NGRAMS)
-    if name != drafter and name in ("", NGRAM, MTP, "none"):
+    if name != drafter and name in ("", NGRAM, "none"):
         raise LayoutError(f"draft {drafter!r} names no model before {WITH_NGRAMS!r}; n-grams alone are {NGRAM!r}")
     return None if name in (NGRAM, MTP) else name
 

@@ -4,18 +4,15 @@ Where n-grams draft a whole block the model computes nothing; the tokens that it
 first block of all is the model's, so that it is known what a draft costs.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.choice import Choice, Either
+from splitinfer.core.speculation.choice import Eithers
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS
-
-_MAX_SEQUENCES = 256  # whose n-grams are kept
 
 
 class ModelWithNGrams:
@@ -24,8 +21,7 @@ class ModelWithNGrams:
     def __init__(self, model: DraftModel) -> None:
         self.name = model.name + WITH_NGRAMS
         self._model = model
-        self._all = Choice()
-        self._each: OrderedDict[int, Either] = OrderedDict()
+        self._eithers = Eithers()
         self._has_drafted = False  # the model
 
     def use_device(self, device: Device) -> None:
@@ -51,23 +47,16 @@ class ModelWithNGrams:
                 if draft is None:
                     continue
                 by_model = draft.seconds != 0.0  # else it was known
-                self._of(seq).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
+                self._eithers.of(seq.seq_id).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
                 self._has_drafted |= by_model
                 before.append(draft.token_id)
             yield found
 
     def forget(self, seq_id: int) -> None:
         """Drop a sequence's state."""
-        self._each.pop(seq_id, None)
+        self._eithers.forget(seq_id)
         self._model.forget(seq_id)
 
     def _guesses(self, seq: Sequence, count: int) -> list[int]:
-        guesses = self._of(seq).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
+        guesses = self._eithers.of(seq.seq_id).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
         return guesses if self._has_drafted else []
-
-    def _of(self, seq: Sequence) -> Either:
-        if seq.seq_id not in self._each:
-            self._each[seq.seq_id] = Either(self._all)
-            while len(self._each) > _MAX_SEQUENCES:
-                self._each.popitem(last=False)
-        return self._each[seq.seq_id]

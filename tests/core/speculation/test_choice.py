@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.choice import Choice, Either
+from splitinfer.core.speculation.choice import Choice, Either, Eithers
 
 
 def drafted(text: list[int], prompt: int, model: Callable[[int], int], *, either: Either, block: int = 3) -> list[bool]:
@@ -107,3 +107,15 @@ def test_drafts_behind_a_wrong_one_are_not_judged() -> None:
         either.drafted([1, 2], [4, 5][:position], token, by_model=True)
     either.guesses([1, 2, 9, 8, 7], [], 1)  # the first was wrong, so nothing is known of the others
     assert either.choice._all_drafts.tried == 1
+
+
+def test_of_a_model_that_drafts_in_any_case_all_drafts_are_judged() -> None:
+    """Its drafts are right at first, where guesses are not; then the text repeats, and it does not know."""
+    eithers, text = Eithers(), [7, 1, 9, 2, 8, 3, 7, 4, 9, 5, 8, 6, *[11, 12, 13, 14, 15] * 12]
+    taken = list[bool]()
+    for at in range(4, len(text) - 3):
+        right = text[at : at + 3]
+        drafts = right if at < 14 else [0, 0, 0]
+        taken.append(eithers.chosen(1, text[:at], drafts) == right)
+    assert all(taken[:8])
+    assert all(taken[-20:])

@@ -1,6 +1,7 @@
 """What a flight gives: the sum over blocks against blocks flown with dice, and against the limits."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -150,3 +151,13 @@ def test_what_cannot_be_is_refused() -> None:
     for wrong in ((-1, 0, 1), (0, -1, 1), (1, 1, 0)):
         with pytest.raises(ValueError, match="cannot be"):
             Flight(*wrong)
+
+
+def test_a_block_that_is_drafted_at_once_costs_a_round_and_is_no_longer_than_it_can_be() -> None:
+    """A round of 4 ms before steps of 20: one after the other few drafts pay, at once as many as there can be."""
+    each = RowCosts(((0.0, *(0.020,) * 16),), (0.0, 0.004), at_end=True)
+    whole = replace(each, at_once=7)
+    assert [each.drafting(0), each.drafting(5), whole.drafting(0), whole.drafting(5)] == [0, 0.02, 0, 0.004]
+    assert best_flight(whole, 0.8, 1).first == 7
+    assert best_flight(each, 0.8, 1).first < 7
+    assert tokens_per_second(whole, Flight(7), 0.8) > 1.2 * tokens_per_second(each, best_flight(each, 0.8, 1), 0.8)

@@ -15,7 +15,7 @@ from trained import LEAVING, noted_proposals, quantised, rounded, save_eagle3, w
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.errors import LayoutError, ModelError
+from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
@@ -173,9 +173,3 @@ def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> No
 
 def test_layers_where_a_drafter_names_none() -> None:
     assert layers_of({}, 32) == [1, 15, 28]
-
-
-def test_a_drafter_on_the_last_stage_goes_without_n_grams(tmp_path: Path) -> None:
-    folder, drafter = tiny.save(tmp_path / "qwen3", "qwen3"), save_eagle3(tmp_path / "drafter")
-    with pytest.raises(LayoutError, match=r"leave out \+ngram"), pipeline(folder, [4], draft=f"{drafter}+ngram"):
-        pass

@@ -60,6 +60,17 @@ def test_right_and_wrong_drafts_another_cut_a_loss_and_the_same_prompt(kind: str
             assert under_way[0].output.token_ids == expected[0]
 
 
+@pytest.mark.parametrize("kind", [long("eagle3"), "dflash"])
+def test_n_grams_beside_drafts_that_are_always_wrong(kind: str, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "qwen3", "qwen3")
+    draft = of_kind(kind, folder, tmp_path / "drafter", only=77)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, logit_bias={5: 100.0})
+    for named, is_right in ((draft, False), (f"{draft}+ngram", True)):
+        with pipeline(folder, [2, 2], draft=named) as llm:
+            assert llm.submit(prompt(20), params, flight=Flight(3)).result().token_ids == [5] * 40
+            assert (llm.stats()["speculation"]["accepted"] >= 20) == is_right
+
+
 @pytest.mark.parametrize("kind", [long("mtp"), "eagle3", "dflash", long("dflash2")])
 def test_kv_on_disk_has_the_drafters_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole pipeline ends, and begins anew: what was kept is found, and so is the first turn by the second one.
@@ -77,11 +88,11 @@ def test_kv_on_disk_has_the_drafters_own(kind: str, tmp_path: Path, monkeypatch:
     proposed.clear()
     with pipeline(folder, [2, 2], draft=draft, disks=disks, token_budget=64) as llm:
         again = llm.submit(tokens, params, flight=Flight(3)).result()
-        assert (again.token_ids, again.num_cached_tokens) == (first, 256)
+        assert (again.token_ids, again.num_cached_tokens >= 256) == (first, True)
         alike = [before[tuple(tokens)] == drafts for tokens, drafts in proposed if tuple(tokens) in before]
         assert sum(alike) >= (1 if kind.startswith("dflash") else 0.7) * len(alike) > 2
         turn = llm.submit(second, params, flight=Flight(3)).result()
-        assert (turn.token_ids, turn.num_cached_tokens) == (expected, 512)
+        assert (turn.token_ids, turn.num_cached_tokens >= 512) == (expected, True)
 
 
 @pytest.mark.long
@@ -124,7 +135,8 @@ def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, tmp_path: Path, mon
     draft = of_kind(kind, folder, tmp_path / "drafter")
     with pipeline(folder, [2, 2]) as llm:
         expected = [llm.submit(*one).result().token_ids for one in several]
-    with pipeline(folder, [2, 2], draft=draft, kv_bytes=768 * 120) as llm:
+    own = 512 if kind.startswith("dflash") else 256
+    with pipeline(folder, [2, 2], draft=draft, kv_bytes=(512 + own) * 120) as llm:
         under_way = [llm.submit(*one, flight=Flight(2)) for one in several]
         assert [one.result().token_ids for one in under_way] == expected
         assert llm.stats()["preemptions"] > 0

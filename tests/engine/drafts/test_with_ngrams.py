@@ -5,7 +5,7 @@ import pytest
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import Drafter, model_in
+from splitinfer.engine.drafts.drafters import Drafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.errors import LayoutError
 from splitinfer.models.hub import open_model
@@ -95,7 +95,10 @@ def test_guesses_cost_nothing_and_the_models_drafts_do(model: DraftModel) -> Non
 
 
 def test_names() -> None:
-    assert [model_in(name) for name in ("a/b", "a/b+ngram", "ngram", "a+b")] == ["a/b", "a/b", None, "a+b"]
+    assert [model_in(name) for name in ("a/b", "a/b+ngram", "ngram", "a+b", "mtp+ngram")] == [
+        "a/b", "a/b", None, "a+b", None,
+    ]  # fmt: skip
+    assert [has_heads(name) for name in ("mtp", "mtp+ngram", "ngram", None)] == [True, True, False, False]
     for nonsense in ("+ngram", "ngram+ngram", "none+ngram"):
         with pytest.raises(LayoutError, match="names no model before"):
             model_in(nonsense)
