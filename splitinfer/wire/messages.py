@@ -127,6 +127,11 @@ class Load:
         return max(self.kv_tokens, self.max_tokens)
 
     @property
+    def layers(self) -> str:
+        """The own layers, in words."""
+        return f"layers {self.start} to {self.end - 1} of {self.model}"
+
+    @property
     def of_drafter(self) -> "Load":
         """The same for the drafter, where it has a folder of its own."""
         assert self.drafter_fingerprint is not None

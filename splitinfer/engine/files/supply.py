@@ -128,10 +128,9 @@ class PeerSupply:
         """Download the files that hold what nobody has."""
         files = sorted({info.file for info in missing})
         if command.fingerprint.revision is None:
-            layers = "" if command.is_of_drafter else f"layers {command.start} to {command.end - 1} of "
+            what, where = command.model if command.is_of_drafter else command.layers, ", ".join(files[:2])
             raise ModelError(
-                f"no machine of this pipeline has {layers}{command.model} "
-                f"({len(missing):,} tensors in {', '.join(files[:2])} are missing)"
+                f"no machine of this pipeline has {what} ({len(missing):,} tensors in {where} are missing)"
             )
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
 
