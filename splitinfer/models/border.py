@@ -3,15 +3,13 @@
 Several arrays are packed side by side, as float32 if their dtypes differ. Whole numbers keep their bits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 import mlx.core as mx
 
-from splitinfer.models.layers import (
-    Path,
-)
+from splitinfer.models.layers import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,18 @@ def _whole(dtype: mx.Dtype) -> mx.Dtype:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """What crosses from the layers before ``layer`` to the layers from ``layer`` on."""
+    """What crosses from the layers before ``layer`` to the layers from ``layer`` on. ``updates``: new keys and values
+    of caches that both sides need; ``replicas``: what earlier layers are given that run again behind it."""
 
     layer: int
     rows: tuple[Row, ...]
-    updates: tuple[Row, ...]  # new keys and values of caches that both sides need
+    updates: tuple[Row, ...]
+    replicas: Mapping[int, tuple[Row, ...]] = field(default_factory=dict)
+
+    @property
+    def given(self) -> dict[int, tuple[Row, ...]]:
+        """By layer: the rows that it is given of what crosses."""
+        return {**self.replicas, self.layer: self.rows}
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -58,12 +63,13 @@ class Border:
 
     @property
     def _all(self) -> tuple[Row, ...]:
-        return self.rows + self.updates
+        return (*(row for rows in self.given.values() for row in rows), *self.updates)
 
     @property
     def is_plain(self) -> bool:
         """Whether it is one [1, n, d] hidden state and nothing else."""
-        return len(self._all) == 1 and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2 and not self.is_exact
+        alone = len(self._all) == 1 and not self.replicas and not self.is_exact
+        return alone and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
 
     @property
     def is_exact(self) -> bool:
@@ -87,7 +93,7 @@ class Border:
         assert first is not None
         if self.is_plain:
             return first
-        n = first.shape[self.rows[0].axis]
+        n = first.shape[self._all[0].axis]
         return mx.concatenate([self._columns(row, a, n) for row, a in zip(self._all, arrays, strict=True)], axis=1)[
             None
         ]

@@ -23,6 +23,7 @@ from splitinfer.models import mlx_vlm
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.mtp import tensors_of
+from splitinfer.store.manifest import CONFIGS
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
@@ -71,7 +72,7 @@ def build_with_pictures(
             heads = tensors_of(arrays, count)
             cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
             own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
-            model = (_seeing if sees else _built)(folder, own)
+            model = (_seeing if sees else _built)(folder, checkpoint.folder, own)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     model = cast_floats(model, dtype)
@@ -90,7 +91,7 @@ def _layers_after(tensors: Iterable[str], count: int | None) -> set[str]:
     return {name for name, layer in layers if layer and count is not None and int(layer[1]) >= count}
 
 
-def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
     """mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
     try:
         with _found_in(mlx_lm_utils, arrays):
@@ -99,17 +100,17 @@ def _built(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
         if not mlx_vlm.is_installed():
             raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
     try:
-        return cast(nn.Module, _seeing(folder, arrays).language_model)
+        return cast(nn.Module, _seeing(folder, origin, arrays).language_model)
     except ValueError as error:
         raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
 
 
-def _seeing(folder: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
     """mlx-vlm's model, with its tower for pictures."""
     if not mlx_vlm.is_installed():
         raise ValueError("pictures need mlx-vlm: pip install 'splitinfer[vlm]' on every machine, or --no-pictures")
     with _found_in(mlx_vlm.module("utils"), arrays):
-        return mlx_vlm.whole(folder)
+        return mlx_vlm.whole(folder, origin)
 
 
 class _NoClass(Exception):

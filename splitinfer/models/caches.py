@@ -21,17 +21,17 @@ from mlx.utils import tree_flatten, tree_map
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
-from splitinfer.errors import CannotCut
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
+from splitinfer.models.whole_state import with_state
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
 # Names of classes, because mlx-vlm has its own of the same form.
 _PLAIN = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache")
-_STATES = ("ArraysCache", "PoolingCache")
+_STATES = ("ArraysCache", "PoolingCache", "WholeState")
 _EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 
 
@@ -49,9 +49,7 @@ def _as_mlx_lms(cache: Cache) -> Cache:
             return mlx_caches.KVCache()
         if type(cache).__name__ == "RotatingKVCache":
             return mlx_caches.RotatingKVCache(cache.max_size, cache.keep)
-    if not is_list(cache) and not hasattr(cache, "empty"):
-        raise CannotCut(f"what the model keeps of a sequence is a {type(cache).__name__}, whose form is not known")
-    return cache
+    return cache if is_list(cache) else with_state(cache)
 
 
 def is_plain(cache: Cache) -> bool:

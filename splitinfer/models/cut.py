@@ -38,9 +38,9 @@ from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import StandIn, call_model, find_layers, get_at, last_rows, replaced, rows_at, type_name
+from splitinfer.models.layers import StandIn, call_model, find_layers, last_rows, replaced, rows_at, type_name
 from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.stand_ins import EndAtBorder, Inject, Keep, Passthrough, Reached, Relay, Tap, Watch, Watched
+from splitinfer.models.stand_ins import Keep, Reached, Relay, Tap, Watch, Watched, between
 from splitinfer.models.structure import CannotTrace, ModelStructure
 from splitinfer.models.watches import adding, tapping
 
@@ -90,8 +90,9 @@ class StageModel:
         self._result_rows = structure.result_rows() if structure is not None and self.is_last else []
         self._is_tapped = bool(self._result_rows)
         self._own = self._own_caches(structure)
-        self._stand_ins = {} if structure is None else self._make_stand_ins(structure)
+        self._stand_ins = dict[int, Any]()
         if structure is not None:
+            self._stand_ins = between(structure, self._incoming, self._outgoing, self._relay)
             self._tap(structure)
             if checks and self._incoming is not None:
                 self._check(structure)
@@ -236,7 +237,7 @@ class StageModel:
         Returns:
             [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits.
         """
-        self._relay.received = [] if hidden is None else [hidden]
+        self._relay.received = {} if hidden is None else {self.start: [hidden]}
         logits, given = self._call(
             tokens,
             caches,
@@ -245,7 +246,7 @@ class StageModel:
             hidden if self.is_first else None,
         )
         if self._outgoing is not None:
-            return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
+            return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
         return logits if self._is_tapped else rows_at(logits, logit_rows)
 
@@ -291,8 +292,8 @@ class StageModel:
 
     def _call(
         self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Positions, rows: mx.array | None
-    ) -> tuple[mx.array | None, Any]:
-        """The model's own call: its logits, or the border's arguments."""
+    ) -> tuple[mx.array | None, Mapping[int, Any]]:
+        """The model's own call: its logits, or by layer what the next stage needs of its arguments."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
         embeddings = None
         if rows is not None:
@@ -303,23 +304,23 @@ class StageModel:
                 logits = call_model(self._model, tokens, caches, positions, embeddings)
         except Reached:
             pass
-        given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, None, [], []
+        given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, {}, {}, []
         return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
         # In a survey nothing has been received, and only the shape matters.
         packed = mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden
-        arrays = border.unpack(packed, caches.place.position + n)
-        self._relay.received, updates = arrays[: len(border.rows)], arrays[len(border.rows) :]
-        for row, array in zip(border.updates, updates, strict=True):
+        arrays = iter(border.unpack(packed, caches.place.position + n))
+        self._relay.received = {layer: [next(arrays) for _ in rows] for layer, rows in border.given.items()}
+        for row, array in zip(border.updates, arrays, strict=True):
             cache, part = row.path
             caches.full[cache].received[part] = array
 
-    def _send(self, border: Border, caches: SequenceCaches, given: Any) -> mx.array:
+    def _send(self, border: Border, caches: SequenceCaches, given: Mapping[int, Any]) -> mx.array:
         updates = [caches.full[row.path[0]].stored[row.path[1]] for row in border.updates]
         for i in border.shared:
             caches.full[i].stored = ()
-        return border.pack([*(get_at(given, row.path) for row in border.rows), *updates])
+        return border.pack([*(array for layer in border.given for array in given[layer]), *updates])
 
     def _read_structure(self) -> ModelStructure | None:
         try:
@@ -335,31 +336,18 @@ class StageModel:
         earlier ones, and those that belong to no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
             return list(range(len(fresh_caches(self._model))))
-        replicas = self._incoming.shared if self._incoming else ()
-        owners = [structure.first_user(i) for i in range(structure.num_caches)]
-        return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in replicas]
-
-    def _make_stand_ins(self, structure: ModelStructure) -> dict[int, Any]:
-        layers, stand_ins = structure.layers, dict[int, Any]()
-        if self._incoming is not None:
-            sources = {structure.first_user(i) for i in self._incoming.shared}
-            for i in set(range(self.start)) - sources:
-                stand_ins[i] = Passthrough(layers[i], structure.recipe(i), self._relay)
-            stand_ins[self.start] = Inject(layers[self.start], self._incoming, self._relay)
-        if self._outgoing is not None:
-            stand_ins[self.end] = EndAtBorder(layers[self.end], self._relay)
-        if self.is_last:
-            last = self.num_layers - 1
-            stand_ins[last] = Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
-        return stand_ins
+        shared, again = (self._incoming.shared, self._incoming.replicas) if self._incoming else ((), {})
+        owners = [None if structure.is_common(i) else structure.first_user(i) for i in range(structure.num_caches)]
+        return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in shared or o in again]
 
     def _tap(self, structure: ModelStructure) -> None:
         """Take the rows of the last layer that want logits, if what follows works on rows."""
-        if self.is_last and not self._can_tap():
-            self._is_tapped = False
-            self._stand_ins.pop(self.num_layers - 1)
-            if self._incoming is not None and self.start == self.num_layers - 1:
-                self._stand_ins[self.start] = Inject(structure.layers[self.start], self._incoming, self._relay)
+        if not self.is_last:
+            return
+        last, before = self.num_layers - 1, dict(self._stand_ins)
+        self._stand_ins[last] = Tap(before.get(last, structure.layers[last]), self._result_rows, self._relay)
+        if not self._can_tap():
+            self._is_tapped, self._stand_ins = False, before
 
     def _check(self, structure: ModelStructure) -> None:
         """Raises CannotCut if anything here depends on the layers before."""
@@ -368,7 +356,7 @@ class StageModel:
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(
             range(len(results))
         )
-        wrong = read & (set(self._relay.stale) | structure.owned_before(self.start))
+        wrong = read & (set(self._relay.stale) | structure.hidden_from(self.start))
         self._relay.stale = None
         if wrong:
             raise CannotCut(

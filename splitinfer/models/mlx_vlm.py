@@ -140,21 +140,45 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"{_PACKAGE}.{name}")
 
 
-def whole(folder: Path) -> nn.Module:
+def whole(folder: Path, origin: Path) -> nn.Module:
     """The model of a checkpoint, its weights not read yet; ``language_model`` is the part of it that is cut.
 
-    Some decode single rows by another road than their layers' own calls, which a cut replaces. They have a question for
-    whether they may, and the answer is no.
+    Some classes read tables from the files by themselves, if they know where these are; they are not told.
+
+    Args:
+        origin: where its files are, also afterwards.
+
+    Raises:
+        ValueError: a file is missing from which the model makes n-grams of its tokens.
     """
-    model: nn.Module = module("utils").load_model(folder, lazy=True)
-    without_detours(model.language_model)
+    utils = module("utils")
+    architecture, _ = utils.get_model_and_args(utils.load_config(folder), folder)
+    if hasattr(architecture.ModelConfig, "model_path"):
+        architecture.ModelConfig.model_path = property(lambda _self: None, lambda _self, _path: None)
+    model: nn.Module = utils.load_model(folder, lazy=True)
+    without_detours(with_ngrams(model.language_model, origin))
     return model
 
 
 def without_detours(model: nn.Module) -> nn.Module:
-    """A language model that always calls its layers."""
+    """A language model that always calls its layers. Some decode single rows by another road than their layers' own
+    calls, which a cut replaces; they have a question for whether they may, and the answer is no."""
     if hasattr(model, "_supports_batch_invariant_decode"):
         model._supports_batch_invariant_decode = lambda: False
+    return model
+
+
+def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
+    """A language model that knows which n-grams its tokens are, if it has any: else it would leave them out silently.
+
+    Raises:
+        ValueError: the files for it are not in ``origin``.
+    """
+    if getattr(model, "layout", None) is not None and hasattr(model, "_ensure_engram_hash"):
+        model._engram_source = origin
+        model._ensure_engram_hash()
+        if model.engram_hash is None:
+            raise ValueError(f"{origin} has neither engram_token_map.json nor tokenizer.json")
     return model
 
 

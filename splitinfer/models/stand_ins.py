@@ -1,13 +1,14 @@
 """What stands in for layers while a stage runs a model (``models.cut``): they drop, inject, end, watch and tap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
 
 from splitinfer.models.border import Border
 from splitinfer.models.layers import Path, StandIn, change, get_at, put_at
-from splitinfer.models.structure import Named, Recipe, mark
+from splitinfer.models.recipes import Recipe
+from splitinfer.models.structure import ModelStructure, Named, mark
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
 Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
@@ -21,8 +22,8 @@ class Relay:
     """The input and output of the call in progress."""
 
     def __init__(self) -> None:
-        self.received: list[mx.array | None] = []
-        self.given: Any = None
+        self.received: dict[int, list[mx.array | None]] = {}  # by layer
+        self.given: dict[int, list[mx.array | None]] = {}  # the same of what the next stage needs
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
         self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
         self.deep: list[mx.array] = []  # what is added to the results of the first layers
@@ -45,28 +46,37 @@ class Passthrough(StandIn):
 
 
 class Inject(StandIn):
-    """This stage's first layer, called with the arrays that were received."""
+    """A layer that is called with the arrays that were received for it: this stage's first, or one that runs again."""
 
-    def __init__(self, real: Any, border: Border, relay: Relay) -> None:
+    def __init__(self, real: Any, index: int, border: Border, relay: Relay) -> None:
         super().__init__(real)
-        self._paths, self._relay = [row.path for row in border.rows], relay
+        self._index, self._paths, self._relay = index, [row.path for row in border.given[index]], relay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments: Any = (args, kwargs)
-        for path, array in zip(self._paths, self._relay.received, strict=True):
+        for path, array in zip(self._paths, self._relay.received[self._index], strict=True):
             arguments = put_at(arguments, path, array)
         return self._real(*arguments[0], **arguments[1])
 
 
-class EndAtBorder(StandIn):
-    """In place of the first layer behind this stage's: notes its arguments, and ends the call."""
+class Noted(StandIn):
+    """A layer that is given something that the next stage needs, too."""
 
-    def __init__(self, real: Any, relay: Relay) -> None:
+    def __init__(self, real: Any, index: int, border: Border, relay: Relay) -> None:
         super().__init__(real)
-        self._relay = relay
+        self._index, self._paths, self._relay = index, [row.path for row in border.given[index]], relay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._relay.given = (args, kwargs)
+        found = [get_at((args, kwargs), path) for path in self._paths]
+        # Others of the same content: a layer may add to those it was given, in place.
+        self._relay.given[self._index] = [None if array is None else mx.array(array) for array in found]
+        return self._real(*args, **kwargs)
+
+
+class EndAtBorder(StandIn):
+    """Ends the call, in the place of the first layer behind this stage's."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         raise Reached
 
 
@@ -96,3 +106,26 @@ class Tap(StandIn):
             rows = keep(get_at(result, path), axis)
             result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)
         return result
+
+
+def between(
+    structure: ModelStructure, incoming: Border | None, outgoing: Border | None, relay: Relay
+) -> dict[int, Any]:
+    """What stands in for the layers before, at and behind a stage's borders, by layer."""
+    layers, found = structure.layers, dict[int, Any]()
+
+    def passed(several: Iterable[int]) -> dict[int, Any]:
+        return {i: Passthrough(layers[i], structure.recipe(i), relay) for i in several}
+
+    if outgoing is not None:
+        found[outgoing.layer] = EndAtBorder(layers[outgoing.layer])
+        if any(map(structure.is_common, range(structure.num_caches))):  # its call advances such a cache at its end
+            found = passed(range(outgoing.layer, structure.num_layers))
+        for i in outgoing.given:
+            found[i] = Noted(found.get(i, layers[i]), i, outgoing, relay)
+    if incoming is not None:
+        sources = {structure.first_user(i) for i in incoming.shared}
+        found |= passed(set(range(incoming.layer)) - sources - set(incoming.given))
+        for i in incoming.given:
+            found[i] = Inject(found.get(i, layers[i]), i, incoming, relay)
+    return found

@@ -6,7 +6,9 @@ in front of some layer. What crosses it is
 
 * each of the layer's arguments that comes from earlier layers and has one row per token: for most models
   the hidden state, for some also a first value or a residual of each block;
-* the new keys and values of an earlier layer's cache, where later layers attend to it.
+* the new keys and values of an earlier layer's cache, where later layers attend to it;
+* else, where later layers read something else of an earlier one (a choice of tokens, a pool of compressed keys), what
+  that layer was given: it runs again behind the border, of which only what is read is computed.
 
 All of it is packed into one array of rows, so that the rest of the project knows only hidden states. Whole numbers (an
 indexer's choice of tokens) keep their bits there. If the later layers need anything else of the earlier ones, there is
@@ -37,19 +39,18 @@ from splitinfer.models.layers import (
     call_model,
     change,
     find_layers,
-    floating_arrays,
-    get_at,
     replaced,
     type_name,
     walk,
 )
+from splitinfer.models.recipes import Recipe, make_recipe
 
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
-Recipe = Callable[[Any], Any]
 
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
 _MOST_ROWS = 4096  # of a long call
+_MOST_AGAIN = 3  # layers that run again behind a border
 
 
 class CannotTrace(CannotCut):
@@ -92,6 +93,7 @@ class ModelStructure:
         self._named: Named
         self._steps: list[list[_Call]]
         self._updates: list[dict[Path, Spec]]
+        self._written: dict[int, list[tuple[int, mx.array]]]  # of caches that several layers are given: by whom
         self._borders: dict[int, Border] = {}
         self._given_with: dict[int, list[set[Path]]] = {}
         self._rows = _STEPS
@@ -111,13 +113,13 @@ class ModelStructure:
         caches = fresh_caches(self.model)
         self.num_caches, self.users = len(caches), [set[int]() for _ in caches]
         self._layer_of, self._named = dict(self._owners), {}
-        self._steps, self._updates = [], []
+        self._steps, self._updates, self._written = [], [], {}
         with uncompiled():
             results = [[self._record(step, rows, caches) for step, rows in enumerate(self._rows)][-1]]
-        self._results_of_cache = list[list[int]]()
-        for cache in caches:
+        self._of_caches = list[tuple[int, int | None]]()
+        for i, cache in enumerate(caches):
             arrays = arrays_of(cache)
-            self._results_of_cache.append(list(range(len(results), len(results) + len(arrays))))
+            self._of_caches += [(i, self._writer(i, array)) for array in arrays]
             results += arrays
         self._num_results = len(results)
         return Graph(results, {**self._named, **parameters})
@@ -151,7 +153,7 @@ class ModelStructure:
     @property
     def reads_tokens(self) -> bool:
         """Whether the model looks at its tokens while it is called, so that its graph is that of these tokens."""
-        return not all(self._graph.holds(f"tokens {step}") for step in range(len(self._rows)))
+        return not all(self._graph.holds(f"tokens {step}") for step in self._both)
 
     @property
     def num_layers(self) -> int:
@@ -162,9 +164,25 @@ class ModelStructure:
         """The first layer that is called with a cache, to which it belongs; ``None`` if no layer is."""
         return min(self.users[cache], default=None)
 
+    def is_common(self, cache: int) -> bool:
+        """Whether several layers write to a cache, each to a part of its own, so that every stage has it."""
+        return len({writer for c, writer in self._of_caches if c == cache and writer is not None}) > 1
+
+    def _writer(self, cache: int, array: mx.array) -> int | None:
+        """The layer that has made an array of a cache; ``None`` for what is made outside of layers."""
+        written = {id(a): layer for layer, a in self._written.get(cache, ())}
+        if len(self.users[cache]) > 1 and written:
+            return written.get(id(array))
+        return self.first_user(cache)
+
     def owned_before(self, layer: int) -> set[str]:
         """The names of the parameters of the layers before ``layer``."""
         return {name for name, owner in self._owners.items() if owner < layer}
+
+    def hidden_from(self, layer: int) -> set[str]:
+        """Those of them that a stage from ``layer`` on must not read: all but those of layers that run again there."""
+        again = self._borders[layer].replicas if layer in self._borders else ()
+        return {name for name in self.owned_before(layer) if self._owners[name] not in again}
 
     def recipe(self, layer: int) -> Recipe:
         """Makes, from a layer's arguments, a result of the right form without computing anything."""
@@ -190,20 +208,38 @@ class ModelStructure:
         rows = self._crossing_rows(layer)
         if not rows:
             raise CannotCut(f"{self.name}: layer {layer} is given no rows that come from the layers before it")
-        closed = [_name(step, layer, row.path) for row in rows for step in range(len(self._rows))]
-        beyond = self._read_beyond(layer, closed)
-        updates: list[Row] = []
-        if beyond:
-            updates = self._shared_updates(layer, closed)
-            closed += [_update_name(step, *row.path) for row in updates for step in range(len(self._rows))]
-            beyond = self._read_beyond(layer, closed)
-        if beyond:
+        closed = self._closed(layer, rows)
+        if not self._read_beyond(layer, closed):
+            return Border(layer, tuple(rows), ())
+        updates = self._shared_updates(layer, closed)
+        with_updates = [*closed, *(_update_name(step, *row.path) for row in updates for step in self._both)]
+        if not self._read_beyond(layer, with_updates):
+            return Border(layer, tuple(rows), tuple(updates))
+        return Border(layer, tuple(rows), (), self._find_replicas(layer, closed))
+
+    def _find_replicas(self, layer: int, closed: list[str]) -> dict[int, tuple[Row, ...]]:
+        """The earlier layers that run again behind a border, with the rows that they are given there. From the last
+        one back: what it was given may be all that is read of the layers before it."""
+        found = dict[int, tuple[Row, ...]]()
+        while beyond := {name for name in self._read_beyond(layer, closed) if self._layer_of[name] not in found}:
             last = max(self._layer_of[name] for name in beyond)
-            raise CannotCut(
-                f"{self.name}: layers from {layer} on look back on layer {last}, and not only at its output or its "
-                "keys and values"
-            )
-        return Border(layer, tuple(rows), tuple(updates))
+            rows = self._crossing_rows(last) if last else []
+            new = self._closed(last, rows)
+            if not beyond - set(new) or len(found) == _MOST_AGAIN:
+                raise CannotCut(
+                    f"{self.name}: layers from {layer} on look back on layer {last}, and not only at its output or "
+                    "its keys and values"
+                )
+            found[last], closed = tuple(rows), [*closed, *new]
+        return dict(sorted(found.items()))
+
+    @property
+    def _both(self) -> range:
+        """The numbers of the calls that the graph shows."""
+        return range(len(self._rows))
+
+    def _closed(self, layer: int, rows: Sequence[Row]) -> list[str]:
+        return [_name(step, layer, row.path) for row in rows for step in self._both]
 
     def _crossing_rows(self, layer: int) -> list[Row]:
         first, second = (step[layer].arguments for step in self._steps)
@@ -223,7 +259,7 @@ class ModelStructure:
         }
         closed = [
             *closed,
-            *(_update_name(step, *path) for path, _ in names.values() for step in range(len(self._rows))),
+            *(_update_name(step, *path) for path, _ in names.values() for step in self._both),
         ]
         found = self._graph.read_by(self._results_from(layer), closed) & set(names)
         shared = {names[name][0][0] for name in found}
@@ -231,8 +267,7 @@ class ModelStructure:
 
     def _results_from(self, layer: int) -> list[int]:
         """The results that the layers from ``layer`` on compute: the logits and the arrays of their caches."""
-        later = [c for c in range(self.num_caches) if (owner := self.first_user(c)) is None or owner >= layer]
-        return [0, *(i for c in later for i in self._results_of_cache[c])]
+        return [0, *(i for i, (_, writer) in enumerate(self._of_caches, 1) if writer is None or writer >= layer)]
 
     def _read_beyond(self, layer: int, closed: Sequence[str]) -> set[str]:
         return self._early(layer, self._graph.read_by(self._results_from(layer), closed))
@@ -256,8 +291,9 @@ class ModelStructure:
             arguments = change(arguments, lambda path, a: self._note_argument(step, layer, path, a))
             given = {path: (a.shape, a.dtype) for path, a in arrays_in(arguments)}
             result = self.layers[layer](*arguments[0], **arguments[1])
+            self._note_written(layer, caches)
             returned = {path: (a.shape, a.dtype) for path, a in arrays_in(result)}
-            calls.append(_Call(given, returned, _make_recipe(arguments, result)))
+            calls.append(_Call(given, returned, make_recipe(arguments, result)))
             return result
 
         stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
@@ -270,6 +306,14 @@ class ModelStructure:
             raise CannotCut(f"{self.name} runs its layers {times}, so no part of it can run alone")
         self._steps.append(calls)
         return logits
+
+    def _note_written(self, layer: int, caches: Sequence[Cache]) -> None:
+        """Note which arrays of the states that a layer was given are new."""
+        for i, cache in enumerate(caches):
+            if layer in self.users[i] and not hasattr(cache, "update_and_fetch"):
+                known = self._written.setdefault(i, [])
+                before = {id(array) for _, array in known}
+                known += [(layer, array) for array in arrays_of(cache) if id(array) not in before]
 
     def _note_argument(self, step: int, layer: int, path: Path, array: mx.array) -> mx.array:
         self._layer_of[_name(step, layer, path)] = layer
@@ -342,33 +386,3 @@ def _updates_passed(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx
     finally:
         for _, cache in wrapped:
             del cache.update_and_fetch
-
-
-class _Unknown:
-    """Replaces a number that only running the layer would tell; using it fails."""
-
-
-def _make_recipe(arguments: Any, result: Any) -> Recipe:
-    """A function that makes a result of the same form from other arguments, without running the layer.
-
-    An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
-    arrays are wrong, so the graph has to show that no result depends on them.
-    """
-    if result is None or isinstance(result, bool | str):
-        return lambda _arguments: result
-    if isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating):
-        shape, dtype = result.shape, result.dtype
-        return lambda _arguments: mx.zeros(shape, dtype)
-    if isinstance(result, mx.array):
-        inputs = list(floating_arrays(arguments))
-        if not inputs:
-            raise CannotCut("a layer is called without any array")
-        path = next((path for path, a in inputs if a.shape == result.shape), inputs[0][0])
-        return lambda now: get_at(now, path)
-    if isinstance(result, list | tuple):
-        recipes, kind = [_make_recipe(arguments, part) for part in result], type(result)
-        return lambda now: kind(recipe(now) for recipe in recipes)
-    same = next((path for path, part in walk(arguments) if part is result), None)
-    if same is not None:
-        return lambda now: get_at(now, same)
-    return lambda _arguments: _Unknown()

@@ -20,7 +20,7 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.store.ranges import Span, merged
 
-CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
+CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json", "engram_token_map.json")
 """What a stage needs beside its tensors, as far as the model has it."""
 MAX_BYTES = 64 * 2**20  # of a manifest as sent
 _MAX_TEXT = 512 * 2**20  # of a manifest as text
@@ -32,7 +32,7 @@ _FORMAT = 2
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")  # no separator, no leading dot, nothing that a shell minds
 _SMALL = re.compile(
-    r"(config|generation_config|hf_quant_config|tokenizer[\w.-]*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"(config|generation_config|hf_quant_config|tokenizer[\w.-]*|special_tokens_map|added_tokens|vocab|chat_template|engram_token_map)\.json"
     r"|(vocab|merges)\.txt|[\w.-]+\.(jinja|tiktoken)|[\w.-]*(tokenizer|spiece|sentencepiece)[\w.-]*\.model"
 )
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # devices, to some file systems

@@ -48,12 +48,15 @@ def test_the_table_has_every_configuration() -> None:
     assert list(ROWS) == sorted(vlm_configs.CONFIGS, key=str.lower), "scripts/matrix --vlm --write"
 
 
-@pytest.mark.parametrize("name", ["klear", effort.long("glm5_next"), effort.long("deepseek_v4")])
+@pytest.mark.parametrize("name", ["klear", *map(effort.long, ("deepseek_v41", "glm5_next", "deepseek_v4"))])
 def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""
     config = vlm_configs.CONFIGS[name]
     model = compare.build(config, make=compare.mlx_vlms)
+    (tmp_path / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
     weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
+    if name == "deepseek_v41":
+        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
     (tmp_path / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     tokens, expected = compare._reference(model, 4)
@@ -64,6 +67,14 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
         assert found.tensors < set(weights)
         stages.append(load_stage(checkpoint, found, start, end, None, lambda *_: None))
     assert compare._difference(compare._run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
+
+
+def test_n_grams_are_never_left_out_silently(tmp_path: Path) -> None:
+    """mlx-vlm's class leaves its Engram out where it finds no file to make n-grams of tokens from."""
+    model = compare.build(vlm_configs.CONFIGS["deepseek_v41"], make=compare.mlx_vlms)
+    model.engram_hash = None
+    with pytest.raises(ValueError, match=r"neither engram_token_map.json nor tokenizer.json"):
+        mlx_vlm.with_ngrams(model, tmp_path)
 
 
 def test_a_model_that_neither_has_is_one_sentence(tmp_path: Path) -> None:
