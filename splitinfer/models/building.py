@@ -35,7 +35,7 @@ _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 
 FIRST_LAYERS = "splitinfer_first_layers"  # in a configuration: its files of weights hold a model of more layers
 _OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
-CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
+CONFIGURATION = CONFIGS
 """The files of a model's folder that say how to build it."""
 
 _patching = threading.Lock()  # two stages of one process may load at a time

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 _LINE = re.compile(
-    r"\{ (?P<operation>\d+) \[label"  # an operation ...
+    r'\{ (?P<operation>\d+) \[label ="(?P<label>\w+)'  # an operation ...
     r'|"(?P<input>\w+)" -> (?P<into>\d+)'  # ... reads an array
     r'|(?P<out>\d+) -> "(?P<output>\w+)"'  # ... makes one
     r'|\{ rank=source; "(?P<source>\w+)"'  # an array that no operation makes
@@ -35,7 +35,7 @@ class Graph:
 
     def __init__(self, results: Sequence[mx.array], named: Mapping[str, mx.array]) -> None:
         ends = [mx.stop_gradient(array) for array in results]
-        nodes, self._parents = _read([*named.values(), *ends])
+        nodes, self._parents, self._labels = _read([*named.values(), *ends])
         self._nodes: dict[str, str] = dict(zip(named, nodes, strict=False))
         self._results = nodes[len(named) :]
         self._names: dict[str, list[str]] = defaultdict(list)
@@ -55,6 +55,18 @@ class Graph:
         named in ``without`` count as having no other input than that."""
         return self._ancestors([self._results[i] for i in results], without)
 
+    def readers(self, name: str) -> set[str]:
+        """What the operations that read a named array are."""
+        return {self._labels[node] for node in self._children.get(self._nodes[name], ())}
+
+    def made_by(self, result: int, name: str) -> set[str]:
+        """What the operations are by which a result is made of a named array, and of nothing else."""
+        found, node = set[str](), self._results[result]
+        while node != self._nodes[name]:
+            (node,) = self._parents[node]
+            found |= {self._labels[node]} if node in self._labels else set()
+        return found - {"StopGradient"}
+
     def mixed_with(self, name: str) -> set[str]:
         """The other named arrays that the operations which read ``name`` depend on."""
         return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
@@ -72,8 +84,8 @@ class Graph:
         return {name for node in seen for name in self._names.get(node, ())}
 
 
-def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
-    """The nodes of ``arrays`` in the graph of all of them, and every node's parents."""
+def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
+    """The nodes of ``arrays`` in the graph of all of them, every node's parents, and the operations' names."""
     # MLX prints the arrays' graphs one after the other, each without what was printed before. A separator after
     # each array marks its end; the last node before that is the array itself, unless it was printed earlier.
     zero = mx.array(0.0)
@@ -82,7 +94,7 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
         printed += [array, -zero]
     lines = _print(printed, {})
     nodes, parents = list[str | None](), defaultdict[str, list[str]](list)
-    first, last, before, separators = "", list[str](), list[str](), set[str]()
+    first, last, before, separators, labels = "", list[str](), list[str](), set[str](), dict[str, str]()
     for line in lines:
         match = _LINE.match(line)
         if match is None:
@@ -90,7 +102,7 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
         if match["source"]:
             first, last = first or match["source"], [match["source"]]
         elif match["operation"]:
-            before, last = last, []
+            before, last, labels[match["operation"]] = last, [], match["label"]
         elif match["input"] == first:
             nodes.append(before[0] if len(before) == 1 else None)
             separators.add(match["into"])
@@ -99,7 +111,7 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
         elif match["out"] not in separators:
             parents[match["output"]].append(match["out"])
             last.append(match["output"])
-    return _complete(nodes, arrays, printed, lines), parents
+    return _complete(nodes, arrays, printed, lines), parents, labels
 
 
 def _complete(

@@ -27,6 +27,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.loader import kv_need
 from splitinfer.models.structure import ModelStructure
+from splitinfer.models.tables import leave_out
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
 _EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
@@ -69,6 +70,7 @@ def describe(
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
+    leave_out(model)
     structure = ModelStructure(model)
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}

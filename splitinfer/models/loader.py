@@ -31,8 +31,10 @@ from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
+from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
+from splitinfer.models.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.trained import arrays_of as drafter_arrays
 from splitinfer.models.trained import join
 from splitinfer.system.open_files import make_room
@@ -52,7 +54,8 @@ class Survey:
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
     caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
     for what it does not compute. ``head_bytes``: of a float32 copy of the head, where a step in float32 makes one;
-    ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without repetitions.
+    ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without repetitions. ``tables``:
+    what stays on disk.
     """
 
     num_layers: int
@@ -64,6 +67,7 @@ class Survey:
     logits_size: int
     head_bytes: int | None = 0
     attention: tuple[Attention, ...] = ()
+    tables: tuple[Table, ...] = ()
 
     def with_float32_head(self) -> "Survey":
         """The same with a head in float32, for which a step makes a copy of weights in half precision.
@@ -124,7 +128,8 @@ def survey(
         heads, parameters = found.heads, parameters | found.weights
         outputs += found.outputs()
     tensors = arrays_read(outputs, placeholders)
-    read = arrays_read(outputs, parameters)
+    tables = find_tables(model, outputs, parameters, placeholders)
+    read = arrays_read(outputs, parameters).difference(*(table.parameters for table in tables))
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
@@ -143,6 +148,7 @@ def survey(
         logits_size=output.shape[-1] if stage.is_last else 0,
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
         attention=attention,
+        tables=tables,
     )
 
 
@@ -243,10 +249,15 @@ def _load(
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
-    read = sorted(arrays_read(outputs, parameters))
+    read = arrays_read(outputs, parameters)
+    if found.tables:
+        leave_on_disk(model, found.tables, read, checkpoint)
+        hash_on_host(model)
+        stage.reads_tokens = True
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, there
-    _evaluate([parameters[name] for name in read], report)
+    in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
+    _evaluate([parameters[name] for name in in_memory], report)
     return stage, heads, tower
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 _PACKAGE = "mlx_vlm"
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
@@ -180,6 +181,23 @@ def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
         if model.engram_hash is None:
             raise ValueError(f"{origin} has neither engram_token_map.json nor tokenizer.json")
     return model
+
+
+class _OnHost:
+    """Which n-grams tokens are, computed at once and not on the device, behind whose work it would wait."""
+
+    def __init__(self, real: nn.Module) -> None:
+        self._real = real
+
+    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        with mx.stream(mx.cpu):
+            return np.array(self._real(*args, **kwargs))
+
+
+def hash_on_host(model: nn.Module) -> None:
+    """From now on tell a model's n-grams as numbers of the host, by which rows are read from files."""
+    if getattr(model, "engram_hash", None) is not None:
+        model.engram_hash = _OnHost(model.engram_hash)
 
 
 def _register() -> None:
