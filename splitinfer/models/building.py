@@ -113,6 +113,17 @@ def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mo
         return mlx_vlm.whole(folder, origin)
 
 
+def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
+    """The version of mlx-vlm here, where a model's classes are its (those of all that ``sees``); else nothing."""
+    if sees:
+        return mlx_vlm.version()
+    try:
+        _classes(dict(checkpoint.config))
+    except _NoClass:
+        return mlx_vlm.version()
+    return ""
+
+
 class _NoClass(Exception):
     """mlx-lm has no class for a configuration, or refuses a part of it."""
 

@@ -12,6 +12,7 @@ engine evaluates a step when its graph is complete. So in mlx-vlm's modules ``ev
 
 import builtins
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 import threading
@@ -131,6 +132,11 @@ class _Finder(MetaPathFinder):
 def is_installed() -> bool:
     """Whether mlx-vlm is there; imports nothing."""
     return _PACKAGE in sys.modules or importlib.util.find_spec(_PACKAGE) is not None
+
+
+def version() -> str:
+    """That of mlx-vlm; empty if it is not installed."""
+    return importlib.metadata.version("mlx-vlm") if is_installed() else ""
 
 
 def module(name: str) -> ModuleType:

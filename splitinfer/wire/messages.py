@@ -23,7 +23,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import RowMask, StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 
 
@@ -104,6 +104,7 @@ class Load:
     drafter: str = ""  # one trained on the model's hidden states: "mtp", or a model's name; empty: none
     drafter_fingerprint: Fingerprint | None = None  # where it has a folder of its own
     sees: bool = False  # take the classes of models that see pictures; the first stage has a tower for them
+    mlx_vlm: str = ""  # its version, where the model's classes are mlx-vlm's
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

@@ -7,6 +7,7 @@ from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.layout import Layout
 from splitinfer.engine.links.keys import Keys, upstream_key
 from splitinfer.kvstore.store import Disk
+from splitinfer.models.building import mlx_vlm_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.wire.messages import Load, Peer
 from transports import address_for_others
@@ -53,6 +54,7 @@ class PipelineConfig:
             drafter=self.drafter,
             drafter_fingerprint=self.drafter_fingerprint,
             sees=self.sees,
+            mlx_vlm="" if self.checkpoint is None else mlx_vlm_of(self.checkpoint, sees=self.sees),
         )
 
     def _upstream_key(self, stage: int) -> str:

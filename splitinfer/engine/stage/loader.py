@@ -22,6 +22,7 @@ from splitinfer.engine.stage.supply import FromHub, Supply
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
+from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
@@ -123,6 +124,7 @@ def load(
         PeerError: a machine that weights were copied from is gone, or has sent something else.
         ConfigError: the emulated accelerator does not fit the layout.
     """
+    _check_classes(command, name)
     device, supply = open_device(command.stage, command.bounds), supply or FromHub()
     checkpoint = supply.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
@@ -146,6 +148,17 @@ def load(
     except BaseException:
         withdraw(name)
         raise
+
+
+def _check_classes(command: Load, name: str) -> None:
+    """Raises ModelError if the model's classes are mlx-vlm's, and this machine has not the coordinator's version."""
+    if not command.mlx_vlm or (here := mlx_vlm.version()) == command.mlx_vlm:
+        return
+    lacks = f"has mlx-vlm {here}" if here else "lacks mlx-vlm"
+    raise ModelError(
+        f"{name} {lacks}, and {command.model} needs version {command.mlx_vlm} of it on every machine: "
+        f"pip install 'splitinfer[vlm]' 'mlx-vlm=={command.mlx_vlm}'"
+    )
 
 
 def _open_drafter(command: Load, checkpoint: Checkpoint, supply: Supply, report: Report) -> Checkpoint | None:

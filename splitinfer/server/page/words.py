@@ -110,9 +110,7 @@ def _prompt(seen: Seen) -> Saying:
 
 def _one_stream(seen: Seen) -> Saying:
     stages = "both stages" if len(seen.stages) == 2 else f"all {len(seen.stages)} stages"
-    text = (
-        f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
-    )
+    text = f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
     each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
     if seen.rows.draft:
         text += f"Drafts let the stages work ahead on guessed tokens; {each_waits}"
