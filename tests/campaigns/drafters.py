@@ -97,8 +97,9 @@ def _allowed(costs: RowCosts, places: Sequence[tuple[int, int]]) -> float:
     """Tokens per second of the best fixed length of synchronous blocks."""
     shares = [right / tried for tried, right in places if tried >= _FEW]
     shares += [min(shares, default=0.0)] * (8 - len(shares))
-    survive = [0.0, *accumulate(accumulate(shares, mul))]
-    return max((1 + survive[k]) / (k * costs.draft + costs.latency(k + 1)) for k in range(9))
+    survive = [0.0, *accumulate(shares, mul)]
+    rates: list[float] = [(1 + sum(survive[: k + 1])) / (k * costs.draft + costs.latency(k + 1)) for k in range(9)]
+    return max(rates)
 
 
 def _run(llm: LLM, prompts: Sequence[list[int]], temperature: float, tokens: int) -> tuple[float, list[list[int]]]:
