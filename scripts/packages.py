@@ -11,6 +11,7 @@ _NEEDED = (
     "splitinfer/_layouts/demo.yaml",
     "splitinfer/demo/target/model.safetensors",
     "splitinfer/demo/draft/model.safetensors",
+    "splitinfer/demo/drafter/model.safetensors",
     "splitinfer/py.typed",
     "splitinfer/server/page/site/index.html",
     "splitinfer/server/page/vendor/preact.js",

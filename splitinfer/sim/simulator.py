@@ -173,9 +173,9 @@ class Simulator:
     def _draft(self) -> None:
         """Make the drafts that the scheduler wishes for, round by round, and take in messages after each round."""
         speculation = self.scheduler.speculation
-        wishes = self.scheduler.wishes() if speculation is not None else []
-        if not wishes or speculation is None:
+        if speculation is None or self.machine.drafts_at_end:
             return
+        wishes = self.scheduler.wishes()
         while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
             for wish in drafting:

@@ -55,7 +55,7 @@ the mill with all his knights, and would have no one but the miller's daughter f
 """
 
 
-@pytest.fixture(scope="module", params=sorted(DEMO_MODELS))
+@pytest.fixture(scope="module", params=sorted(SIZES))
 def shipped(request: pytest.FixtureRequest) -> tuple[str, Any, Any]:
     model, tokenizer = load(str(DEMO_MODELS[request.param]))
     return request.param, model, tokenizer

@@ -15,6 +15,7 @@ from trained import LEAVING, noted_proposals, quantised, rounded, save_eagle3, w
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
@@ -173,3 +174,16 @@ def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> No
 
 def test_layers_where_a_drafter_names_none() -> None:
     assert layers_of({}, 32) == [1, 15, 28]
+
+
+def test_the_shipped_drafter_is_mostly_right_and_changes_no_token() -> None:
+    """Its first drafts are right at about 0.85 of the places of a greedy tale, and at 0.62 of one at temperature 1."""
+    asked = [("Once upon a time there was a poor woodcutter", SamplingParams(24, t, seed=1)) for t in (0.0, 1.0)]
+    found = []
+    for draft in ("none", "demo-drafter"):
+        with pipeline(TARGET, [5, 7], draft=draft) as llm:
+            found.append([llm.submit(llm.encode(text), params, flight=Flight(3)).result().token_ids
+                          for text, params in asked])  # fmt: skip
+    counts = llm.stats()["speculation"]
+    assert found[0] == found[1]
+    assert sum(counts["accepted_at"]) > 0.5 * sum(counts["tried_at"]) > 5
