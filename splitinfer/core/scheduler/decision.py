@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from splitinfer.core.kv.block_tree import Block, Match
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
+from splitinfer.core.scheduler.policy import PolicyInput
 from splitinfer.core.sequence import Sequence
 
 
@@ -41,6 +42,7 @@ class Decision:
 
     allocation: KVAllocation
     group: int = 0
+    situation: PolicyInput | None = None  # by which the policy decided; ``None``: it has no slices
     admissions: list[Admission] = field(default_factory=list)
     fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # blocks to read from disk
     decodes: list[Sequence] = field(default_factory=list)

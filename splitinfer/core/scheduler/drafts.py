@@ -17,11 +17,7 @@ class Drafts:
     def wishes(self) -> list[Wish]:
         """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
         are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
-        if (
-            not self._state.config.speculates
-            or self._state.speculation is None
-            or len(self._state.in_flight) >= self._state.limit
-        ):
+        if not self._state.config.speculates or self._state.speculation is None or self._state.is_full:
             return []
         self.force()
         order = self._planner.groups_in_turn()

@@ -84,6 +84,10 @@ class MicroBatches:
         """A group's members in the order in which they are scheduled."""
         return list(self._groups[group])
 
+    def may_go(self, group: int, *, alone: bool) -> bool:
+        """Whether a step of the group could go now. ``alone``: also that of a group without members."""
+        return (alone or bool(self._groups[group])) and not self.is_in_flight(group)
+
     def is_in_flight(self, group: int) -> bool:
         """Whether the group has to wait for a result."""
         return any(seq.num_awaited for seq in self._groups[group])

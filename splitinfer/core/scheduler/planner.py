@@ -19,7 +19,7 @@ from splitinfer.core.picture import chunk_end
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.decision import Candidate, Decision
 from splitinfer.core.scheduler.microbatches import even_share
-from splitinfer.core.scheduler.policy import PolicyDecision, longest_chunk
+from splitinfer.core.scheduler.policy import PolicyDecision, PolicyInput, longest_chunk
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
@@ -36,10 +36,11 @@ class StepPlanner:
 
     def decide(self) -> Decision | None:
         """Return what the next plan does; ``None`` where there is nothing to do or no stage could take it."""
-        if len(self._state.in_flight) >= self._state.limit:
+        if self._state.is_full:
             return None
+        has_prompts = bool(self._state.waiting) or self._state.reads_prompts
         for group in self.groups_in_turn():
-            if not self._state.batches.is_in_flight(group):
+            if self._state.batches.may_go(group, alone=has_prompts):
                 decision = self._decide_for(group)
                 if decision.does_something:
                     return self._opened_first(decision)
@@ -72,22 +73,23 @@ class StepPlanner:
 
     def _decide_for(self, group: int) -> Decision:
         """The step of one group, by the policy."""
-        rules = self._state.policy.decide(self._state.policy_input(group))
-        decision = self._filled(group, rules)
+        situation = self._state.policy_input(group)
+        rules = self._state.policy.decide(situation)
+        decision = self._filled(group, rules, situation)
         if rules.decodes_go or decision.chunks:
             return decision
-        return self._filled(group, rules._replace(decodes_go=True))  # no prompt can be read now
+        return self._filled(group, rules._replace(decodes_go=True), situation)  # no prompt can be read now
 
-    def _filled(self, group: int, rules: PolicyDecision) -> Decision:
+    def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> Decision:
         """Fill a step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
-        decision = Decision(self._state.allocation(), group)
+        decision = Decision(self._state.allocation(), group, situation)
         members = self._state.batches.members(group)
         going = members if rules.decodes_go else []
         if rules.admits:
             decision.admissions = list(self._admission.of(decision))
         candidates = [*self._ready(), *(new.candidate for new in decision.admissions)]
         prompts = [one for one in candidates if not one.decodes]
-        most = self._room_for_prompts(rules, going, prompts) if prompts else 0
+        most = self._room_for_prompts(rules, going, prompts, situation) if prompts else 0
         budget = self._state.config.token_budget
         # The largest group determines how many tokens every step of the round has left.
         left = max(budget - self._state.batches.largest, self._state.config.min_chunk) if rules.decodes_go else most
@@ -110,7 +112,7 @@ class StepPlanner:
         """A step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of those
         whose blocks under way are void."""
         for group in self.groups_in_turn():
-            decision = Decision(self._state.allocation(), group)
+            decision = Decision(self._state.allocation(), group, self._state.policy_input(group))
             for seq in sorted(self._state.batches.going_on(group, self._follows), key=lambda one: one.rank):
                 if decision.allocation.is_preempted(seq):
                     continue  # for one before it in this loop
@@ -172,14 +174,16 @@ class StepPlanner:
             if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
                 yield Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self._state.batches)
 
-    def _room_for_prompts(self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate]) -> int:
+    def _room_for_prompts(
+        self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate], situation: PolicyInput
+    ) -> int:
         """Prompt tokens that a step may contain beside the decodes that go."""
         rows = [max(1, seq.num_to_compute) + len(seq.drafted) for seq in going]
         room = self._state.config.token_budget - sum(rows)
         objective = self._state.config.policy_config.itl_slo
         if rules.share < 1:
             room = min(room, max(int(rules.share * room), _LEAST_CHUNK))
-        if objective is None or not rules.decodes_go or not self._state.num_decoding:
+        if objective is None or not rules.decodes_go or not situation.num_decoding:
             return room
         decodes = Shape()
         for seq, count in zip(going, rows, strict=True):

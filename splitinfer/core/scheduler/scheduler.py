@@ -339,7 +339,6 @@ class Scheduler:
             seq.force(forced)
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
-        policy_input = self.state.policy_input(decision.group)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
         changes = self.prefix_cache.take_changes()
         plan = StepPlan(
@@ -359,11 +358,12 @@ class Scheduler:
         self.state.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, [*decision.drafts.values()])))
         if introduced and not work:
             self.state.share_left = 0
-        if work:
+        if decision.situation is not None and work:
             self.state.share, self.state.share_left = decision.share, decision.share_left
             self.batches.had_turn(decision.group, decision.late)
-            self.state.policy.scheduled(policy_input)
+            self.state.policy.scheduled(decision.situation)
             self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
+        if decision.allocation.preempted:
             regroup(self.state)
         return plan
 

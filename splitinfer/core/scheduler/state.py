@@ -58,10 +58,10 @@ class SchedulerState:
         return bool(self.freed) or self.prefix_cache.has_changes
 
     @property
-    def limit(self) -> int:
-        """Plans that may be under way now."""
-        most = self.config.max_in_flight
-        return min(most, self.config.num_groups) if self.num_decoding else most
+    def is_full(self) -> bool:
+        """Whether no further plan may be under way now."""
+        count, config = len(self.in_flight), self.config
+        return count >= config.max_in_flight or (count >= config.num_groups and self.num_decoding > 0)
 
     @property
     def num_decoding(self) -> int:
