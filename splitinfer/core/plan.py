@@ -89,6 +89,11 @@ class Slice:
         return self.start + len(self.token_ids)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether it is one row that wants a token, and no draft."""
+        return len(self.token_ids) == self.num_logits == 1 and not self.num_drafts
+
+    @property
     def begins_with_draft(self) -> bool:
         """Whether its first token is a draft, so that it is void if another token is sampled in that place."""
         return self.num_drafts == len(self.token_ids)
@@ -221,6 +226,14 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Rows of hidden state that cross each link in this step."""
         return sum(len(s.token_ids) for s in self.slices)
+
+    @property
+    def following(self) -> tuple[Slice, ...]:
+        """The slices of the step that is likely to follow on its sequences, with 0 for each token; none if it does more
+        than decode."""
+        if not all(part.is_decode for part in self.slices):
+            return ()
+        return tuple(Slice(part.seq_id, part.end, (0,), 1) for part in self.slices)
 
     @property
     def has_only_logits(self) -> bool:

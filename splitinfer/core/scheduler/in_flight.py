@@ -40,9 +40,9 @@ class StepInFlight:
     rows: Rows | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan, idle_since: float | None = None) -> "StepInFlight":
+    def of(cls, plan: StepPlan) -> "StepInFlight":
         """A step that was just planned."""
-        return cls(plan, plan, idle_since)
+        return cls(plan, plan)
 
     @property
     def can_be_void(self) -> bool:

@@ -155,41 +155,38 @@ def check_result(result: StepResult, oldest: StepInFlight | None, running: Mappi
     if oldest is None or result.step != oldest.plan.step:
         expected = None if oldest is None else oldest.plan.step
         raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
-    rows = {part.seq_id: part.num_logits for part in oldest.plan.slices if part.num_rows}
-    got = {sampled.seq_id: sampled.tokens for sampled in result.sampled}
-    left_out = rows.keys() - got.keys()  # by a stage in the middle, because they are void
-    if got.keys() - rows.keys() or not all(
-        _may_lack(part, running) for part in oldest.plan.slices if part.seq_id in left_out
-    ):
-        raise _wrong(result, rows)
-    asked = {part.seq_id: part for part in oldest.plan.slices}
-    if any(len(one.drafts) > asked[one.seq_id].num_next for one in result.sampled):
-        raise ValueError(f"step {result.step} has more drafts than it asked for")
-    if any(tuple(token.token_id for token in one.scored) != asked[one.seq_id].scored for one in result.sampled):
-        raise ValueError(f"step {result.step} has log probabilities of other tokens than those it asked for")
-    if not all(_answers(part, got, running) for part in oldest.plan.slices):
-        raise _wrong(result, rows)
+    got = {one.seq_id: one for one in result.sampled}
+    for part in oldest.plan.slices:
+        found = got.pop(part.seq_id, None) if part.num_rows else None
+        if not _answers(part, found, running.get(part.seq_id)):
+            raise _wrong(result, oldest.plan)
+        if found is not None:
+            _check_extras(part, found, result.step)
+    if got:
+        raise _wrong(result, oldest.plan)
     return oldest
 
 
-def _wrong(result: StepResult, rows: Mapping[int, int]) -> ValueError:
+def _wrong(result: StepResult, plan: StepPlan) -> ValueError:
+    rows = {part.seq_id: part.num_logits for part in plan.slices if part.num_rows}
     counts = {one.seq_id: len(one.tokens) for one in result.sampled}
     return ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {counts}")
 
 
-def _may_lack(part: Slice, running: Mapping[int, Sequence]) -> bool:
-    """Whether a slice may have been left out: it is void, or was when its sequence ended."""
-    seq = running.get(part.seq_id)
-    if not part.begins_with_draft:
-        return False
-    return seq is None or part.is_void(len(seq.tokens) - 1, seq.tokens[-1])
+def _check_extras(part: Slice, found: SampledSlice, step: int) -> None:
+    """Check what came besides sampled tokens."""
+    if len(found.drafts) > part.num_next:
+        raise ValueError(f"step {step} has more drafts than it asked for")
+    if tuple(token.token_id for token in found.scored) != part.scored:
+        raise ValueError(f"step {step} has log probabilities of other tokens than those it asked for")
 
 
-def _answers(part: Slice, got: Mapping[int, tuple[SampledToken, ...]], running: Mapping[int, Sequence]) -> bool:
-    """Whether the tokens received for a slice are possible for its rows and drafts."""
-    tokens, seq = got.get(part.seq_id, ()), running.get(part.seq_id)
+def _answers(part: Slice, found: SampledSlice | None, seq: Sequence | None) -> bool:
+    """Whether the tokens received for a slice of ``seq`` are possible for its rows and drafts. ``None``: none came,
+    because it wants none, or a stage in the middle has left it out, or its sequence has ended."""
+    tokens = () if found is None else found.tokens
     if not part.num_drafts:
-        return len(tokens) == part.num_logits
+        return len(tokens) == part.num_logits and (found is not None or not part.num_rows)
     if seq is None and part.begins_with_draft:
         return True  # the sequence has ended: whether this slice was void is no longer known
     if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):

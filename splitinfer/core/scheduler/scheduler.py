@@ -35,7 +35,7 @@ change the tokens. Where a stage's device had no memory left although the budget
 (``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``schedule`` applies its
-decision. Both read the same state (``core.scheduler.state``).
+decision. Where the next plan can be told before a result, ``expected`` has it (``core.scheduler.expected``).
 """
 
 from collections import deque
@@ -52,6 +52,7 @@ from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Decision
 from splitinfer.core.scheduler.drafts import Drafts
+from splitinfer.core.scheduler.expected import Expected, expected
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
@@ -225,10 +226,6 @@ class Scheduler:
             except NeverFits as error:
                 yield seq, error
 
-    def drop(self, session: str) -> None:
-        """Forget a session: the next plan frees its blocks, except those that others begin with, too."""
-        self.prefix_cache.forget(session)
-
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
         """Change the rules from the next plan on; running sequences continue."""
         self.state.config = replace(
@@ -271,16 +268,22 @@ class Scheduler:
 
     # -- plans out ---------------------------------------------------------------------------
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
+    def schedule(self, now: float = 0.0, begun: StepInFlight | None = None) -> StepPlan | None:
         """Return the next plan, or ``None`` when there is nothing to do or no stage could take it.
 
         ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
-        not.
+        not. ``begun``: the step, where it was launched already as ``expected``.
         """
         self.state.now = max(self.state.now, now)
         self._drafts.force()
         decision = self.planner.decide()
-        return None if decision is None else self._apply(decision)
+        plan = None if decision is None else self._apply(decision, begun)
+        assert begun is None or begun.planned == plan, f"{begun.planned} was launched, and {plan} is to be"
+        return plan
+
+    def expected(self) -> Expected | None:
+        """The step that will follow on the oldest one's result if nothing else happens; ``None``: not certain."""
+        return expected(self.state, self._next_step)
 
     def predicted(self, plan: StepPlan) -> float | None:
         """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
@@ -329,7 +332,7 @@ class Scheduler:
 
     # -- applying a decision -----------------------------------------------------------------
 
-    def _apply(self, decision: Decision) -> StepPlan:
+    def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
         for block in decision.allocation.evicted:
             self.prefix_cache.evict(block)
         for seq in decision.allocation.preempted:
@@ -355,7 +358,9 @@ class Scheduler:
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
-        self.state.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, [*decision.drafts.values()])))
+        step = begun or StepInFlight.of(plan)
+        step.idle_since = self._idle_since(plan, [*decision.drafts.values()])
+        self.state.in_flight.append(step)
         if introduced and not work:
             self.state.share_left = 0
         if decision.situation is not None and work:

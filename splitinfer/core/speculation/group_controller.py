@@ -50,9 +50,9 @@ class GroupController:
 
     # -- what to choose ------------------------------------------------------------------------
 
-    def is_due(self, seq_ids: frozenset[int]) -> bool:
-        """Whether to choose again for these sequences."""
-        return seq_ids != self._members or self._since >= _EVERY or self._sizes != self.costs.num_sizes
+    def is_due(self, seq_ids: frozenset[int], steps: int = 0) -> bool:
+        """Whether to choose again for these sequences, now or after some more steps."""
+        return seq_ids != self._members or self._since + steps >= _EVERY or self._sizes != self.costs.num_sizes
 
     def choose(
         self,

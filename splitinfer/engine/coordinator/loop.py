@@ -22,6 +22,9 @@ from collections.abc import Callable
 
 from splitinfer.core.liveness import StallDetector, limit_of
 from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.scheduler.expected import Expected
+from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
@@ -157,7 +160,8 @@ class Loop:
         has_read = self._reads_ahead()
         self._use_idle_time()
         if not has_read:
-            self._handle(self._next_event())
+            expected = self.scheduler.expected() if self._inbox.is_empty else None
+            self._handle(self._next_event(), expected)
 
     def _reads_ahead(self) -> bool:
         """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
@@ -184,7 +188,8 @@ class Loop:
             event = self.upkeep.next_event(self._pipeline.own, self._until_next_look(), expecting=self.is_waiting)
             if event is not None:
                 return event
-            self._requests.expire()
+            if self._requests.expire():
+                return _nothing
             self._watch_machine()
             if self.watch.is_stuck(self.scheduler.oldest, time.monotonic()):
                 raise self._stuck()
@@ -211,11 +216,12 @@ class Loop:
             )
         return self._pipeline.stuck_worker(oldest.limit)
 
-    def _handle(self, event: LoopEvent) -> None:
+    def _handle(self, event: LoopEvent, expected: Expected | None = None) -> None:
+        """Act on an event. ``expected``: what follows, if this is a result as expected."""
         if isinstance(event, OwnResult):
-            self._learn(None if self.own_steps.is_late(event) else event.result, event.at)
+            self._learn(None if self.own_steps.is_late(event) else event.result, event.at, expected)
         elif isinstance(event, Event):
-            self._learn(self._pipeline.receive(event), event.at)
+            self._learn(self._pipeline.receive(event), event.at, expected)
         elif isinstance(event, StepFailed):
             if not event.is_late():
                 raise event.error
@@ -225,12 +231,34 @@ class Loop:
 
     # -- learn -------------------------------------------------------------------------------
 
-    def _learn(self, result: StepResult | None, heard: float) -> None:
+    def _learn(self, result: StepResult | None, heard: float, expected: Expected | None = None) -> None:
         if result is None:
             return
-        now, step = time.monotonic(), self.scheduler.oldest
+        step = self.scheduler.oldest
         if step is not None and step.figures is not None:
             result = result.after(step.figures)
+        if expected is not None and (plan := expected.filled(result)) is not None:
+            self._go_on(plan, result, heard)
+        else:
+            now = time.monotonic()
+            self._requests.take(self._update(result, heard, now), now)
+
+    def _go_on(self, plan: StepPlan, result: StepResult, heard: float) -> None:
+        """Launch the expected step, and only then have the scheduler take in the result that it follows."""
+        now, step = time.monotonic(), StepInFlight.of(plan)
+        self._requests.take([TokenEvent(one.seq_id, one.tokens[0], None) for one in result.sampled], now)
+        self._requests.tell()
+        try:
+            self.own_steps.launch(step, self._receive_and_tell)
+        finally:  # the readers have these tokens, whatever becomes of the launch
+            self._update(result, heard, now)
+        self.scheduler.schedule(now, step)
+        self._figures.launched(step)
+        step.launched_at, step.limit = now, limit_of(self.scheduler.predicted(plan))
+
+    def _update(self, result: StepResult, heard: float, now: float) -> list[TokenEvent]:
+        """Have the scheduler take in a result."""
+        step = self.scheduler.oldest
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
         self.own_steps.reduce(self.scheduler.leave_out_void)
@@ -238,7 +266,7 @@ class Loop:
             self._pipeline.send_void(void)
         self.watch.answered_at = now
         self._figures.returned(step, result, heard, [event.seq_id for event in events], now)
-        self._requests.take(events, now)
+        return events
 
     # -- while the pipeline is opened again ----------------------------------------------------
 

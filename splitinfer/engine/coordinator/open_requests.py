@@ -159,10 +159,12 @@ class OpenRequests:
         for seq_id in self:
             self.abort(seq_id)
 
-    def expire(self) -> None:
-        """End the requests whose time is over."""
-        for seq_id in self.now_in_force.scheduler.expire(time.monotonic()):
+    def expire(self) -> bool:
+        """End the requests whose time is over; whether there were any."""
+        seq_ids = self.now_in_force.scheduler.expire(time.monotonic())
+        for seq_id in seq_ids:
             self._remove(seq_id, FinishReason.ABORT).end(FinishReason.ABORT, "it timed out")
+        return bool(seq_ids)
 
     def end_unable(self) -> None:
         """End the requests whose KV does not fit any more, since a stage's device had no memory left."""

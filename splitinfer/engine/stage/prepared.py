@@ -90,18 +90,6 @@ class PreparedStep:
         return self.hidden.nbytes == hidden.nbytes
 
 
-def following(plan: StepPlan) -> tuple[Slice, ...]:
-    """The slices of the step that is likely to follow on a plan's sequences, without token ids; none if it does more
-    than decode."""
-    if not plan.slices or any(not _is_decode(part) for part in plan.slices):
-        return ()
-    return tuple(Slice(part.seq_id, part.end, (0,), 1) for part in plan.slices)
-
-
-def _is_decode(part: Slice) -> bool:
-    return len(part.token_ids) == part.num_logits == 1 and not part.num_drafts
-
-
 class PreparedSteps:
     """The steps that are prepared, and those that could be."""
 
@@ -111,7 +99,7 @@ class PreparedSteps:
 
     def note(self, plan: StepPlan, masks: Masks | None) -> None:
         """Take a plan that was launched; the step that follows it may be prepared."""
-        if slices := following(plan):
+        if slices := plan.following:
             self._noted.append(
                 Likely(slices, frozenset(seq_id for seq_id, _ in (masks() if masks is not None else ())))
             )
@@ -168,5 +156,5 @@ def _masked(masks: Masks | None) -> frozenset[int]:
 def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:
     """Whether slices are those prepared, but for their token ids."""
     return len(prepared) == len(slices) and all(
-        (a.seq_id, a.start) == (b.seq_id, b.start) and _is_decode(b) for a, b in zip(prepared, slices, strict=True)
+        (a.seq_id, a.start) == (b.seq_id, b.start) and b.is_decode for a, b in zip(prepared, slices, strict=True)
     )

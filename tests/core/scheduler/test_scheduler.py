@@ -127,6 +127,7 @@ class AnyOrder:
             disk.behind.clear()
             disk.told()
         self.house.scheduler.replay(kept_by_all(self.house.disks))
+        self.house.begun = None
         before = self.house.toy
         toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
@@ -144,7 +145,8 @@ class AnyOrder:
                 del files[key]
 
     def forget_session(self) -> None:
-        self.house.scheduler.drop(self.random.choice("abc"))
+        self.house.scheduler.prefix_cache.forget(self.random.choice("abc"))
+        self.house.begun = None
 
 
 @settings(max_examples=thorough(120, 800), suppress_health_check=list(HealthCheck))

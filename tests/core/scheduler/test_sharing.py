@@ -177,11 +177,11 @@ def test_a_session_can_be_forgotten_and_what_others_need_stays():
     house.run()
     house.add([1] * 8 + [3] * 6, max_tokens=1, session="yours")
     house.run()
-    house.scheduler.drop("mine")
+    house.scheduler.prefix_cache.forget("mine")
     house.run()
     house.check_kv()
     assert sorted({token for block in house.scheduler.prefix_cache.tree for token in block.tokens}) == [1, 3]
-    house.scheduler.drop("yours")
+    house.scheduler.prefix_cache.forget("yours")
     house.run()
     house.check_kv()
     assert not house.toy.blocks

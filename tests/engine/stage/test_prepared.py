@@ -24,7 +24,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RowMasks
-from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps, following
+from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.caches import Place, WindowKVCache
@@ -296,16 +296,6 @@ def test_a_model_that_looks_at_values_is_not_prepared(
 
 def decode(seq_id: int, start: int) -> Slice:
     return Slice(seq_id, start, (7,), 1)
-
-
-def test_a_step_follows_one_that_decodes_only() -> None:
-    assert following(StepPlan(0, slices=(decode(1, 4), decode(2, 9)))) == (
-        Slice(1, 5, (0,), 1),
-        Slice(2, 10, (0,), 1),
-    )
-    assert following(StepPlan(0, slices=(decode(1, 4), Slice(2, 0, (1, 2), 1)))) == ()
-    assert following(StepPlan(0, slices=(Slice(1, 4, (7, 8), 2, num_drafts=1),))) == ()
-    assert following(StepPlan(0)) == ()
 
 
 class Undone:
