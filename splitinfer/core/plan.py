@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.picture import Picture
-from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,24 @@ class Slice:
         if len(tokens) >= self.num_logits or not tokens:
             return len(tokens) == self.num_logits and self.num_accepted(tokens) == len(tokens)
         return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
+
+    def is_answered_by(self, found: "SampledSlice | None", tokens: Seq[int] | None) -> bool:
+        """Whether ``found`` is possible for its rows and drafts. ``tokens``: its sequence's before it; ``None``: it has
+        ended. ``found``: ``None`` where nothing came, because nothing is wanted, or a stage has left it out."""
+        sampled = () if found is None else tuple(token.token_id for token in found.tokens)
+        if found is not None and not self._wants_also(found):
+            return False
+        if not self.num_drafts:
+            return len(sampled) == self.num_logits and (found is not None or not self.num_rows)
+        if tokens is None and self.begins_with_draft:
+            return True  # whether it was void is no longer known
+        if tokens is not None and self.is_void(len(tokens) - 1, tokens[-1]):
+            return not sampled
+        return self.is_verdict(sampled)
+
+    def _wants_also(self, found: "SampledSlice") -> bool:
+        """Whether what came besides sampled tokens was asked for."""
+        return len(found.drafts) <= self.num_next and tuple(one.token_id for one in found.scored) == self.scored
 
     @property
     def _verified(self) -> tuple[int, ...]:

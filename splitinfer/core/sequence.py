@@ -18,32 +18,18 @@ A preempted sequence goes back to ``num_scheduled = 0`` and keeps its tokens, al
 computed again like a prompt.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from splitinfer.core.grammar import Grammar, TokenRules
-from splitinfer.core.kv.block_tree import Block, Key
+from splitinfer.core.grammar import TokenRules
+from splitinfer.core.kv.block_tree import Key
+from splitinfer.core.kv.cached import CachedKV
 from splitinfer.core.picture import Picture, with_placeholders
-from splitinfer.core.sampling_checks import (
-    MAX_WHOLE,
-    as_biases,
-    as_carried,
-    bias_checks,
-    is_text,
-    stop_checks,
-    within,
-)
+from splitinfer.core.plan import SampledToken
+from splitinfer.core.sampling_params import SamplingParams as SamplingParams
 from splitinfer.core.speculation.flight import Flight
-
-if TYPE_CHECKING:
-    from splitinfer.core.plan import SampledToken
-
-MAX_LOGPROBS = 20
-REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as in mlx-lm
-MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
 
 
 class FinishReason(StrEnum):
@@ -55,155 +41,23 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the pipeline failed
 
 
-_TOPS = ("logprobs", "prompt_logprobs")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+@dataclass(slots=True)
+class Extension:
+    """What sampled tokens did to a sequence.
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the tokens of one request are chosen, and when it ends.
-
-    Filters act in mlx-lm's order (top_p, min_p, top_k, then temperature), each on the log
-    probabilities of the whole vocabulary. The random key of a token is a function of ``seed`` and
-    the token's position alone, so no batch, cut or chunking can change what is sampled.
-
-    max_tokens: the most tokens of the answer.
-    temperature: 0 always takes the likeliest token.
-    top_p: sample from the likeliest tokens that hold this probability; 1 is off.
-    top_k: sample from the k likeliest tokens; 0 is off.
-    min_p: leave out tokens less likely than this share of the likeliest; 0 is off.
-    repetition_penalty: over 1 discourages the last 20 tokens.
-    presence_penalty: taken from the logit of each token that the answer has so far.
-    frequency_penalty: the same, times how often the answer has it.
-    logit_bias: added to the logits of tokens; pairs or a mapping of token ids.
-    seed: the same seed gives the same answer; ``None``: drawn when the request is submitted.
-    stop: texts that end the answer, which does not contain them.
-    stop_token_ids: tokens that end the answer.
-    ignore_eos: go on after the model's own end, to the token limit.
-    logprobs: log probabilities of the chosen token and of the n likeliest; ``None``: off.
-    prompt_logprobs: the same of the prompt's tokens, as the model gives them: no filter, penalty or bias changes them.
-    grammar: the form of the answer: a ``Grammar``, a JSON schema as a mapping, or a pydantic model.
-    min_tokens: the answer does not end before it has so many tokens.
-    thinking_budget: the most tokens of reasoning before the answer begins; ``None`` is off.
-
-    Raises:
-        ValueError: a value out of its range, named with the range.
+    first: the position of the first of them.
+    verdicts: of a drafter's drafts in plans: by token, whether the draft in its place was right.
+    reason: why the sequence ends with the last of them.
     """
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: Grammar | None = None
-    min_tokens: int = 0
-    thinking_budget: int | None = None
-    prompt_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        # A caller may pass a single string; iterating over it would stop at every letter.
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", as_biases(self.logit_bias))
-        if self.grammar is not None:
-            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
-        for name in _NUMBERS:
-            object.__setattr__(self, name, as_carried(getattr(self, name)))
-        for ok, sentence in self._checks():
-            if not ok:
-                raise ValueError(sentence)
-
-    def _checks(self) -> list[tuple[bool, str]]:
-        for name in ("max_tokens", "top_k", "seed", *_TOPS, "min_tokens", "thinking_budget"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{name} must be a whole number, not {value!r}")
-        if not all(isinstance(token, int) for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
-        for stop in self.stop:
-            if not is_text(stop):
-                raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
-        return [
-            *(
-                (getattr(self, name) <= MAX_WHOLE, f"{name} must be below 2**63, not {getattr(self, name)}")
-                for name in ("max_tokens", "top_k")
-            ),
-            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (
-                within(self.temperature, 0, math.inf),
-                f"temperature must be 0 or more and finite, not {self.temperature}",
-            ),
-            (within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
-            (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
-            (within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),
-            (
-                within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
-                f"repetition_penalty must be over 0, not {self.repetition_penalty}",
-            ),
-            (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
-            (all(self.stop), "a stop string must not be empty"),
-            *stop_checks(self.stop, self.stop_token_ids),
-            (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
-            (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
-            *(
-                (top is None or 0 <= top <= MAX_LOGPROBS, f"{name} must be between 0 and {MAX_LOGPROBS}, not {top}")
-                for name, top in ((name, getattr(self, name)) for name in _TOPS)
-            ),
-            *(
-                (within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
-                for name, value in (
-                    ("presence_penalty", self.presence_penalty),
-                    ("frequency_penalty", self.frequency_penalty),
-                )
-            ),
-            *bias_checks(self.logit_bias),
-            (
-                0 <= self.min_tokens <= self.max_tokens,
-                f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), not {self.min_tokens}",
-            ),
-            (
-                self.thinking_budget is None or 0 <= self.thinking_budget <= MAX_WHOLE,
-                f"thinking_budget must be 0 or more, not {self.thinking_budget}",
-            ),
-        ]
+    first: int
+    verdicts: list[tuple[int, bool]] = field(default_factory=list)
+    reason: FinishReason | None = None
 
     @property
-    def for_stages(self) -> "SamplingParams":
-        """The parameters without those that end an answer, which is decided where its text is, and without its rules,
-        of which stages get masks."""
-        if not (self.stop or self.stop_token_ids or self.has_rules):
-            return self
-        return replace(self, stop=(), stop_token_ids=(), grammar=None, min_tokens=0, thinking_budget=None)
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether not every token may come at every place."""
-        return self.grammar is not None or self.min_tokens > 0 or self.thinking_budget is not None
-
-    @property
-    def depends_on_tokens(self) -> bool:
-        """Whether logits are changed by what came before, so that a row cannot be computed before that is known."""
-        return self.repetition_penalty != 1.0 or self.has_answer_penalty
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether logits are changed before a token is chosen."""
-        return self.depends_on_tokens or bool(self.logit_bias)
-
-    @property
-    def has_answer_penalty(self) -> bool:
-        """Whether tokens that the answer has already are penalized."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def num_right(self) -> int:
+        """How many drafts were right."""
+        return sum(is_right for _, is_right in self.verdicts)
 
 
 @dataclass(slots=True, eq=False)
@@ -220,12 +74,8 @@ class Sequence:
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
     session: str | None = None  # the name by which its blocks can be dropped
     comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
-    num_reused: int = 0  # tokens whose KV came from stored blocks when it was admitted
-    num_cached: int | None = None  # the same, at its first admission
-    blocks: list[Block] = field(default_factory=list)  # stored blocks of its tokens, from the first on
-    is_stored: bool = True  # whether its next block can be stored, because all before it are
-    awaits: list[Block] = field(default_factory=list)  # blocks being read from disk that it waits for
-    has_fetched: bool = False  # whether it has requested blocks on disk
+    num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
+    kv: CachedKV = field(default_factory=CachedKV)  # the prefix cache's notes
     keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
     pictures: tuple[Picture, ...] = ()  # in its prompt, in their order
@@ -249,7 +99,7 @@ class Sequence:
     forced: set[int] = field(default_factory=set)  # positions of drafts that its rules forced
     num_forced: int = 0  # tokens that were forced drafts
     begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
-    scores: list["SampledToken"] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
+    scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
     token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
     is_known: bool = False  # whether the stages have its static data
     finish_reason: FinishReason | None = None
@@ -257,7 +107,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
-        self.num_scheduled = self.num_reused
 
     @property
     def num_to_compute(self) -> int:
@@ -315,14 +164,53 @@ class Sequence:
         """The order in which memory is granted, smaller first: higher priority, then earlier arrival."""
         return -self.priority, self.arrival
 
+    def go(self, size: int, num_drafts: int, now: float) -> tuple[int, ...]:
+        """Move the next ``size`` known tokens, and the first waiting drafts behind them, into a plan; return them."""
+        drafts = tuple(self.drafted[:num_drafts])
+        token_ids = (*self.sent(self.num_scheduled, self.num_scheduled + size), *drafts)
+        del self.drafted[:num_drafts]
+        self.ahead += drafts
+        self.has_drafted |= bool(drafts)
+        self.num_scheduled += len(token_ids)
+        self.num_in_flight += 1
+        self.num_awaited += 1
+        self.begun_at = now if self.begun_at is None else self.begun_at
+        return token_ids
+
+    def hold(self, drafts: Seq[int], are_forced: Iterable[bool]) -> None:
+        """Have drafts wait for the next plan; of each, whether its rules forced it."""
+        first = self.num_streamed
+        self.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
+        self.drafted += drafts
+
+    def force(self, token_ids: Seq[int]) -> None:
+        """Have tokens that its rules force behind its stream wait for its next plan."""
+        self.hold(token_ids, [True] * len(token_ids))
+
+    def extend(self, sampled: Iterable[int], max_len: int, now: float) -> Extension:
+        """Append sampled tokens, up to one that ends the sequence. ``max_len``: the model's context in tokens."""
+        self.num_awaited -= 1
+        found = Extension(len(self.tokens))
+        for row, token_id in enumerate(sampled):
+            self.token_at = now
+            misses, is_tried, is_forced = self.num_misses, bool(self.ahead), len(self.tokens) in self.forced
+            found.reason = self.append(token_id, max_len)
+            self.num_forced += is_tried and is_forced
+            if is_tried and not is_forced:
+                found.verdicts.append((row, self.num_misses == misses))
+            if found.reason is not None:
+                break
+        self.num_tried += len(found.verdicts)
+        self.num_right += found.num_right
+        return found
+
     def forget_stages(self) -> None:
         """Reset all but the tokens, for stages that have nothing of this sequence."""
-        self.num_reused, self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0, 0
+        self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0
         self.forget_drafts()
         self.has_drafted = False
         self.kv_floor = 0
-        self.blocks, self.is_stored = [], True
-        self.awaits, self.has_fetched = [], False
+        self.kv = CachedKV()
         self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:
@@ -352,12 +240,6 @@ class Sequence:
                 self.num_scheduled = len(self.tokens) - 1
                 self.num_awaited = 0
             self.forget_drafts()
-
-    def force(self, token_ids: Iterable[int]) -> None:
-        """Have tokens that its rules force behind its stream wait for its next plan."""
-        first = self.num_streamed
-        self.drafted += token_ids
-        self.forced.update(range(first, self.num_streamed))
 
     def forget_drafts(self) -> None:
         """Drop all drafts."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from splitinfer.core.sampling_defaults import NOTHING, RECOMMENDABLE, Origin, Recommended, SamplingChoice, recommended
-from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams()
 

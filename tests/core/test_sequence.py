@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.drafts.draft_model import common_prefix
 
 
@@ -121,7 +122,7 @@ def sequence(num_prompt: int = 3, max_tokens: int = 4, end_tokens: frozenset[int
 
 
 def test_counts():
-    seq = Sequence(0, [1, 2, 3], SamplingParams(), 0, num_reused=2)
+    seq = Sequence(0, [1, 2, 3], SamplingParams(), 0, num_scheduled=2)
     assert (seq.num_prompt_tokens, seq.num_scheduled, seq.num_to_compute, seq.num_generated) == (3, 2, 1, 0)
     seq.num_scheduled = 3
     seq.append(9, max_len=100)

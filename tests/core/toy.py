@@ -28,6 +28,7 @@ from splitinfer.core.plan import (
     StepPlan,
     StepResult,
 )
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight
@@ -35,7 +36,7 @@ from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Draft, Wish
 
 VOCAB = 5  # few, so that different prompts often begin alike
@@ -448,9 +449,9 @@ class House:
                 assert (self.generated[seq_id], self.reasons[seq_id]) == (tokens, reason)
             assert seq.finish_reason == self.reasons[seq_id]
             if seq.is_known and not seq.num_preemptions and not self.was_lost:
-                assert self.toy.num_computed[seq_id] >= seq.num_sure - seq.num_reused, "not computed"
+                assert self.toy.num_computed[seq_id] >= seq.num_sure - seq.kv.num_reused, "not computed"
                 if self.guess is None:
-                    assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.num_reused, "computed twice"
+                    assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.kv.num_reused, "computed twice"
 
     def check_kv(self) -> None:
         """Nothing is lost: what the toy still has is what the index knows."""

@@ -29,7 +29,7 @@ from splitinfer.core.plan import (
     TensorSpec,
 )
 from splitinfer.core.sampling_checks import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS
-from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.core.wire_codec import CODECS, Packing, runs_of
 from splitinfer.errors import ProtocolError

@@ -29,7 +29,7 @@ class OpenConversations:
 
     def ended(self, seq: Sequence) -> None:
         """A request with stored blocks has ended."""
-        last = seq.blocks[-1]
+        last = seq.kv.blocks[-1]
         last.ends = True
         if seq.session is None and not seq.comes_back:
             return

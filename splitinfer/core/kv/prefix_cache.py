@@ -129,7 +129,7 @@ class PrefixCache:
     def ahead(self, seq: Sequence, match: Match, evicted: Collection[Block] = ()) -> tuple[Block, ...]:
         """The blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched before.
         ``evicted``: blocks that will not be in memory any more."""
-        if not len(self.disk) or seq.has_fetched:
+        if not len(self.disk) or seq.kv.has_fetched:
             return ()
         found = self.disk.find(seq.tokens[: self._usable(seq)])
         if found.num_tokens < match.num_tokens + self._config.worth:
@@ -150,17 +150,17 @@ class PrefixCache:
 
     def fetch(self, seq: Sequence, ahead: Seq[Block]) -> None:
         """Have a sequence wait for blocks on disk. They are read unless they are being read for another already."""
-        seq.has_fetched = True
+        seq.kv.has_fetched = True
         path = ahead[-1].path
         in_memory = self._in_memory(path)
-        seq.awaits = [block for block in in_memory if block.is_coming]
+        seq.kv.awaits = [block for block in in_memory if block.is_coming]
         for one in path[len(in_memory) :]:
             block = self._add(in_memory[-1] if in_memory else None, one.tokens)
             block.is_coming = True
             in_memory.append(block)
-            seq.awaits.append(block)
+            seq.kv.awaits.append(block)
             self._fetches.append(Fetch(block.block_id, block.key, block.start, block.end))
-        if seq.awaits:
+        if seq.kv.awaits:
             self._awaiting[seq.seq_id] = seq
 
     def num_lacking(self, ahead: Seq[Block], evicted: Collection[Block] = ()) -> int:
@@ -178,18 +178,29 @@ class PrefixCache:
     @property
     def pinned(self) -> set[Block]:
         """Blocks being read, and those before them. Each has been read or dropped when a plan under way is done."""
-        return {before for seq in self._awaiting.values() for block in seq.awaits for before in block.path}
+        return {before for seq in self._awaiting.values() for block in seq.kv.awaits for before in block.path}
 
     def coming(self) -> Iterable[Key]:
         """The keys of blocks being read."""
-        return (block.key for seq in self._awaiting.values() for block in seq.awaits)
+        return (block.key for seq in self._awaiting.values() for block in seq.kv.awaits)
 
     # -- storing -------------------------------------------------------------------------------
+
+    def begin(self, seq: Sequence, match: Match) -> None:
+        """Have a sequence begin with what matches it."""
+        here = [block for block in match.blocks if block.is_here]  # the others it takes over
+        seq.kv.num_reused, seq.kv.is_stored = match.num_tokens, len(here) == len(match.blocks)
+        seq.kv.blocks = here[: match.num_tokens // self.budget.block]
+        self.tree.use(here)
+
+    def keep_no_more(self, seq: Sequence) -> None:
+        """Cache no further block of a sequence."""
+        seq.kv.is_stored = False
 
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.
         ``used``: the KV of all running sequences."""
-        while (end := (len(seq.blocks) + 1) * self.budget.block) <= min(seq.num_sure, self._reach(seq)):
+        while (end := (len(seq.kv.blocks) + 1) * self.budget.block) <= min(seq.num_sure, self._reach(seq)):
             if not self._store(seq, end, used):
                 return
 
@@ -198,14 +209,14 @@ class PrefixCache:
         continues from here, and so does a prompt that was given up and comes again. ``used``: the KV of the others.
         ``again``: store, too, what found no room while the sequence ran; the caches must be able to copy any positions.
         """
-        if again and not seq.is_stored and not self._config.whole_blocks:
-            seq.blocks, seq.is_stored = self._stored_of(seq), True
+        if again and not seq.kv.is_stored and not self._config.whole_blocks:
+            seq.kv.blocks, seq.kv.is_stored = self._stored_of(seq), True
         self.store_full_blocks(seq, used)  # a result may have many tokens
         end = min(seq.num_sure, self._reach(seq))
         is_past_end = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
-        if end > len(seq.blocks) * self.budget.block and not is_past_end:
+        if end > len(seq.kv.blocks) * self.budget.block and not is_past_end:
             self._store(seq, end, used)
-        if seq.blocks:
+        if seq.kv.blocks:
             self.sessions.ended(seq)
 
     def _stored_of(self, seq: Sequence) -> list[Block]:
@@ -239,20 +250,20 @@ class PrefixCache:
 
     def _store(self, seq: Sequence, end: int, used: KVUse) -> bool:
         """Store a sequence's tokens from its last stored block to ``end``; returns whether there is room for them."""
-        parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * self.budget.block
-        seq.is_stored &= self._config.keeps_blocks and (parent is None or parent.is_here)
-        if not seq.is_stored:
+        parent, start = seq.kv.blocks[-1] if seq.kv.blocks else None, len(seq.kv.blocks) * self.budget.block
+        seq.kv.is_stored &= self._config.keeps_blocks and (parent is None or parent.is_here)
+        if not seq.kv.is_stored:
             return False
-        self.tree.use(seq.blocks)
+        self.tree.use(seq.kv.blocks)
         tokens = tuple(seq.tokens[start:end])
         block = self.tree.child(parent, tokens)
         if block is None:
-            if not self._make_room(seq.blocks, used):
-                seq.is_stored = False
+            if not self._make_room(seq.kv.blocks, used):
+                seq.kv.is_stored = False
                 return False
             block = self._add(parent, tokens)
             self._saves.append(self._save(block, seq))
-        seq.blocks.append(block)
+        seq.kv.blocks.append(block)
         return True
 
     def _add(self, parent: Block | None, tokens: tuple[int, ...]) -> Block:
@@ -316,7 +327,7 @@ class PrefixCache:
     def leave(self, seq: Sequence) -> None:
         """Have a sequence wait no longer for its blocks."""
         self._awaiting.pop(seq.seq_id, None)
-        seq.awaits = []
+        seq.kv.awaits = []
 
     def clear(self, kept: Iterable[DiskBlock]) -> None:
         """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
@@ -368,8 +379,8 @@ class PrefixCache:
     def _update_awaiting(self) -> None:
         """Release the sequences whose blocks were all read or dropped."""
         for seq in list(self._awaiting.values()):
-            seq.awaits = [block for block in seq.awaits if block.is_here and block.is_coming]
-            if not seq.awaits:
+            seq.kv.awaits = [block for block in seq.kv.awaits if block.is_here and block.is_coming]
+            if not seq.kv.awaits:
                 self.leave(seq)
 
     # -- invariants ----------------------------------------------------------------------------
@@ -379,9 +390,9 @@ class PrefixCache:
         self.tree.check()
         self.disk.check()
         assert len(self.sessions) <= self._config.max_sessions
-        awaited = {block for seq in self._awaiting.values() for block in seq.awaits}
+        awaited = {block for seq in self._awaiting.values() for block in seq.kv.awaits}
         for seq in self._awaiting.values():
-            assert seq.awaits, "a sequence waits for nothing"
+            assert seq.kv.awaits, "a sequence waits for nothing"
         for block in awaited:
             assert block.is_here
             assert block.is_coming

@@ -33,7 +33,7 @@ class AdmissionControl:
             return
         (reserved, coming), told = self._of_those_running(), 0
         for seq in self.state.waiting:
-            if seq.awaits:
+            if seq.kv.awaits:
                 reserved += self.state.budget.use_of(self.reservation(seq))
                 continue
             match = prefix_cache.match(seq).without(allocation.evicted)
@@ -60,7 +60,7 @@ class AdmissionControl:
         reserved, coming = NOTHING, set(self.state.prefix_cache.coming())
         for seq in self.state.running.values():
             reserved += self.state.budget.use_of(self.reservation(seq))
-            coming.update(self._keys_to_store(seq, len(seq.blocks)))
+            coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
         return reserved, coming
 
     def _fetches_first(self, decision: Decision, seq: Sequence, match: Match, reserved: KVUse) -> bool:
@@ -89,7 +89,7 @@ class AdmissionControl:
 
     def _keys_to_store(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
         """The keys of the prompt blocks that a sequence computes and that will then be stored."""
-        return seq.keys[num_stored:] if seq.is_stored and seq not in self.state.batches else ()
+        return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self.state.batches else ()
 
     def _is_being_computed(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
         """Whether the first block that a sequence lacks is being computed or read for another."""

@@ -53,7 +53,7 @@ def _check_memory(scheduler: Scheduler) -> None:
 
 
 def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
-    assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
+    assert 0 <= seq.kv.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
     assert seq.finish_reason is None
     in_plans = sum(part.seq_id == seq.seq_id for step in scheduler.state.in_flight for part in step.plan.slices)
     assert seq.num_in_flight == in_plans

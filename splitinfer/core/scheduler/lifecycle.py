@@ -35,16 +35,13 @@ class Lifecycle:
         seq, match = new.seq, new.match
         self._state.waiting.remove(seq)
         self._state.running[seq.seq_id] = seq
-        seq.num_reused = seq.num_scheduled = match.num_tokens
+        seq.num_scheduled = match.num_tokens
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
         seq.comes_back |= match.is_everything
-        here = [block for block in match.blocks if block.is_here]  # the others it takes over
-        seq.blocks = here[: match.num_tokens // self._state.budget.block]
-        seq.is_stored = len(here) == len(match.blocks)
-        self._state.prefix_cache.tree.use(here)
+        self._state.prefix_cache.begin(seq, match)
         self._state.used += self._state.budget.use_of(match.num_tokens)
         seq.is_known = True
-        blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, seq.num_reused)
+        blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, match.num_tokens)
         params, num_prompt = seq.params.for_stages, seq.num_prompt_tokens
         return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures)
 
@@ -60,7 +57,7 @@ class Lifecycle:
         del self._state.running[seq.seq_id]
         self._state.batches.leave(seq)
         if self._state.speculation is not None and self._state.speculation.has_states and seq.has_drafted:
-            seq.is_stored = False  # its state may be one behind its last token
+            self._state.prefix_cache.keep_no_more(seq)  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
             # Its KV is freed by the plan that stores it, so the blocks may take its place.
             self._state.prefix_cache.store_rest(

@@ -11,7 +11,6 @@ from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.speculation.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,49 +71,24 @@ class Results:
         return events
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
-        """Append what was sampled for a slice, unless that is void."""
-        events: list[TokenEvent] = []
-        if part.num_drafts and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
-            if self._state.speculation is not None:
-                self._state.speculation.counts.void += 1
-            return events
-        seq.num_awaited -= 1
-        first, verdicts = len(seq.tokens), list[tuple[int, bool]]()
-        for row, token in enumerate(tokens):
-            misses, is_tried, is_forced = seq.num_misses, bool(seq.ahead), first + row in seq.forced
-            reason = seq.append(token.token_id, self._state.config.max_len)
-            seq.token_at = self._state.now
-            seq.num_forced += is_tried and is_forced
-            if is_tried and not is_forced:
-                verdicts.append((row, seq.num_misses == misses))
-            events.append(TokenEvent(seq.seq_id, token, reason))
-            if reason is not None:
-                break
-        if self._state.speculation is not None:
-            self._judge(seq, self._state.speculation, part, first, verdicts)
-        if events and (end := events[-1].finish_reason) is not None:
-            self._life.end(seq, end)
-        elif self._state.speculation is not None:
-            self._goes_on(seq, self._state.speculation, verdicts)
-        return events
-
-    def _judge(
-        self, seq: Sequence, speculation: Speculation, part: Slice, first: int, verdicts: list[tuple[int, bool]]
-    ) -> None:
-        """Count the verdicts on a slice's drafts: by row, whether the draft behind it was right."""
-        if verdicts:
-            right = sum(is_right for _, is_right in verdicts)
-            seq.num_tried, seq.num_right = seq.num_tried + len(verdicts), seq.num_right + right
-            if right < len(verdicts):
+        """Append what was sampled for a slice."""
+        speculation = self._state.speculation
+        if part.num_drafts and not tokens:  # it is void
+            if speculation is not None:
+                speculation.counts.void += 1
+            return []
+        found = seq.extend([token.token_id for token in tokens], self._state.config.max_len, self._state.now)
+        if found.verdicts and speculation is not None:
+            speculation.judged(seq.seq_id, part, found)
+            if found.num_right < len(found.verdicts):
                 self._missed.add(seq.seq_id)
-            speculation.judged(seq.seq_id, part, first, verdicts)
-
-    def _goes_on(self, seq: Sequence, speculation: Speculation, verdicts: list[tuple[int, bool]]) -> None:
-        """Learn from the verdicts on a sequence's drafts, and store the blocks of KV that only it has completed."""
-        if verdicts:
-            speculation.controller.tried(seq.seq_id, len(verdicts), sum(is_right for _, is_right in verdicts))
-        if speculation.has_states and seq.has_drafted and not seq.num_awaited:
+        events = [TokenEvent(seq.seq_id, token, None) for token in tokens[: len(seq.tokens) - found.first]]
+        if found.reason is not None:
+            events[-1] = replace(events[-1], finish_reason=found.reason)
+            self._life.end(seq, found.reason)
+        elif speculation is not None and speculation.has_states and seq.has_drafted and not seq.num_awaited:
             self._state.prefix_cache.store_full_blocks(seq, self._state.used)  # the state is that at their end only now
+        return events
 
     def leave_out_void(self) -> None:
         """Leave what results have voided out of the steps that have not left the first stage."""
@@ -158,37 +132,15 @@ def check_result(result: StepResult, oldest: StepInFlight | None, running: Mappi
     got = {one.seq_id: one for one in result.sampled}
     for part in oldest.plan.slices:
         found = got.pop(part.seq_id, None) if part.num_rows else None
-        if not _answers(part, found, running.get(part.seq_id)):
+        seq = running.get(part.seq_id)
+        if not part.is_answered_by(found, None if seq is None else seq.tokens):
             raise _wrong(result, oldest.plan)
-        if found is not None:
-            _check_extras(part, found, result.step)
     if got:
         raise _wrong(result, oldest.plan)
     return oldest
 
 
 def _wrong(result: StepResult, plan: StepPlan) -> ValueError:
-    rows = {part.seq_id: part.num_logits for part in plan.slices if part.num_rows}
-    counts = {one.seq_id: len(one.tokens) for one in result.sampled}
-    return ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {counts}")
-
-
-def _check_extras(part: Slice, found: SampledSlice, step: int) -> None:
-    """Check what came besides sampled tokens."""
-    if len(found.drafts) > part.num_next:
-        raise ValueError(f"step {step} has more drafts than it asked for")
-    if tuple(token.token_id for token in found.scored) != part.scored:
-        raise ValueError(f"step {step} has log probabilities of other tokens than those it asked for")
-
-
-def _answers(part: Slice, found: SampledSlice | None, seq: Sequence | None) -> bool:
-    """Whether the tokens received for a slice of ``seq`` are possible for its rows and drafts. ``None``: none came,
-    because it wants none, or a stage in the middle has left it out, or its sequence has ended."""
-    tokens = () if found is None else found.tokens
-    if not part.num_drafts:
-        return len(tokens) == part.num_logits and (found is not None or not part.num_rows)
-    if seq is None and part.begins_with_draft:
-        return True  # the sequence has ended: whether this slice was void is no longer known
-    if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
-        return not tokens
-    return part.is_verdict([token.token_id for token in tokens])
+    asked = {part.seq_id: (part.num_logits, part.num_next, len(part.scored)) for part in plan.slices if part.num_rows}
+    got = {one.seq_id: (len(one.tokens), len(one.drafts), len(one.scored)) for one in result.sampled}
+    return ValueError(f"step {result.step} asked for {asked} tokens, drafts and scores by sequence and got {got}")

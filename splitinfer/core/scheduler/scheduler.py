@@ -386,13 +386,9 @@ class Scheduler:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
-        token_ids = seq.sent(start, end)
+        token_ids = seq.go(size, num_drafts, self.state.now)
         if num_drafts and self.speculation is not None:
-            token_ids += self.speculation.go(seq, num_drafts)
-        seq.num_scheduled = start + len(token_ids)
-        seq.begun_at = self.state.now if seq.begun_at is None else seq.begun_at
-        seq.num_in_flight += 1
-        seq.num_awaited += 1
+            self.speculation.counts.went(num_drafts)
         self.state.used += self.state.budget.growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         num_next = self._num_next(seq) if num_logits else 0

@@ -92,6 +92,11 @@ class Counts:
     drafting: Sum = field(default_factory=Sum)
     links: Sum = field(default_factory=Sum)  # round trips, less the time of computing
 
+    def went(self, num_drafts: int) -> None:
+        """Count a block in a plan."""
+        self.sent += num_drafts
+        self.blocks += 1
+
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""
         place = min(place, PLACES - 1)

@@ -21,7 +21,7 @@ from splitinfer.core.costs.model import CostModel, beyond_computing
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
-from splitinfer.core.sequence import Sequence
+from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts, Sum
 from splitinfer.core.speculation.choice import Eithers
 from splitinfer.core.speculation.controller import Controller
@@ -178,7 +178,7 @@ class Speculation:
         count = min(count, rows, longest - 1 - known)
         if self.rewind:
             count = min(count, self.rewind - len(seq.ahead) - len(seq.drafted))
-        if self.has_states and self.keeps_blocks and seq.is_stored:
+        if self.has_states and self.keeps_blocks and seq.kv.is_stored:
             before = known - len(seq.drafted)
             start = before if seq.ahead else before - 1
             reaches_end = bool(seq.ahead) and before % self.block == 0
@@ -211,38 +211,25 @@ class Speculation:
             return
         token_ids = [draft.token_id for draft in drafts]
         end = next((i for i, token in enumerate(token_ids) if token in seq.end_tokens), len(token_ids))
-        taken = end
-        if seq.rules is not None:
-            are_forced = seq.rules.admitted(seq.answer_stream, token_ids[:end])
-            taken, first = len(are_forced), seq.num_streamed
-            seq.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
-        seq.drafted += token_ids[:taken]
-        seq.is_dry = len(wish.drafts) < wish.count or taken < len(drafts)
+        are_forced = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
+        seq.hold(token_ids[: len(are_forced)], are_forced)
+        seq.is_dry = len(wish.drafts) < wish.count or len(are_forced) < len(drafts)
         self.force(seq, longest)
-
-    def go(self, seq: Sequence, count: int) -> tuple[int, ...]:
-        """Move the first ``count`` waiting drafts into a plan and return them."""
-        drafts = tuple(seq.drafted[:count])
-        del seq.drafted[:count]
-        seq.ahead += drafts
-        seq.has_drafted = True
-        self.counts.sent += len(drafts)
-        self.counts.blocks += 1
-        return drafts
 
     # -- after a result ------------------------------------------------------------------------
 
-    def judged(self, seq_id: int, part: Slice, first: int, verdicts: Seq[tuple[int, bool]]) -> None:
-        """Count the verdicts on a sequence's drafts: by row with logits of ``part``, whether the draft behind it was
-        right. ``first``: the position of what was sampled from the first row."""
-        begins, end = int(part.begins_with_draft), part.end
+    def judged(self, seq_id: int, part: Slice, found: Extension) -> None:
+        """Learn from the verdicts on a sequence's drafts, which came with the rows of ``part``."""
+        begins, end, first = int(part.begins_with_draft), part.end, found.first
         in_a_row = self._in_a_row.get(seq_id, 0)
-        for row, is_right in verdicts:
+        for row, is_right in found.verdicts:
             if not is_right:
                 self.counts.runs[in_a_row] = self.counts.runs.get(in_a_row, 0) + 1
             in_a_row = in_a_row + 1 if is_right else 0
             self.counts.add(row + begins if first + row < end else 0, accepted=is_right)
         self._in_a_row[seq_id] = in_a_row
+        if found.reason is None:
+            self.controller.tried(seq_id, len(found.verdicts), found.num_right)
 
     def returned(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
         """Count a step. ``returned_at``: when its result came, on the first stage's clock."""

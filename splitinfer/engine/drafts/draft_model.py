@@ -25,7 +25,8 @@ from typing import Self
 import mlx.core as mx
 
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device

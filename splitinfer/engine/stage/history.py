@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.row import Row
 
 

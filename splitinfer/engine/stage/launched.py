@@ -70,7 +70,7 @@ class DraftsUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on the device."""
+    """A step under way on the device: the stage's one record of it, to which the loop's refers."""
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
@@ -78,6 +78,16 @@ class Launched:
     applied: Applied
     ticket: Ticket
     drafts: DraftsUnderWay | None = None
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """The sequences computed."""
+        return [part.seq_id for part in self.slices]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether somebody has waited for it; the drafts behind it may still be under way."""
+        return self.ticket.span is not None
 
 
 @dataclass(frozen=True, slots=True)

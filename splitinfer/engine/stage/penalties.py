@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.row import Row
 from splitinfer.models.mlx_lm import make_repetition_penalty
 

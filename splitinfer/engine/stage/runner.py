@@ -21,7 +21,7 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import RowMask, SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work
+from splitinfer.engine.device.device import Device, Span, Work
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
@@ -85,7 +85,7 @@ class StageRunner:
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
         self._void: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
-        self._in_flight: deque[tuple[frozenset[int], Ticket]] = deque()  # sequences of steps not known to be done
+        self._in_flight: deque[Launched] = deque()  # not known to be done
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
@@ -201,11 +201,11 @@ class StageRunner:
             self._failure = failure
             raise
         self._busy_at = time.monotonic()
-        self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
         self._prepared.note(plan, masks)
         self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
-        return Launched(plan, slices, graph, applied, ticket, drafts)
+        self._in_flight.append(Launched(plan, slices, graph, applied, ticket, drafts))
+        return self._in_flight[-1]
 
     def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
         """Launch the drafts behind a step, a round at a time, where this stage makes some."""
@@ -219,13 +219,13 @@ class StageRunner:
 
     def _end_first(self, slices: tuple[Slice, ...]) -> None:
         """Wait for steps in flight where launching now would copy too much of what they write."""
-        while self._in_flight and self._in_flight[0][1].span is not None:
+        while self._in_flight and self._in_flight[0].is_done:
             self._in_flight.popleft()
         if self._in_flight:
-            in_flight = [seq_ids for seq_ids, _ in self._in_flight]
+            in_flight = [step.seq_ids for step in self._in_flight]
             first = self._pool.must_end_first([part.seq_id for part in slices], in_flight)
             for _ in range(first if Road.LAUNCH_AHEAD.is_open else len(in_flight)):
-                self.device.wait(self._in_flight.popleft()[1])
+                self.wait(self._in_flight.popleft())
 
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
-from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.masking import masked
 from splitinfer.engine.stage.penalties import adjusted
 from splitinfer.engine.stage.row import Row

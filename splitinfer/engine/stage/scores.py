@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from splitinfer.core.plan import SampledToken, Slice
-from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.sampler import reported, with_logprobs
 from splitinfer.models.tensors import on_host

@@ -83,7 +83,8 @@ Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in 
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """A step under way on the device, the stage, its message, when that was received, in seconds, and whose it is."""
+    """A step under way: the stage and its record of it, the message, when that was received, in seconds, and whose it
+    is."""
 
     stage: LoadedStage
     launched: Launched

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import EMPTY, AsGiven, Count, Fields, Ignored, Kinds, Refused
 from splitinfer.server.openai.chat_writer import Shape

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_checks import MAX_BIASED
-from splitinfer.core.sequence import REPETITION_CONTEXT
+from splitinfer.core.sampling_params import REPETITION_CONTEXT
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
     EMPTY,

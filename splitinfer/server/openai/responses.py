@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.core.sequence import MAX_LOGPROBS
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Kinds, Name, Refused, not_supported
 from splitinfer.server.openai.generating import (

@@ -9,7 +9,8 @@ from splitinfer.core.kv.block_tree import BlockTree, DiskBlock, chained
 from splitinfer.core.kv.budget import NOTHING, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheConfig
 from splitinfer.core.plan import Fetch, Save, StepPlan
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sequence import FinishReason, Sequence
 
 PROMPT = [1, 2, 3, 4, 1, 1, 3, 3, 2, 2, 0, 4, 1]  # three blocks of four, and one token
 
@@ -37,7 +38,7 @@ def ask(house: House, prompt: list[int] = PROMPT, max_tokens: int = 3) -> int:
     house.run()
     house.check_answers()
     house.check_kv()
-    return house.sequences[seq_id].num_reused
+    return house.sequences[seq_id].kv.num_reused
 
 
 def test_after_a_restart_only_the_new_tokens_are_computed(disks: list[ToyDisk]):
@@ -121,7 +122,7 @@ def test_who_decodes_goes_on_while_another_waits_for_its_blocks(disks: list[ToyD
     assert any(plan.slices for plan in with_fetches), "blocks are read by the steps of others"
     house.run()
     house.check_answers()
-    assert house.sequences[waiting].num_reused == 12
+    assert house.sequences[waiting].kv.num_reused == 12
 
 
 def _turn(house: House) -> StepPlan | None:
@@ -201,7 +202,7 @@ def test_after_a_loss_what_is_on_disk_is_read_instead_of_computed(disks: list[To
     house.scheduler.replay(kept_by_all(disks))
     house.run()
     house.check_answers()
-    assert house.sequences[seq_id + 1].num_reused >= 12
+    assert house.sequences[seq_id + 1].kv.num_reused >= 12
 
 
 def test_without_disks_nothing_is_written():
@@ -281,7 +282,7 @@ def test_a_request_that_begins_again_does_not_begin_with_its_answer():
     house.scheduler._life.preempt(house.sequences[again])
     house.run()
     assert house.sequences[again].num_preemptions == 1
-    assert house.sequences[again].num_reused == len(PROMPT) - 1
+    assert house.sequences[again].kv.num_reused == len(PROMPT) - 1
     house.check_answers()
 
 
@@ -300,7 +301,7 @@ def stored(prefix_cache: PrefixCache, token: int, session: str | None = None) ->
     seq = Sequence(token, [token] * 8, SamplingParams(), 0, session=session)
     seq.num_scheduled = 8
     prefix_cache.store_rest(seq, NOTHING)
-    return {block.block_id for block in seq.blocks}
+    return {block.block_id for block in seq.kv.blocks}
 
 
 def test_what_was_asked_once_is_evicted_before_an_open_conversation():

@@ -3,7 +3,8 @@
 import pytest
 
 from splitinfer.core.metrics.requests import STEP_TOKENS, TOKENS, RequestMeters
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sequence import Sequence
 
 
 def sequence(seq_id: int, num_prompt: int = 4) -> Sequence:

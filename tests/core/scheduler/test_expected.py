@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepResult
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 from tests.core.toy import House
 
 

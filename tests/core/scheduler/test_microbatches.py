@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import House, drain, small
 
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK, MicroBatches, even_share
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 
 def sequence(seq_id: int) -> Sequence:

@@ -6,9 +6,10 @@ import pytest
 
 from splitinfer.core.kv.budget import KVBudget, NeverFits, StageKV
 from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 TWO = SchedulerConfig(num_groups=2, max_in_flight=3, token_budget=64, max_running=4, max_len=100, num_stages=2)
 

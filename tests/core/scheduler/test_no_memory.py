@@ -7,9 +7,10 @@ from toy import ToyStage, alone, blocks, config_of, small
 
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV
 from splitinfer.core.plan import StepPlan
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 
 BLOCK = 3
 MAX_LEN = 1000

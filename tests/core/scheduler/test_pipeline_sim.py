@@ -11,8 +11,9 @@ from pipeline_sim import PipelineSim, Stage
 from toy import alone, blocks, config_of, small
 
 from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 
 
 def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) -> Sequence:

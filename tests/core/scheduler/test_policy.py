@@ -8,10 +8,11 @@ from pipeline_sim import PipelineSim, Stage
 from toy import House, blocks, drain, small
 
 from splitinfer.core.costs.stage import StageCosts
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, PolicyName, Watermark, policy_of
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 

@@ -5,10 +5,11 @@ from toy import House, ToyDisk, blocks, small
 
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
@@ -89,7 +90,7 @@ def test_a_newcomer_does_not_make_its_own_blocks_go():
             house.run()
         again = house.add([1] * 8 + [2] * 4, max_tokens=2)  # of the oldest
         house.step()
-        assert house.sequences[again].num_reused >= 7
+        assert house.sequences[again].kv.num_reused >= 7
         house.run()
         house.check_answers()
         house.check_kv()

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from toy import ToyStage, alone, config_of, small
 
 from splitinfer.core.plan import StepPlan
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 MAX_LEN = 1000
 

@@ -102,10 +102,10 @@ def test_others_with_its_beginning_begin_with_what_it_took_over_once_it_ends():
         for _ in range(2):
             first = house.add(prompt, max_tokens=2)
             drain(house)
-        assert house.sequences[first].num_reused == len(prompt) - 1
+        assert house.sequences[first].kv.num_reused == len(prompt) - 1
         other = house.add([*prompt[:40], 4, 4], max_tokens=2)
         drain(house)
-        assert house.sequences[other].num_reused == 40
+        assert house.sequences[other].kv.num_reused == 40
         house.check_answers()
         house.check_kv()
 

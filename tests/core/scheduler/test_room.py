@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.room import LEAST, MOST, UsualRequest, seconds_until_room
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 CONFIG = SchedulerConfig(num_groups=2, max_in_flight=3, token_budget=100, max_running=8, max_len=4000)
 COSTS = CostModel([StageCosts.line(0.1, 0.0), StageCosts.line(0.2, 0.0)], is_known=True)

@@ -9,9 +9,10 @@ import pytest
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 
 
 def answer(plan: StepPlan) -> StepResult:

@@ -10,9 +10,10 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import QueueFull
 

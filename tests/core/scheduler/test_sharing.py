@@ -25,7 +25,7 @@ def test_the_next_turn_computes_only_what_is_new():
     second = house.add([*said, 2, 2], max_tokens=1)
     (part,) = drain(house)
     # The last token of the first turn was sampled and never computed: it has no KV.
-    assert house.sequences[second].num_reused == len(said) - 1 == part.start
+    assert house.sequences[second].kv.num_reused == len(said) - 1 == part.start
     assert part.token_ids == (said[-1], 2, 2)
     house.check_answers()
 
@@ -64,7 +64,7 @@ def test_an_edited_turn_reuses_up_to_the_edit(whole_blocks: bool, reused: int):
     edited = [*said[:7], (said[7] + 1) % VOCAB, 0, 0, 0]
     second = house.add(edited, max_tokens=1)
     parts = drain(house)
-    assert house.sequences[second].num_reused == parts[0].start == reused
+    assert house.sequences[second].kv.num_reused == parts[0].start == reused
     house.check_answers()
     house.check_kv()
 
@@ -76,7 +76,7 @@ def test_the_same_prompt_again_computes_at_least_one_token(whole_blocks: bool, r
     for _ in range(2):
         last = house.add(prompt, max_tokens=1)
         parts = drain(house)
-    assert house.sequences[last].num_reused == reused
+    assert house.sequences[last].kv.num_reused == reused
     assert sum(len(part.token_ids) for part in parts) == 8 - reused
     house.check_answers()
 
@@ -155,7 +155,7 @@ def test_an_aborted_request_leaves_what_it_computed():
     house.finish(seq_id)  # while two of its chunks are under way
     again = house.add([1] * 20, max_tokens=3)
     house.run()
-    assert house.sequences[again].num_reused == 8
+    assert house.sequences[again].kv.num_reused == 8
     house.check_answers()
     house.check_kv()
 

@@ -15,9 +15,10 @@ import pytest
 
 from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.costs.stage import StageCosts
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds
 from splitinfer.core.speculation.speculation import Wish
 from splitinfer.machine.machine import Hop, Machine

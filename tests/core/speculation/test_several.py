@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
 from toy import alone, blocks, config_of, small
 
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
 
 

@@ -15,7 +15,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.models.graph import uncompiled
