@@ -81,6 +81,17 @@ def test_without_memory_fewer_run_at_a_time(
         assert llm._engine.figures.totals.rejoins == num, "it knows by now"
 
 
+def test_no_token_comes_twice_where_the_step_that_was_expected_cannot_be_launched(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader has the token before it by then."""
+    broken = failing.nth(12, DeviceFailed("none", True))
+    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=False, at_launch=broken)})
+    with pipeline(folder, CUTS, prefix_cache=False) as llm:
+        assert answers(llm, 2) == expected[:2]
+        assert llm._engine.figures.totals.rejoins == 1
+
+
 def test_stored_blocks_go_when_there_is_no_memory(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
