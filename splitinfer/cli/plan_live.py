@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from splitinfer.errors import ConfigError, PeerError
-from splitinfer.llm.door import ask, stages_of
+from splitinfer.llm.live_socket import ask, stages_of
 from splitinfer.llm.rebalance import LiveFigures, rebalance
 from splitinfer.machine.numbers import sentence
 from splitinfer.placement.asked import Aim

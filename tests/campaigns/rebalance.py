@@ -40,7 +40,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
-from splitinfer.llm.door import Door
+from splitinfer.llm.live_socket import LiveSocket
 from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
 
@@ -166,7 +166,7 @@ def command() -> dict[str, float]:
 def row(rig: Rig, cut: Sequence[int], *, measured: bool) -> list[str]:
     """One line of the table."""
     steps, late = LATE_STEPS.steps, LATE_STEPS.late
-    with opened(rig, cut) as (llm, address), closing(Door(llm)):
+    with opened(rig, cut) as (llm, address), closing(LiveSocket(llm)):
         plain, _ = run(llm, rig.tokens)
         if measured:
             llm._profiles = rig.profiles(llm.live_figures().profiles.model, address)

@@ -13,7 +13,7 @@ from stages import prompt
 from splitinfer import SamplingParams
 from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM, Request, Settings
-from splitinfer.llm.door import Door
+from splitinfer.llm.live_socket import LiveSocket
 from splitinfer.wire.messages import Progress
 
 TWO = [{"name": "a", "layers": 2}, {"name": "b", "layers": 2, "address": "local"}]
@@ -52,7 +52,7 @@ def test_eight_streams_under_other_cuts(tiny_folder: Callable[..., Path]):
             killed[0].kill()
 
     layout = {"model": str(tiny_folder("llama")), "stages": TWO}
-    with LLM(layout, settings=Settings(prefix_cache=False), notice=notice) as llm, closing(Door(llm)):
+    with LLM(layout, settings=Settings(prefix_cache=False), notice=notice) as llm, closing(LiveSocket(llm)):
         expected, requests = tokens(submit(llm)), submit(llm)
         events = [iter(request) for request in requests]  # one that nobody has any more would end its request
         for number, cut in enumerate(([1, 3], [3, 1])):

@@ -98,7 +98,7 @@ class Feed:
         figures = self._seen()
         return {
             **figures_document(figures),
-            "words": words.written(words.sayings(figures)),
+            "words": words.written(words.remarks(figures)),
             "tracks": _tracks(sample),
         }
 

@@ -25,7 +25,7 @@ _WAIT = (Cause.UPSTREAM, Cause.DOWNSTREAM)
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
+class Remark:
     """A sentence or two about the pipeline. ``code``: what is said, for tests and pictures. ``stage``: the number of
     the one that it is about; ``None``: all. ``help``: what would change it; empty where nothing needs to be."""
 
@@ -35,36 +35,36 @@ class Saying:
     stage: int | None = None
 
     def as_dict(self) -> dict[str, str | int | None]:
-        """The saying as the page gets it."""
+        """The remark as the page gets it."""
         return {"code": self.code, "text": self.text, "help": self.help, "stage": self.stage}
 
 
-def sayings(seen: Seen) -> list[Saying]:
+def remarks(seen: Seen) -> list[Remark]:
     """What there is to say, the most important first; never nothing."""
     if (down := _down(seen)) is not None:
         return [down]
     if seen.under_way < _RESTS and not seen.running and not seen.waiting:
-        return [Saying("rests", "No requests, so all stages are idle.")]
+        return [Remark("rests", "No requests, so all stages are idle.")]
     if all(stage.duty == 0 and not stage.gaps for stage in seen.stages):
-        return [Saying("begins", "A request has just begun; it has no figures yet.")]
+        return [Remark("begins", "A request has just begun; it has no figures yet.")]
     found = [*_load(seen), *_flow(seen), *_drafts(seen), *_machines(seen), *_queue(seen)]
-    return found or [Saying("fine", _mixture(seen))]
+    return found or [Remark("fine", _mixture(seen))]
 
 
-def _down(seen: Seen) -> Saying | None:
+def _down(seen: Seen) -> Remark | None:
     """What keeps the pipeline from answering."""
     if seen.failure is not None:
-        return Saying("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
+        return Remark("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
     if seen.is_draining:
-        return Saying("draining", "The server is shutting down: running answers may finish, new ones are refused.")
+        return Remark("draining", "The server is shutting down: running answers may finish, new ones are refused.")
     if seen.is_changing:
-        return Saying(
+        return Remark(
             "recut",
             "Answers pause while the stages load another cut of the layers. Their KV is recomputed, "
             "and no token is lost.",
         )
     if seen.waits_for is not None:
-        return Saying(
+        return Remark(
             "lost",
             f"Answers pause: they wait for {seen.waits_for}. Their KV is recomputed, and no token is lost.",
             "Start the worker on that machine again, or check that it is awake and its cable is in.",
@@ -75,23 +75,23 @@ def _down(seen: Seen) -> Saying | None:
 # -- how full the pipeline is ----------------------------------------------------------------------
 
 
-def _load(seen: Seen) -> Iterator[Saying]:
+def _load(seen: Seen) -> Iterator[Remark]:
     """Whether there is enough to do for all stages."""
     num_stages = len(seen.stages)
     if num_stages == 1:
-        yield Saying("one_stage", f"{_name(seen, 0)} holds all layers, so it waits for no other stage.")
+        yield Remark("one_stage", f"{_name(seen, 0)} holds all layers, so it waits for no other stage.")
         return
     is_full, reads = all(stage.duty >= _BUSY for stage in seen.stages), _reads(seen)
     if reads:
         yield _prompt(seen)
     if is_full:
-        yield Saying("full", f"All {num_stages} stages compute nearly all the time: the pipeline is full.")
+        yield Remark("full", f"All {num_stages} stages compute nearly all the time: the pipeline is full.")
     if is_full or reads:
         return
     if seen.running == 1 and _waits(seen) >= _MUCH:
         yield _one_stream(seen)
     elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
-        yield Saying(
+        yield Remark(
             "few_streams",
             f"{seen.running} answers share {num_stages} stages. Each answer occupies one stage at a time, so with "
             "fewer answers than stages some stage always waits.",
@@ -99,36 +99,36 @@ def _load(seen: Seen) -> Iterator[Saying]:
         )
 
 
-def _prompt(seen: Seen) -> Saying:
+def _prompt(seen: Seen) -> Remark:
     text = (
         f"A prompt is being read: prompts are {_percent(_prompt_share(seen))} of what the stages compute. Its chunks "
         "follow each other through the stages, and answers get their tokens in between."
     )
     help_ = "If answers stall meanwhile, a smaller token_budget makes the chunks shorter."
-    return Saying("prompt", text, "" if seen.running <= 1 else help_)
+    return Remark("prompt", text, "" if seen.running <= 1 else help_)
 
 
-def _one_stream(seen: Seen) -> Saying:
+def _one_stream(seen: Seen) -> Remark:
     stages = "both stages" if len(seen.stages) == 2 else f"all {len(seen.stages)} stages"
     text = f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
     each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
     if seen.rows.draft:
         text += f"Drafts let the stages work ahead on guessed tokens; {each_waits}"
-        return Saying("one_stream_drafts", text, "You can run more requests at once with little slowdown.")
+        return Remark("one_stream_drafts", text, "You can run more requests at once with little slowdown.")
     text += f"So only one stage works at a time, and {each_waits}"
     if seen.drafter is not None:
-        return Saying(
+        return Remark(
             "one_stream_no_drafts",
             text,
             "Drafts are off for this answer: they did not pay, or it has only just begun.",
         )
-    return Saying("one_stream", text, "A draft model (draft: in the layout) keeps several tokens in flight.")
+    return Remark("one_stream", text, "A draft model (draft: in the layout) keeps several tokens in flight.")
 
 
 # -- what lies between stages ----------------------------------------------------------------------
 
 
-def _flow(seen: Seen) -> Iterator[Saying]:
+def _flow(seen: Seen) -> Iterator[Remark]:
     """One stage that holds up the others, and links and hosts that take long."""
     if (slow := _slowest(seen)) is not None:
         yield slow
@@ -141,10 +141,10 @@ def _flow(seen: Seen) -> Iterator[Saying]:
     for number, stage in enumerate(seen.stages):
         if stage.gap(Cause.NOTHING) >= _MOSTLY and seen.running:
             text = f"{_name(seen, number)} has nothing to do: its part of the running answers is done."
-            yield Saying("nothing", text, stage=number)
+            yield Remark("nothing", text, stage=number)
 
 
-def _slowest(seen: Seen) -> Saying | None:
+def _slowest(seen: Seen) -> Remark | None:
     """A stage that computes while the others wait for it; it takes as many answers as stages to show."""
     duties = [stage.duty for stage in seen.stages]
     most, least = max(duties), min(duties)
@@ -153,7 +153,7 @@ def _slowest(seen: Seen) -> Saying | None:
     slow, quick = duties.index(most), duties.index(least)
     if sum(map(seen.stages[quick].gap, _WAIT)) < _MUCH:
         return None
-    return Saying(
+    return Remark(
         "uneven",
         f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the "
         f"others wait for {_name(seen, slow)}.",
@@ -162,63 +162,63 @@ def _slowest(seen: Seen) -> Saying | None:
     )
 
 
-def _link(seen: Seen, number: int, stage: StageSeen) -> Saying:
+def _link(seen: Seen, number: int, stage: StageSeen) -> Remark:
     """A stage that waits for what is on its way: to the first stage that is tokens, to the others hidden states."""
     share, name = _percent(stage.gap(Cause.LINK)), _name(seen, number)
     if number == 0:
         text = f"{name} waits {share} of the time for tokens on their way back."
-        return Saying("link_back", text, "Use a cable instead of Wi-Fi; Thunderbolt has the lowest latency.", 0)
+        return Remark("link_back", text, "Use a cable instead of Wi-Fi; Thunderbolt has the lowest latency.", 0)
     link = seen.links[number - 1] if number <= len(seen.links) else None
     way = "" if link is None or link.way_ms is None else f", {link.way_ms:.1f} ms for each step"
     text = f"{name} waits {share} of the time for hidden states on their way to it{way}."
     if _reads(seen):
         help_ = "Prompts send a lot at once: use a faster cable, or codec: auto in the layout, which compresses them."
-        return Saying("link_bytes", text, help_, number)
+        return Remark("link_bytes", text, help_, number)
     help_ = "Single tokens send little, so latency decides: use a cable instead of Wi-Fi, or Thunderbolt."
-    return Saying("link_latency", text, help_, number)
+    return Remark("link_latency", text, help_, number)
 
 
-def _host(seen: Seen, number: int, stage: StageSeen) -> Saying:
+def _host(seen: Seen, number: int, stage: StageSeen) -> Remark:
     share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
     if number == 0:
         work = "scheduling, drafting" if seen.rows.draft else "scheduling"
         text = f"{name} is held up {share} of the time by its own processor ({work})."
         help_ = "Close other programs on that machine."
         help_ += " N-gram drafts (draft: ngram in the layout) cost least." if seen.rows.draft else ""
-        return Saying("host_first", text, help_, 0)
+        return Remark("host_first", text, help_, 0)
     text = f"{name} is held up {share} of the time by its own processor: steps are ready before it starts them."
-    return Saying("host", text, "Close other programs on that machine, and turn Low Power Mode off.", number)
+    return Remark("host", text, "Close other programs on that machine, and turn Low Power Mode off.", number)
 
 
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-def _drafts(seen: Seen) -> Iterator[Saying]:
+def _drafts(seen: Seen) -> Iterator[Remark]:
     """How well drafts fare."""
     if not seen.rows.draft or seen.acceptance is None:
         return
     right = _percent(seen.acceptance)
     if seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT:
-        yield Saying(
+        yield Remark(
             "void_drafts",
             f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is discarded.",
             "Try another draft model, or MODEL+ngram; repetitive text drafts best.",
         )
     elif seen.acceptance >= _MANY_RIGHT:
-        yield Saying("good_drafts", f"{right} of the drafts are right: most steps give more than one token.")
+        yield Remark("good_drafts", f"{right} of the drafts are right: most steps give more than one token.")
     elif seen.void >= _MUCH:
         text = f"{right} of the drafts are right; {_percent(seen.void)} of what the stages compute is discarded."
-        yield Saying("some_void", text)
+        yield Remark("some_void", text)
 
 
 # -- machines and the queue ------------------------------------------------------------------------
 
 
-def _machines(seen: Seen) -> Iterator[Saying]:
+def _machines(seen: Seen) -> Iterator[Remark]:
     """Memory for KV that is full, and what that costs."""
     for number, stage in enumerate(seen.stages):
         if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
-            yield Saying(
+            yield Remark(
                 "kv_full",
                 f"{_name(seen, number)} uses {_percent(stage.kv_bytes / stage.kv_budget)} of its KV memory, which "
                 "holds what the model remembers of the running conversations.",
@@ -228,7 +228,7 @@ def _machines(seen: Seen) -> Iterator[Saying]:
             break
     if seen.preemptions > 0:
         one = seen.preemptions == 1
-        yield Saying(
+        yield Remark(
             "preempted",
             f"{'An answer was' if one else f'{seen.preemptions} answers were'} preempted to make room for others, and "
             f"will be recomputed later: there is too little KV memory.",
@@ -236,16 +236,16 @@ def _machines(seen: Seen) -> Iterator[Saying]:
         )
 
 
-def _queue(seen: Seen) -> Iterator[Saying]:
+def _queue(seen: Seen) -> Iterator[Remark]:
     """Requests that wait, and for what."""
     if not seen.waiting:
         return
     who = "1 request waits" if seen.waiting == 1 else f"{seen.waiting:,} requests wait"
     if seen.max_running and seen.running >= seen.max_running:
         text = f"{who}: {seen.running} are running, which is the maximum."
-        yield Saying("queue_full", text, "Raise max_running, if there is KV memory for it.")
+        yield Remark("queue_full", text, "Raise max_running, if there is KV memory for it.")
     else:
-        yield Saying("queue", f"{who} until the prompt before is read or KV memory is free.")
+        yield Remark("queue", f"{who} until the prompt before is read or KV memory is free.")
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -285,6 +285,6 @@ def _percent(share: float) -> str:
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def written(found: Sequence[Saying]) -> list[dict[str, str | int | None]]:
+def written(found: Sequence[Remark]) -> list[dict[str, str | int | None]]:
     """Sayings as the page gets them."""
     return [each.as_dict() for each in found]

@@ -1,4 +1,4 @@
-"""The library's door, on the demo model in two stages: what a caller sees."""
+"""The library, on the demo model in two stages: what a caller sees."""
 
 import contextlib
 import math

@@ -16,7 +16,7 @@ from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.server.page.figures import Seen, is_later, seen
 from splitinfer.server.page.timeline import spans_of
-from splitinfer.server.page.words import Saying, sayings
+from splitinfer.server.page.words import Remark, remarks
 
 
 def machine(
@@ -95,7 +95,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def check_numbers(found: list[Saying], causes: list[trace_causes.Causes]) -> None:
+def check_numbers(found: list[Remark], causes: list[trace_causes.Causes]) -> None:
     """What is said of causes, and how much, is what the trace has."""
     waiting = ("upstream", "downstream", "link")
     for each in found:
@@ -145,7 +145,7 @@ def test_the_words_are_of_what_was_staged_and_the_numbers_of_the_trace(name: str
     situation, codes = SITUATIONS[name]
     path = tmp_path / "trace.json"
     figures, staged, steps = seen_in(situation, path)
-    found = sayings(figures)
+    found = remarks(figures)
     assert [each.code for each in found] == codes
     events, spells = trace_causes.read(path), [(float(a), float(b)) for a, b in staged.spells]
     causes = trace_causes.causes(events, len(figures.stages), spells, staged.requests, {step.number for step in steps})

@@ -8,7 +8,7 @@ import pytest
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import Rows
 from splitinfer.server.page.figures import LinkSeen, Seen, StageSeen
-from splitinfer.server.page.words import sayings
+from splitinfer.server.page.words import remarks
 
 DECODE, PROMPT, DRAFTS = Rows(decode=50), Rows(prefill=900, decode=100), Rows(decode=10, draft=40)
 
@@ -77,7 +77,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_what_is_said_of(name: str):
     situation, codes = SITUATIONS[name]
-    found = sayings(situation)
+    found = remarks(situation)
     assert [each.code for each in found] == codes
     for each in found:
         assert not each.text[0].islower()
@@ -86,7 +86,7 @@ def test_what_is_said_of(name: str):
 
 
 def said(name: str) -> str:
-    return " ".join(f"{each.text} {each.help}".strip() for each in sayings(SITUATIONS[name][0]))
+    return " ".join(f"{each.text} {each.help}".strip() for each in remarks(SITUATIONS[name][0]))
 
 
 def test_the_words_have_the_names_and_numbers():
@@ -104,7 +104,7 @@ def test_the_words_have_the_names_and_numbers():
 
 def test_each_saying_is_about_the_stage_it_names():
     for situation, _ in SITUATIONS.values():
-        for each in sayings(situation):
+        for each in remarks(situation):
             if each.stage is not None:
                 assert situation.stages[each.stage].name in each.text
 
@@ -113,4 +113,4 @@ def test_each_saying_is_about_the_stage_it_names():
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.6, 1.0])
 def test_there_is_always_something_to_say(cause: Cause, share: float):
     stages = [StageSeen(name, 1 - share, {cause: share}) for name in ("studio", "mini")]
-    assert sayings(seen(*stages))
+    assert remarks(seen(*stages))

@@ -1,4 +1,4 @@
-"""The door of a running pipeline: this user's other processes ask what it does, and have it load another cut.
+"""The socket of a running pipeline: this user's other processes ask what it does, and have it load another cut.
 
     {"ask": "figures"}                                     what ``llm.rebalance.LiveFigures`` holds
     {"ask": "recut", "from": [...], "stages": [...]}       the stages that shall be in place of those, as a layout has
@@ -32,7 +32,7 @@ _PATIENCE = 10.0  # seconds for a question to arrive, and for an answer to be ta
 
 
 class Cuttable(Protocol):
-    """What the door opens on: an ``LLM``."""
+    """What answers are about: an ``LLM``."""
 
     layout: Layout
     """The cut in force."""
@@ -46,7 +46,7 @@ class Cuttable(Protocol):
         ...
 
 
-class Door:
+class LiveSocket:
     """Answers for ``llm`` until it is closed. Where there can be no socket, the log says so, and nobody is answered."""
 
     def __init__(self, llm: Cuttable) -> None:
@@ -57,7 +57,7 @@ class Door:
         except OSError as error:
             log.info("`splitinfer plan --live` cannot reach this process: %s", error)
             return
-        self._thread = threading.Thread(target=self._run, args=(self._listener,), name="door", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._listener,), name="live socket", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

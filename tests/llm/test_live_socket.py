@@ -1,4 +1,4 @@
-"""The door of a running pipeline, and `splitinfer plan --live` in front of it."""
+"""The socket of a running pipeline, and `splitinfer plan --live`, which asks there."""
 
 import json
 import socket
@@ -15,8 +15,8 @@ from splitinfer.cli import app
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.errors import ConfigError, PeerError, RequestError, SplitinferError
-from splitinfer.llm import door
-from splitinfer.llm.door import Door, answer, ask, receive, stages_of
+from splitinfer.llm import live_socket
+from splitinfer.llm.live_socket import LiveSocket, answer, ask, receive, stages_of
 from splitinfer.llm.rebalance import LiveFigures
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
@@ -75,7 +75,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def opened() -> Iterator[Pipeline]:
     pipeline = Pipeline()
-    with closing(Door(pipeline)):
+    with closing(LiveSocket(pipeline)):
         yield pipeline
 
 
@@ -125,7 +125,7 @@ def test_a_cut_that_has_changed_meanwhile(opened: Pipeline):
 
 
 def test_damaged_questions_leave_the_door_open(opened: Pipeline, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(door, "_LONGEST", 1000)
+    monkeypatch.setattr(live_socket, "_LONGEST", 1000)
     for sent in (b"", b"{", b"[1]\n", b"not json\n", b"x" * 2000 + b"\n"):
         (connection,) = listening().values()
         with connection:
