@@ -46,18 +46,15 @@ class Extension:
     """What sampled tokens did to a sequence.
 
     first: the position of the first of them.
-    verdicts: of a drafter's drafts in plans: by token, whether the draft in its place was right.
+    verdicts, num_right: of a drafter's drafts in plans: by token, whether the draft in its place was right, and how many
+        were.
     reason: why the sequence ends with the last of them.
     """
 
     first: int
     verdicts: list[tuple[int, bool]] = field(default_factory=list)
+    num_right: int = 0
     reason: FinishReason | None = None
-
-    @property
-    def num_right(self) -> int:
-        """How many drafts were right."""
-        return sum(is_right for _, is_right in self.verdicts)
 
 
 @dataclass(slots=True, eq=False)
@@ -198,6 +195,7 @@ class Sequence:
             self.num_forced += is_tried and is_forced
             if is_tried and not is_forced:
                 found.verdicts.append((row, self.num_misses == misses))
+                found.num_right += self.num_misses == misses
             if found.reason is not None:
                 break
         self.num_tried += len(found.verdicts)

@@ -85,6 +85,7 @@ class Speculation:
     block: int = BLOCK  # tokens of one
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
+    has_states: bool = field(init=False)  # whether the stages hold states
     is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     eithers: Eithers | None = None  # n-grams beside the last stage's drafts
     are_several: bool = False  # whether two or more decode
@@ -93,12 +94,8 @@ class Speculation:
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
 
     def __post_init__(self) -> None:
+        self.has_states = self.rewind == PUT_BACK
         self.controller = Controller(self.costs, 1 if self.is_at_end else len(self.costs.stages))
-
-    @property
-    def has_states(self) -> bool:
-        """Whether the stages hold states."""
-        return self.rewind == PUT_BACK
 
     # -- before a plan -------------------------------------------------------------------------
 
