@@ -9,13 +9,18 @@ queue is in order.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
 from splitinfer.engine.device.device import Span, Ticket, Work
 from splitinfer.errors import DeviceFailed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
 _NO_MEMORY = (
@@ -68,15 +73,20 @@ class MlxDevice:
                 mx.async_eval(mx.zeros((1,)) + 1)  # type: ignore[no-untyped-call] # an array of this thread
 
 
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Translate what MLX raises when there is no memory left for an array; other errors are not the device's."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not _is_no_memory(error):
-            raise
-        raise _failed(error) from error
+def memory_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Translate what MLX raises in a function when there is no memory left for an array; other errors are not the
+    device's."""
+
+    @wraps(function)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_no_memory(error):
+                raise
+            raise _failed(error) from error
+
+    return translated
 
 
 @contextmanager

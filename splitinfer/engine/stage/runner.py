@@ -166,7 +166,7 @@ class StageRunner:
         found = self._masks.read(masks)
         return lambda: found
 
-    @memory_errors()
+    @memory_errors
     def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None, masks: Masks | None = None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
         ``masks``: on the last stage, those of its rows, if there are any; waited for when all but sampling is built.
@@ -269,7 +269,7 @@ class StageRunner:
 
     # -- graphs built ahead --------------------------------------------------------------------
 
-    @memory_errors()
+    @memory_errors
     def prepare_next(self) -> bool:
         """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
         one to build.
@@ -352,7 +352,7 @@ class StageRunner:
         """
         return self.device.wait(launched.ticket)
 
-    @memory_errors()
+    @memory_errors
     def finish(self, launched: Launched) -> Finished:
         """Read the results of a step, when it is done.
 
