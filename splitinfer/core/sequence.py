@@ -46,8 +46,8 @@ class Extension:
     """What sampled tokens did to a sequence.
 
     first: the position of the first of them.
-    verdicts, num_right: of a drafter's drafts in plans: by token, whether the draft in its place was right, and how many
-        were.
+    verdicts, num_right: of a drafter's drafts in plans: by token, whether the draft in its place was right, and how
+        many were.
     reason: why the sequence ends with the last of them.
     """
 
