@@ -160,7 +160,10 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
         def work() -> Response:
             if isinstance(asked, Chat):
-                tokens = prompt_tokens(llm, with_marks(llm, asked)[0])
+                plain, urls = with_marks(llm, asked)
+                if urls:
+                    raise unsupported("messages", "the rows of a picture are not tokens")
+                tokens = prompt_tokens(llm, plain)
             else:
                 check_size(llm, asked.text)
                 tokens = llm.encode(asked.text, adds_special=asked.adds_special)

@@ -75,6 +75,15 @@ test("titles end at a word", () => {
   assert.equal(titleOf("x".repeat(100)), `${"x".repeat(60)}…`);
 });
 
+test("pictures are parts of the message, texts are in its text", () => {
+  const files = [{ name: "a.png", text: "", picture: "data:image/png;base64,AA==" }, { name: "f", text: "a" }];
+  const made = add(newConversation("c", 0), ROOT, { id: "u", role: "user", content: "What is it?", files }, 1);
+  assert.deepEqual(messagesTo(made, "u"), [{ role: "user", content: [
+    { type: "image_url", image_url: { url: "data:image/png;base64,AA==" } },
+    { type: "text", text: "f:\n```\na\n```\n\nWhat is it?" },
+  ] }]);
+});
+
 test("files come before the text, in fences that they cannot end", () => {
   assert.equal(withFiles({ content: "", files: [{ name: "f", text: "a" }] }), "f:\n```\na\n```");
 });

@@ -94,9 +94,9 @@ export function titleOf(text, most = 60) {
   return (space > most / 2 ? cut.slice(0, space) : cut) + "…";
 }
 
-/* A user's text with the files that are attached to it, as the model reads it. */
+/* A user's text with the texts that are attached to it, as the model reads it. */
 export function withFiles(node) {
-  const files = node.files.map((file) => {
+  const files = node.files.filter((file) => !file.picture).map((file) => {
     const longest = Math.max(2, ...[...file.text.matchAll(/`+/g)].map((run) => run[0].length));
     const fence = "`".repeat(longest + 1);
     return `${file.name}:\n${fence}\n${file.text.replace(/\n$/, "")}\n${fence}`;
@@ -109,10 +109,16 @@ export function messagesTo(conversation, last) {
   const messages = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];
   for (const id of pathTo(conversation, last)) {
     const node = conversation.nodes[id];
-    if (node.role === "user") messages.push({ role: "user", content: withFiles(node) });
+    if (node.role === "user") messages.push({ role: "user", content: withPictures(node) });
     else if (node.content || node.reasoning || node.calls.length) messages.push(answered(node));
   }
   return messages;
+}
+
+/* A user's text, or, where pictures are attached, these and the text as parts. */
+function withPictures(node) {
+  const pictures = node.files.filter((file) => file.picture).map((file) => ({ type: "image_url", image_url: { url: file.picture } }));
+  return pictures.length ? [...pictures, { type: "text", text: withFiles(node) }] : withFiles(node);
 }
 
 function answered(node) {

@@ -81,7 +81,7 @@ function checked(one, name, id) {
     nodes[key] = {
       id: key, parent, role: node.role, content: node.content, reasoning: isText(node.reasoning) ? node.reasoning : "",
       calls: [], files: (Array.isArray(node.files) ? node.files : []).filter((file) => isText(file?.name) && isText(file?.text))
-        .map((file) => ({ name: file.name, text: file.text })),
+        .map((file) => ({ name: file.name, text: file.text, ...(isText(file.picture) ? { picture: file.picture } : {}) })),
       at: Number(node.at) || 0, figures: null, error: isText(node.error) ? node.error : null,
       ended: isText(node.ended) ? node.ended : null, children: [...node.children],
     };

@@ -10,6 +10,7 @@ import { Settings } from "./settings.js";
 
 const SHOWN = 30, MORE = 100; // messages
 const MOST_FILE = 2_000_000; // characters of an attached text
+const MOST_PICTURE = 20_000_000; // bytes, as the server
 const NEAR = 80; // pixels from the end, within which the end is followed
 
 export function Chat({ state, actions }) {
@@ -66,6 +67,13 @@ function Context({ conversation, ids, live, model }) {
     ${used.toLocaleString("en")} of ${model.context.toLocaleString("en")} tokens of context</div>`;
 }
 
+const asUrl = (file) => new Promise((done, failed) => {
+  const reader = new FileReader();
+  reader.onload = () => done(reader.result);
+  reader.onerror = () => failed(reader.error);
+  reader.readAsDataURL(file);
+});
+
 function Composer({ send, stop, isBusy, isReady }) {
   const [text, setText] = useState(""), [files, setFiles] = useState([]), [problem, setProblem] = useState("");
   const area = useRef(null), picker = useRef(null);
@@ -89,6 +97,11 @@ function Composer({ send, stop, isBusy, isReady }) {
   const attach = async (given) => {
     const added = [];
     for (const file of given) {
+      if (file.type.startsWith("image/")) {
+        if (file.size > MOST_PICTURE) setProblem(`${file.name} is too large; a picture may have 20 MB.`);
+        else added.push({ name: file.name, text: "", picture: await asUrl(file) });
+        continue;
+      }
       const content = file.size > 4 * MOST_FILE ? null : await file.text();
       if (content === null || content.length > MOST_FILE) setProblem(`${file.name} is too long for a model.`);
       else if (content.includes("\u0000")) setProblem(`${file.name} is no text.`);
@@ -103,7 +116,7 @@ function Composer({ send, stop, isBusy, isReady }) {
       <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, j) => j !== i))}>×</button></li>`)}</ul>`}
     <div class="row">
       <input ref=${picker} type="file" multiple hidden onChange=${(event) => { attach([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
-      <button type="button" aria-label="Attach texts" title="Attach texts" onClick=${() => picker.current.click()}>+</button>
+      <button type="button" aria-label="Attach texts or pictures" title="Attach texts or pictures" onClick=${() => picker.current.click()}>+</button>
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Message" value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${keys}></textarea>
       ${isBusy ? html`<button type="button" class="primary" onClick=${stop}>Stop</button>`
         : html`<button type="submit" class="primary" disabled=${!isReady || (!text.trim() && !files.length)}>Send</button>`}
