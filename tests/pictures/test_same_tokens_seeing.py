@@ -83,7 +83,7 @@ def test_drafts_name_no_row_of_a_picture(one_of_two: Path) -> None:
     expected = answer(one_of_two, tokens, seen, NUM, greedy)
     with pipeline(one_of_two, [2, 2], draft="ngram") as llm:
         assert told(llm, tokens, seen) == expected
-        assert llm.stats()["drafted_tokens"] > 0
+        assert llm.stats()["speculation"]["drafted"] > 0
 
 
 def test_who_gives_up_its_kv_sees_on(one_of_two: Path) -> None:
