@@ -326,7 +326,7 @@ class LLM(Texts, Operated):
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
         seen = await asyncio.to_thread(self._seen, prompt, pictures) if pictures or isinstance(prompt, str) else prompt
-        seen = seen if isinstance(seen, SeenPrompt) else SeenPrompt([int(token) for token in seen])
+        seen = seen if isinstance(seen, SeenPrompt) else SeenPrompt(tuple(map(int, seen)))
         rules = await asyncio.to_thread(self._rules, seen.plain, params, handling)
         return AsyncRequest(
             lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
@@ -368,7 +368,7 @@ class LLM(Texts, Operated):
         self._prompts.check_biases(params)
         sequence = core.Sequence(
             seq_id=next(self._ids),
-            tokens=prompt.tokens,
+            tokens=list(prompt.tokens),
             pictures=prompt.pictures,
             pixels=prompt.pixels,
             params=params,

@@ -26,7 +26,7 @@ class SeenPrompt:
     """A prompt's tokens, with row ids where its ``pictures`` are; ``pixels``: their values, to be held as long as the
     request is."""
 
-    tokens: list[int]
+    tokens: tuple[int, ...]
     pictures: tuple[Picture, ...] = ()
     pixels: tuple[Pixels, ...] = ()
 
@@ -122,7 +122,7 @@ class Seeing:
             RequestError: the model does not see, a picture cannot be read, or there are more or fewer placeholders.
         """
         if not sources:
-            return SeenPrompt([int(token) for token in tokens])
+            return SeenPrompt(tuple(map(int, tokens)))
         reader = self.check(len(sources))
         read = [self.read(source) for source in sources]
         found, starts = reader.places([int(token) for token in tokens], read)
@@ -132,4 +132,4 @@ class Seeing:
         for picture in pictures:
             found[picture.start : picture.end] = row_ids(picture.key, len(picture.token_ids))
         pixels = tuple(known(Pixels(one.key, one.values, one.named, one.token_ids)) for one in read)
-        return SeenPrompt(found, pictures, pixels)
+        return SeenPrompt(tuple(found), pictures, pixels)

@@ -42,7 +42,8 @@ def taken_out(messages: Sequence[Mapping[str, Any]], mark: str) -> tuple[list[Ma
 
 def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether any message has one."""
-    return any(_OPEN in (message.get("content") or "") for message in messages)
+    contents = (message.get("content") for message in messages)
+    return any(isinstance(content, str) and _OPEN in content for content in contents)
 
 
 def shown(text: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, create_model
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from splitinfer.llm import LLM
 from splitinfer.server.ask import Chat, check_size, prompt_tokens, settled_chat
 from splitinfer.server.body import read_json
 from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, TokenId, read
@@ -151,6 +152,21 @@ def _state_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
+def _tokens(llm: LLM, asked: Chat | Text) -> list[int]:
+    """Those of a text or of a chat.
+
+    Raises:
+        Problem: it is too long, or has pictures.
+    """
+    if not isinstance(asked, Chat):
+        check_size(llm, asked.text)
+        return llm.encode(asked.text, adds_special=asked.adds_special)
+    plain, urls = with_marks(llm, asked)
+    if urls:
+        raise unsupported("messages", "the rows of a picture are not tokens")
+    return prompt_tokens(llm, plain)
+
+
 def _text_routes(service: Service) -> list[ApiRoute]:
     llm = service.llm
 
@@ -159,14 +175,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         asked, wants_texts = await read_json(request, lambda body: tokenize_ask(read(TokenizeRequest, body)))
 
         def work() -> Response:
-            if isinstance(asked, Chat):
-                plain, urls = with_marks(llm, asked)
-                if urls:
-                    raise unsupported("messages", "the rows of a picture are not tokens")
-                tokens = prompt_tokens(llm, plain)
-            else:
-                check_size(llm, asked.text)
-                tokens = llm.encode(asked.text, adds_special=asked.adds_special)
+            tokens = _tokens(llm, asked)
             texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from splitinfer.llm import LLM
 from splitinfer.llm.seeing import SeenPrompt
-from splitinfer.pictures.marks import taken_out
+from splitinfer.pictures.marks import has_pictures, taken_out
 from splitinfer.pictures.sources import from_url
 from splitinfer.server.ask import Chat, Prompt, known_tokens
 from splitinfer.server.fields import Fields, Ignored, Refused
@@ -24,10 +24,10 @@ class PictureURL(Fields):
 
 def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
     """A prompt without its pictures, but with the model's mark for each; and their URLs."""
-    if not isinstance(prompt, Chat):
+    if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
         return prompt, []
     messages, urls = taken_out(prompt.messages, llm.seeing.mark)
-    return (replace(prompt, messages=tuple(messages)) if urls else prompt), urls
+    return replace(prompt, messages=tuple(messages)), urls
 
 
 def seen_prompt(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[SeenPrompt, list[int], str | None]:
@@ -41,6 +41,8 @@ def seen_prompt(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[SeenPro
     if urls:
         llm.seeing.check(len(urls))
     tokens, text = known_tokens(llm, prompt, known)
+    if not urls:
+        return SeenPrompt(tuple(tokens)), tokens, text
     sources = [from_url(url, llm.seeing.limits.nbytes, llm.seeing.folders) for url in urls]
     return llm.seeing.prompt(tokens, sources), tokens, text
 
