@@ -7,7 +7,9 @@ take in the result and plan the same step while the device computes.
     result ─▶ update ─▶ schedule ─▶ launch        becomes        result ─▶ launch ─▶ update ─▶ schedule
 
 Nothing is expected where anything else could be in the next plan: a prompt, a draft, a mask, a block to be stored, a
-sequence that may end with this token or be moved to another group.
+sequence that may end with this token or be moved to another group. What the result's figures say of costs comes too
+late to be in it (``Scheduler.update``); so do the clock's time, deadlines and policies, which only matter to prompts and
+between steps.
 """
 
 from collections.abc import Iterable
@@ -51,7 +53,7 @@ def _is_next(found: SampledSlice, part: Slice, ends: frozenset[int]) -> bool:
 def expected(state: SchedulerState, next_step: int) -> Expected | None:
     """What follows on the oldest step in flight; ``None`` where that is not certain."""
     oldest = state.in_flight[0] if state.in_flight else None
-    if oldest is None or oldest.plan.has_commands or not _only_decodes(state):
+    if oldest is None or not _only_decodes(state):
         return None
     slices = oldest.plan.following
     members = [state.running[part.seq_id] for part in slices if part.seq_id in state.running]

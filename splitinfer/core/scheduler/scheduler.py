@@ -158,10 +158,10 @@ class Scheduler:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
         """
         step, events = self._results.take(result, returned_at)
+        regroup(self.state)
         self._unlearned.append((step, result, returned_at))
         if learn or len(self._unlearned) > _MOST_UNLEARNED:
-            self.learn()
-        regroup(self.state)
+            self.learn()  # after the choice of groups: what follows on a result does not depend on its figures
         return events
 
     def learn(self) -> None:
