@@ -7,8 +7,9 @@ A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two fam
     tags    each argument has a tag around it, text as it is and other values as JSON: qwen3_coder, glm47, minimax_m2,
             minicpm5
 
-Text between tags cannot hold ``<``, which might begin a tag, nor blanks at its ends, which parsers take off. Of a
-text's schema its choices and its lengths are enforced; what else there is about it is refused.
+No value has a word that ends a call, and values between tags are such that the parser reads what was meant
+(``grammar.tags``). Of the schema of a text between tags its choices and its lengths are enforced; what else there is
+about it is refused.
 
 A call has a number only where its syntax has one. It is the model's own, of at most three digits; two calls of one
 answer may have the same (``text.answer``).
@@ -22,11 +23,13 @@ from typing import Any
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
+from splitinfer.grammar.tags import AS_JSON, BY_PYTHON, BY_TYPES, BY_TYPES_OR_CDATA, Reading, guarded, value_rules
 
 Marker = Callable[[str], str]
 """The Lark for a text of the model's own, which may be special tokens."""
 
-_NOTES = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "minLength", "maxLength"})
+_OF_TAGS = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "default"})
+_SHARED = ("$defs", "definitions")
 _NAME = re.compile(r"[\w-]+")
 _ANY_NUMBER = "/[0-9]{1,3}/"
 
@@ -35,17 +38,24 @@ _ANY_NUMBER = "/[0-9]{1,3}/"
 class _Syntax:
     """``opens``: what begins a call, and nothing else. ``around``: what stands behind it and before a call's arguments,
     with ``NAME`` for the function's and ``NUMBER`` for the call's, and behind these; ``argument``: what stands before
-    and behind each argument's value, with ``KEY``; ``None``: they are one JSON object."""
+    and behind each argument's value, with ``KEY``; ``None``: they are one JSON object. ``reading``: how the parser
+    makes their values. ``ends``: the words that end something wherever they stand."""
 
     opens: str
     around: tuple[str, str]
+    ends: tuple[str, ...] = ()
     argument: tuple[str, str] | None = None
+    reading: Reading = AS_JSON
 
 
-_JSON_TOOLS = _Syntax("<tool_call>", ('\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
+_JSON_TOOLS = _Syntax("<tool_call>", ('\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), ("</tool_call>",))
 SYNTAXES: Mapping[str, _Syntax] = {
     "json_tools": _JSON_TOOLS,
-    "longcat": _Syntax("<longcat_tool_call>", ('{"name": "NAME", "arguments": ', "}</longcat_tool_call>")),
+    "longcat": _Syntax(
+        "<longcat_tool_call>",
+        ('{"name": "NAME", "arguments": ', "}</longcat_tool_call>"),
+        ("</longcat_tool_call>",),
+    ),
     "mistral": _Syntax("[TOOL_CALLS]", ("NAME[ARGS]", "")),
     "kimi_k2": _Syntax(
         "<|tool_calls_section_begin|>",
@@ -53,17 +63,35 @@ SYNTAXES: Mapping[str, _Syntax] = {
             "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>",
             "<|tool_call_end|><|tool_calls_section_end|>",
         ),
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
     ),
     "qwen3_coder": _Syntax(
-        "<tool_call>", ("\n<function=NAME>\n", "</function>\n</tool_call>"), ("<parameter=KEY>\n", "\n</parameter>\n")
+        "<tool_call>",
+        ("\n<function=NAME>\n", "</function>\n</tool_call>"),
+        ("</parameter>", "</tool_call>"),
+        ("<parameter=KEY>\n", "\n</parameter>\n"),
+        BY_PYTHON,
     ),
-    "glm47": _Syntax("<tool_call>", ("NAME", "</tool_call>"), ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>")),
+    "glm47": _Syntax(
+        "<tool_call>",
+        ("NAME", "</tool_call>"),
+        ("</arg_value>", "</tool_call>"),
+        ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>"),
+    ),
     "minimax_m2": _Syntax(
         "<minimax:tool_call>",
         ('\n<invoke name="NAME">\n', "</invoke>\n</minimax:tool_call>"),
+        ("</parameter>", "</invoke>", "</minimax:tool_call>"),
         ('<parameter name="KEY">', "</parameter>\n"),
+        BY_TYPES,
     ),
-    "minicpm5": _Syntax("<function name=", ('"NAME">', "</function>"), ('<param name="KEY">', "</param>")),
+    "minicpm5": _Syntax(
+        "<function name=",
+        ('"NAME">', "</function>"),
+        ("</param>", "</function>"),
+        ('<param name="KEY">', "</param>"),
+        BY_TYPES_OR_CDATA,
+    ),
 }
 """The known syntaxes, by mlx-lm's names."""
 
@@ -124,15 +152,26 @@ def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker)
     inside = f"args_{number}"
     rules = [f"call_{number}: {before} {inside} {behind}"]
     if syntax.argument is None:
-        return [*rules, f"{inside}: %json {json.dumps({'type': 'object', **schema})}"]
-    return [*rules, *_tagged(inside, name, schema, syntax.argument, marker)]
+        if "object" not in (schema.get("type", "object"), *_listed(schema.get("type"))):
+            raise RequestError(f"tools: the parameters of {name} must be an object")
+        arguments = guarded(f"the parameters of {name}", {**schema, "type": "object"}, syntax.ends)
+        return [*rules, f"{inside}: %json {json.dumps(arguments)}"]
+    return [*rules, *_tagged(inside, name, schema, syntax, marker)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else []
 
 
 def _numbered(text: str, name: str, marker: Marker) -> str:
     return f" {_ANY_NUMBER} ".join(marker(part.replace("NAME", name)) for part in text.split("NUMBER"))
 
 
-def _tagged(inside: str, name: str, schema: Mapping[str, Any], around: tuple[str, str], marker: Marker) -> list[str]:
+def _tagged(inside: str, name: str, schema: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:
+    assert syntax.argument is not None
+    if unknown := sorted(schema.keys() - _OF_TAGS - {*_SHARED, "$schema"}):
+        raise RequestError(f"tools: {unknown[0]} of the parameters of {name} cannot be enforced in tags")
+    shared = {key: schema[key] for key in _SHARED if isinstance(schema.get(key), Mapping)}
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(properties, Mapping):
         raise RequestError(f"tools: the properties of {name} must be an object")
@@ -145,47 +184,8 @@ def _tagged(inside: str, name: str, schema: Mapping[str, Any], around: tuple[str
         if not _NAME.fullmatch(key):
             raise RequestError(f"tools: the parameter {key!r:.60} of {name} cannot be enforced in tags")
         rule = f"{inside}_{i}"
-        before, behind = (marker(text.replace("KEY", key)) for text in around)
+        before, behind = (marker(text.replace("KEY", key)) for text in syntax.argument)
         parts.append(rule if key in required else f"{rule}?")
-        rules += [f"{rule}: {before} {rule}_value {behind}", *_value(f"{rule}_value", f"{name}.{key}", value, schema)]
+        rules.append(f"{rule}: {before} {rule}_value")
+        rules += value_rules(f"{rule}_value", f"{name}.{key}", value, shared, syntax.reading, syntax.ends, behind)
     return [f"{inside}: {' '.join(parts)}" if parts else f'{inside}: ""', *rules]
-
-
-def _value(rule: str, where: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
-    if not isinstance(value, Mapping) or value.get("type") != "string":
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        given = dict(value) if isinstance(value, Mapping) else {}
-        if not _is_typed(given):
-            raise RequestError(f"tools: the parameter {where} needs one type to be enforced in tags")
-        return [f"{rule}: %json {json.dumps({**shared, **given})}"]
-    if unknown := sorted(set(value) - _NOTES):
-        raise RequestError(f"tools: {unknown[0]} of the parameter {where} cannot be enforced in tags")
-    choices = value.get("enum", [value["const"]] if "const" in value else None)
-    form = _of_lengths(where, value) if choices is None else _of_choices(where, choices)
-    return [f"{rule}: {rule.upper()}", f"{rule.upper()}: {form}"]
-
-
-def _of_choices(where: str, choices: Any) -> str:
-    given = choices if isinstance(choices, list | tuple) else ()
-    texts = [one for one in given if isinstance(one, str) and one and one == one.strip() and "<" not in one]
-    if not texts:
-        raise RequestError(f"tools: the choices of the parameter {where} cannot be enforced in tags")
-    return " | ".join(map(json.dumps, texts))
-
-
-def _of_lengths(where: str, value: Mapping[str, Any]) -> str:
-    least, most = value.get("minLength", 1), value.get("maxLength")
-    are_numbers = all(type(one) is int for one in (least, 1 if most is None else most))
-    if not are_numbers or (most is not None and most < max(1, least)):
-        raise RequestError(f"tools: the lengths of the parameter {where} cannot be enforced in tags")
-    least = max(1, least)
-    inner = "{" + f"{max(0, least - 2)},{'' if most is None else max(0, most - 2)}" + "}"
-    edge = r"[^<\s]"
-    longer = f"{edge}[^<]{inner}{edge}"
-    return f"/{longer if least > 1 else edge if most == 1 else f'{edge}|{longer}'}/"
-
-
-def _is_typed(schema: Mapping[str, Any]) -> bool:
-    """Whether a value of a schema is never text, which would stand between tags as it is."""
-    kinds = schema.get("type")
-    return isinstance(kinds, str) and kinds in ("integer", "number", "boolean", "null", "array", "object")

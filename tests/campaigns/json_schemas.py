@@ -30,6 +30,8 @@ from splitinfer.errors import RequestError
 
 Schema = dict[str, Any]
 
+_AT_ONCE = 40  # answers
+
 _PATTERNS = ("^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(ab|cd)+$", "x.?y", "^[A-Z][a-z]*( [A-Z][a-z]*){0,2}$", "^\\S{1,4}$")
 _FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration")
 _LEAVES: tuple[Schema, ...] = (
@@ -165,7 +167,7 @@ def main() -> None:
     schemas = [*islice(chain(keywords(), compositions(1)), given.skip, given.skip + given.schemas)]
     refused, ended, cut, wrong = Counter[str](), 0, [], 0
     shape = [12] if given.stages == 1 else [6, 6]
-    with pipeline(TARGET, shape) as llm:
+    with pipeline(TARGET, shape, max_running=_AT_ONCE) as llm:
         requests = []
         for number, schema in enumerate(schemas, given.skip):
             try:

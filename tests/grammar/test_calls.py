@@ -46,14 +46,14 @@ def made() -> Iterator[AnswerForms]:
         yield found
 
 
-def parsed(syntax: str, text: str) -> dict[str, Any]:
+def parsed(syntax: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Any]:
     module = importlib.import_module(f"mlx_lm.tool_parsers.{syntax}")
     inside = text.removeprefix(module.tool_call_start)
     assert inside != text, text
     if module.tool_call_end:
         inside, end, rest = inside.rpartition(module.tool_call_end)
         assert (end, rest) == (module.tool_call_end, "")
-    found = module.parse_tool_call(inside, TOOLS)
+    found = module.parse_tool_call(inside, tools)
     return found[0] if isinstance(found, list) else found
 
 
@@ -124,6 +124,82 @@ def test_without_the_library_that_enforces_it_is_said_what_to_install(monkeypatc
         rules(forms(), SamplingParams(grammar=grammar))
 
 
+_TEXTS = {
+    "Oslo": "Oslo",
+    "": "",
+    'say "hi" \\ it\'s': 'say "hi" \\ it\'s',
+    "if a < b:\n    </div> </": "if a < b:\n    </div> </",
+    "[1, 2]": "[1, 2]",
+    "5": "5",
+    "x</parameter>y": None,
+    "x</invoke>": "x</invoke>",
+    " x": None,
+}
+_NESTED = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"], "additionalProperties": False}
+_READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "qwen3_coder": [
+        ({"type": "string"}, {**_TEXTS, "NULL": None}),
+        ({"type": ["string", "null"]}, {"Oslo": "Oslo", "null": ..., "5": None, "b'x'": None, "None, 1": None}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {"5": "5", "null": ..., "{}": None}),
+        ({"type": ["integer", "null"]}, {"5": 5, "null": ..., "x": None}),
+        ({"$ref": "#/$defs/nested"}, {'{"t":"a"}': {"t": "a"}, '{"t":"</parameter>"}': None}),
+        ({"anyOf": [{"$ref": "#/$defs/nested"}, {"type": "null"}]}, {'{"t":"<b>"}': {"t": "<b>"}, "null": ...}),
+        ({"enum": ["red", "null", None]}, {"red": "red", "null": ...}),
+    ],
+    "glm47": [
+        ({"type": "string"}, {"null": "null", "x</parameter>y": "x</parameter>y", "x</arg_value>": None, "": ""}),
+        ({"type": ["string", "null"]}, {'"5"': "5", "null": ..., "5": None, '"</arg_value>"': None}),
+        ({"anyOf": [{"$ref": "#/$defs/nested"}, {"type": "null"}]}, {'{"t":"</b>"}': {"t": "</b>"}}),
+        ({"type": "number"}, {"1.5": 1.5, "1E999": None}),
+    ],
+    "minimax_m2": [
+        ({"type": "string"}, {**_TEXTS, "null": None, "nil": "nil", "x</invoke>": None}),
+        ({"type": ["string", "null"], "maxLength": 4}, {"Oslo": "Oslo", "null": ..., "nil": None, "5": "5"}),
+        ({"type": ["boolean", "null"]}, {"true": True, "null": ...}),
+        ({"type": "array", "items": {}}, {'["<",[1]]': ["<", [1]], '[{"a":"</invoke>"}]': None}),
+    ],
+    "minicpm5": [
+        ({"type": "string"}, {"a <b> ": None, "a <b>": "a <b>", "<![CDATA[a <b>]]>": "a <b>", "x</param>": None}),
+        ({"type": "string"}, {"<![CDATA[x": None, "null": None}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"5": 5, "null": ..., "x": None}),
+    ],
+}
+
+
+@pytest.mark.parametrize("syntax", _READ)
+def test_values_between_tags_are_read_as_they_were_meant(made: AnswerForms, syntax: str) -> None:
+    """``None``: cannot be written; ``...``: is read as null."""
+    known = SYNTAXES[syntax]
+    assert known.argument is not None
+    for schema, values in _READ[syntax]:
+        parameters = {"properties": {"key": schema}, "required": ["key"], "$defs": {"nested": _NESTED}}
+        function = {"name": "f", "parameters": parameters}
+        walking = rules(made, SamplingParams(grammar=call_grammar(syntax, [function], json.dumps)))
+        for value, meant in values.items():
+            text = value.join(part.replace("KEY", "key") for part in known.argument)
+            call = text.join([known.opens + known.around[0].replace("NAME", "f"), known.around[1]])
+            answer = made._prompts.encode(call, adds_special=False)
+            is_whole = len(walking.admitted([], answer)) == len(answer) and END in allowed(
+                walking.masks(answer, len(answer))[0]
+            )
+            assert is_whole == (meant is not None), (schema, value)
+            if is_whole:
+                found = parsed(syntax, call, [{"type": "function", "function": function}])["arguments"]
+                assert found == {"key": None if meant is ... else meant}, (schema, value)
+
+
+def test_what_ends_a_call_is_in_no_text_of_its_json(made: AnswerForms) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "required": ["a"]}
+    grammar = call_grammar("json_tools", [{"name": "f", "parameters": parameters}], json.dumps)
+    walking = rules(made, SamplingParams(grammar=grammar))
+    for text, may_come in (("</b></tool", True), ("a</tool_call>", False)):
+        for arguments in ({"a": text}, {"a": "", "b": [text]}, {"a": "", "c": {"d": text}}):
+            inside = json.dumps(arguments, separators=(",", ":"))
+            call = f'<tool_call>\n{{"name": "f", "arguments": {inside}}}\n</tool_call>'
+            answer = made._prompts.encode(call, adds_special=False)
+            assert (len(walking.admitted([], answer)) == len(answer)) == may_come
+
+
 def test_calls_of_kimi_k2_have_any_number(made: AnswerForms) -> None:
     walking = rules(made, SamplingParams(grammar=call_grammar("kimi_k2", FUNCTIONS[1:], json.dumps)))
     begins = "<|tool_calls_section_begin|><|tool_call_begin|>functions.time-now:"
@@ -146,7 +222,18 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
         ("muse_spark", FUNCTIONS[0], "muse_spark cannot be enforced; those in glm47"),
         ("json_tools", {"name": 'a"b'}, "name"),
         ("glm47", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "needs one type"),
+        ("glm47", {"name": "a", "parameters": {"properties": {"b": True}}}, "needs one type"),
+        ("glm47", {"name": "a", "parameters": {"properties": {}, "minProperties": 1}}, "minProperties of"),
+        ("json_tools", {"name": "a", "parameters": {"properties": {"b": {"const": "</tool_call>"}}}}, "ends a call"),
+        ("json_tools", {"name": "a", "parameters": {"type": "array"}}, "must be an object"),
+        *(
+            (syntax, {"name": "a", "parameters": {"properties": {"b": odd}}}, "needs one type")
+            for syntax, odds in {
+                "qwen3_coder": [{}, {"anyOf": []}, {"type": ["boolean", "null"]}, {"$ref": "#/$defs/x"}],
+                "minimax_m2": [{"enum": [1, "a"]}, {"type": ["string", "integer"]}, {"$ref": "x"}],
+            }.items()
+            for odd in odds
+        ),
         ("glm47", {"name": "a", "parameters": {"properties": {"b c": {}}}}, "'b c'"),
         ("glm47", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
         ("glm47", {"name": "a", "parameters": {"required": True}}, "tools: what a requires must be a list"),
@@ -160,11 +247,10 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
                 f"{what} of .* a.b",
             )
             for what, odds in {
-                "choices": [{"enum": 5}, {"enum": "no"}, {"enum": [" no", "<no", "", 5]}],
+                "choices": [{"enum": 5}, {"enum": "no"}, {"enum": [" no", "</arg_value>"]}, {"enum": ["no", 5]}],
                 "lengths": [
                     {"minLength": "3"},
                     {"maxLength": True},
-                    {"maxLength": 0},
                     {"minLength": 3, "maxLength": 2},
                 ],
             }.items()
