@@ -121,6 +121,8 @@ def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
         _classes(dict(checkpoint.config))
     except _NoClass:
         return mlx_vlm.version()
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return ""  # building the model says what is wrong
     return ""
 
 

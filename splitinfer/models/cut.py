@@ -84,6 +84,7 @@ class StageModel:
             structure = self._read_structure()
         long = None if structure is None else structure.long_rows
         self.reads_tokens = structure is None or structure.reads_tokens
+        self._looks_at_tokens = structure is not None and structure.reads_tokens
         self._probes = [(*_PROBED, 1)] if long is None else [(long, 1), (*_PROBED, 1)]
         self._incoming = None if self.is_first or structure is None else structure.border(start)
         self._outgoing = None if self.is_last or structure is None else structure.border(end)
@@ -384,4 +385,13 @@ class StageModel:
                     output = self(mx.zeros((1, rows), mx.int32), caches, None, rows)
                     results.append(output)
                 results += [array for cache in caches.own for array in arrays_of(cache)]
-        return results, output
+        return [*results, *self._chosen_by_tokens()], output
+
+    def _chosen_by_tokens(self) -> list[mx.array]:
+        """All parameters of this stage's layers, if other tokens than those of a probe may choose others among them:
+        the graph shows neither what another token looks up, nor by which numbers its place was computed."""
+        if not self._looks_at_tokens:
+            return []
+        again = self._incoming.replicas if self._incoming else ()
+        layers = [self._slots[i].layer for i in (*again, *range(self.start, self.end))]
+        return [array for layer in layers for _, array in tree_flatten(layer.parameters())]

@@ -25,6 +25,7 @@ from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
+from splitinfer.models.layers import find_layers
 from splitinfer.models.loader import kv_need
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
@@ -70,7 +71,7 @@ def describe(
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
-    leave_out(model)
+    leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
     structure = ModelStructure(model)
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}

@@ -27,6 +27,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from splitinfer.models.layers import StandIn
+
 _PACKAGE = "mlx_vlm"
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
 _NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer")  # how its modules' names begin
@@ -201,8 +203,9 @@ class _OnHost:
 
 
 def hash_on_host(model: nn.Module) -> None:
-    """From now on tell a model's n-grams as numbers of the host, by which rows are read from files."""
-    if getattr(model, "engram_hash", None) is not None:
+    """From now on tell a model's n-grams as numbers of the host, if all rows that it looks up by them are in files."""
+    engrams = [layer.engram for layer in model.layers if getattr(layer, "engram", None) is not None]
+    if getattr(model, "engram_hash", None) is not None and all(isinstance(e.embed, StandIn) for e in engrams):
         model.engram_hash = _OnHost(model.engram_hash)
 
 

@@ -8,11 +8,11 @@ what is asked for often.
 MLX's graph shows which tables can stay: all that reads one is a gather, and where it gathers depends on no parameter.
 """
 
+import logging
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -20,11 +20,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.models.building import dtype_of
 from splitinfer.models.checkpoint import Checkpoint, data_begin, read_header
 from splitinfer.models.graph import Graph
 from splitinfer.models.layers import StandIn
+
+log = logging.getLogger(__name__)
 
 LARGE = 8 * 2**30
 """Bytes from which on a table stays on disk. A smaller one costs less memory than its reads cost time."""
@@ -58,22 +59,34 @@ def find_tables(
     model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array], stored: Mapping[str, mx.array]
 ) -> tuple[Table, ...]:
     """The large tables of which ``outputs`` only look up rows. ``stored``: what stands for the checkpoint's tensors."""
-    large = {path: module for path, module in _modules_of_rows(model) if _nbytes(module) >= LARGE}
-    if not large:
-        return ()
-    graph = Graph(outputs, parameters)
-    read, found = graph.read_by(range(len(outputs))), list[Table]()
-    for path, module in large.items():
+    found = list[Table]()
+    for path, module in _only_looked_up(model, outputs, parameters):
         names = [name for name, _ in tree_flatten(module.parameters())]
-        full = [f"{path}.{name}" for name in names]
-        only_looked_up = all(
-            name in read and graph.readers(name) == {"Gather"} and not graph.mixed_with(name) & set(parameters)
-            for name in full
-        )
-        columns = [_column(name, parameters[whole], stored) for name, whole in zip(names, full, strict=True)]
-        if only_looked_up and None not in columns:
+        columns = [_column(name, parameters[f"{path}.{name}"], stored) for name in names]
+        if None in columns:
+            log.info("%s stays in memory (%d bytes): no tensor has its rows as they are", path, _nbytes(module))
+        else:
             found.append(Table(path, tuple(filter(None, columns)), _nbytes(module)))
     return tuple(found)
+
+
+def _only_looked_up(
+    model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array]
+) -> list[tuple[str, nn.Module]]:
+    """The large tables that ``outputs`` depend on by looking up rows of them, or of other parts of the same table, and
+    in no other way."""
+    large = list(_large(model))
+    if not large:
+        return []
+    graph, readers, unread = Graph(outputs, parameters), defaultdict[str, set[str]](set), set[str]()
+    read = graph.read_by(range(len(outputs)))
+    for path, module in large:
+        for name, _ in tree_flatten(module.parameters()):
+            whole = f"{path}.{name}"
+            readers[_family(path)] |= graph.readers(whole) - {"StopGradient"}  # that makes it a result, as it is
+            readers[_family(path)] |= graph.mixed_with(whole) & set(parameters)
+            unread |= set() if whole in read else {path}
+    return [(path, module) for path, module in large if path not in unread and readers[_family(path)] == {"Gather"}]
 
 
 def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[str], checkpoint: Checkpoint) -> None:
@@ -82,13 +95,17 @@ def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[st
     for table in tables:
         module = dict(model.named_modules())[table.path]
         _put(model, table.path, {c.name: _File(checkpoint, c, module[c.name]) for c in table.columns})
-    leave_out(model, {table.path for table in tables} | {name.rpartition(".")[0] for name in read})
+    there = {table.path for table in tables} | {name.rpartition(".")[0] for name in read}
+    for path, _ in list(_large(model)):
+        if path not in there:
+            _put(model, path, {})
 
 
-def leave_out(model: nn.Module, but: Collection[str] = ()) -> None:
-    """Put what reads nothing into the places of a model's large tables, ``but`` some."""
-    for path, module in list(_modules_of_rows(model)):
-        if path not in but and _nbytes(module) >= LARGE:
+def leave_out(model: nn.Module, outputs: Callable[[], Sequence[mx.array]]) -> None:
+    """Put what reads nothing into the places of the large tables of which the ``outputs`` of the whole model only look
+    up rows."""
+    if dict(_large(model)):
+        for path, _ in _only_looked_up(model, outputs(), dict(tree_flatten(model.parameters()))):
             _put(model, path, {})
 
 
@@ -97,7 +114,8 @@ def _put(model: nn.Module, path: str, files: "Mapping[str, _File]") -> None:
     holder: Any = model
     for part in filter(None, above.split(".")):
         holder = holder[int(part)] if isinstance(holder, list) else holder[part]
-    holder[key] = _OnDisk(holder[key], files)
+    at: Any = int(key) if isinstance(holder, list) else key
+    holder[at] = _OnDisk(holder[at], files)
 
 
 def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -107,6 +125,20 @@ def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         rows = {array.shape[0] if array.ndim else 0 for array in arrays}
         if path and "Embedding" in type(module).__name__ and not module.children() and len(rows) == 1:
             yield path, module
+
+
+def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The embeddings that are large, each or as the parts of a table."""
+    found, sizes = dict(_modules_of_rows(model)), Counter[str]()
+    for path, module in found.items():
+        sizes[_family(path)] += _nbytes(module)
+    return ((path, module) for path, module in found.items() if sizes[_family(path)] >= LARGE)
+
+
+def _family(path: str) -> str:
+    """The list that a module is in; the module itself if it is in none."""
+    above, _, key = path.rpartition(".")
+    return above if key.isdigit() else path
 
 
 def _nbytes(module: nn.Module) -> int:
@@ -130,19 +162,14 @@ class _File:
     """One tensor in a file, as rows of bytes."""
 
     def __init__(self, checkpoint: Checkpoint, column: Column, like: mx.array) -> None:
-        self._path: Path = checkpoint.path_of(column.tensor)
-        self._info = next(info for info in read_header(self._path) if info.name == column.tensor)
+        path = checkpoint.path_of(column.tensor)
+        info = next(info for info in read_header(path) if info.name == column.tensor)
         self._shape, self._dtype = like.shape[1:], like.dtype
-        self._stored_dtype = like.dtype if column.is_view else dtype_of(self._info)
-
-    @cached_property
-    def _bytes(self) -> np.ndarray:
-        info: TensorInfo = self._info
-        begin, rows = data_begin(self._path) + info.begin, info.shape[0]
-        found = np.memmap(self._path, np.uint8, "r", begin, (rows, info.nbytes // rows))
-        found._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        self._stored_dtype = like.dtype if column.is_view else dtype_of(info)
+        begin, rows = data_begin(path) + info.begin, info.shape[0]
+        self._bytes = np.memmap(path, np.uint8, "r", begin, (rows, info.nbytes // rows))
+        self._bytes._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         self._skipped = begin % mmap.ALLOCATIONGRANULARITY  # of the mapping, before the first row
-        return found
 
     def rows(self, wanted: np.ndarray) -> mx.array:
         """Some rows, ascending, as the parameter would hold them."""

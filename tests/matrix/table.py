@@ -113,27 +113,30 @@ def render(findings: Mapping[str, compare.Finding]) -> str:
     )  # fmt: skip
 
 
-def render_vlm(findings: Mapping[str, compare.Finding]) -> str:
+def render_vlm(rows: Rows) -> str:
     """The second table."""
-    right = sum(not finding.refused for finding in findings.values())
-    some = sum(finding.num_right > 0 for finding in findings.values())
-    rows = "\n".join(row(name, findings[name]) for name in sorted(findings, key=str.lower))
+    counts = [row.split("|")[2].split("/") for row in rows.values()]
+    right, some = sum(int(a) == int(b) for a, b in counts), sum(int(a) > 0 for a, _ in counts)
+    lines = "\n".join(rows[name] for name in sorted(rows, key=str.lower))
     return _VLM_TEXT.format(
-        num_right=right, num_all=len(findings), mlx_vlm=version("mlx-vlm"), some=some - right,
-        none=len(findings) - some, rows=rows,
+        num_right=right, num_all=len(rows), mlx_vlm=version("mlx-vlm"), some=some - right, none=len(rows) - some,
+        rows=lines,
     )  # fmt: skip
 
 
 def vlm(arguments: Sequence[str]) -> int:
-    """The same as ``main`` for mlx-vlm's models."""
-    findings, wrong = _examine_all(vlm_configs.CONFIGS, compare.mlx_vlms, compare.QUICK)
+    """The same as ``main`` for mlx-vlm's models, or for those among them that are named."""
+    named = [name for name in arguments if not name.startswith("--")] or list(vlm_configs.CONFIGS)
+    described = {name: vlm_configs.CONFIGS[name] for name in named}
+    findings, wrong = _examine_all(described, compare.mlx_vlms, compare.QUICK)
     known, before = written("mlx-vlm")
-    now = {name: row(name, f) for name, f in findings.items()}
-    changes = _changes(before, now, list(vlm_configs.CONFIGS))
+    others = {name: before[name] for name in vlm_configs.CONFIGS if name in before and name not in named}
+    now = others | {name: row(name, f) for name, f in findings.items()}
+    changes = _changes(before, now, list(now))
     print(f"\nmlx-vlm {known or 'unknown'} in the table, {version('mlx-vlm')} installed")
     print("\n".join([*wrong, *changes]) or "nothing changed")
     if "--write" in arguments and not wrong:
-        FILE.write_text(f"{_parts()[0].rstrip()}\n\n{_VLM_TITLE}\n{render_vlm(findings)}")
+        FILE.write_text(f"{_parts()[0].rstrip()}\n\n{_VLM_TITLE}\n{render_vlm(now)}")
         return 0
     return 1 if wrong or changes else 0
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -48,7 +49,9 @@ def test_the_table_has_every_configuration() -> None:
     assert list(ROWS) == sorted(vlm_configs.CONFIGS, key=str.lower), "scripts/matrix --vlm --write"
 
 
-@pytest.mark.parametrize("name", ["klear", *map(effort.long, ("deepseek_v41", "glm5_next", "deepseek_v4"))])
+@pytest.mark.parametrize(
+    "name", ["klear", "qwen4_exp/ple", *map(effort.long, ("deepseek_v41", "glm5_next", "deepseek_v4"))]
+)
 def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""
     config = vlm_configs.CONFIGS[name]
@@ -115,18 +118,26 @@ def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
     assert not border.unpack(border.made_up(5, 0)[None], 6)[1].any().item()
 
 
-def test_what_a_stage_does_not_need_is_not_imported() -> None:
+def test_what_a_stage_does_not_need_is_not_imported(tiny_folder: Callable[..., Path]) -> None:
     code = """
 import sys
+from pathlib import Path
+from splitinfer.llm import llm
 from splitinfer.models import mlx_vlm
+from splitinfer.models.building import build_model, mlx_vlm_of, placeholders_of
+from splitinfer.models.checkpoint import open_folder
+checkpoint = open_folder(Path(sys.argv[1]))
+build_model(checkpoint, placeholders_of(checkpoint), None)
+assert not mlx_vlm_of(checkpoint, sees=False)
 assert not any(name.startswith("mlx_vlm") for name in sys.modules)
+already = set(sys.modules)
 for name in ("qwen3_vl", "gemma4", "glm5_next", "qwen4_exp", "deepseek_v4", "deepseek_v41"):
     mlx_vlm.module(f"models.{name}")
 mlx_vlm.module("utils")
-heavy = {"transformers", "PIL", "cv2", "huggingface_hub", "requests", "torch", "mlx_lm"} & set(sys.modules)
+heavy = {"transformers", "PIL", "cv2", "huggingface_hub", "requests", "torch", "mlx_lm"} & set(sys.modules) - already
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama"))], check=True, timeout=60)
 
 
 def test_a_promise_is_kept_when_it_is_used() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,13 +21,18 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import Survey, load_stage, survey
 
+Change = Callable[[dict[str, mx.array]], dict[str, mx.array]]
+
+needs_mlx_vlm = pytest.mark.skipif(not mlx_vlm.is_installed(), reason="mlx-vlm is not installed")
 CONFIGS = configs.configurations()
 _EMBEDDING = {"model.embed_tokens"}
 _PER_LAYER = {"language_model.model.embed_tokens_per_layer"}
 _GEMMA4 = {"language_model.model.embed_tokens", *_PER_LAYER}
 
 
-def _written(folder: Path, config: configs.Config, make: compare.Make | None = None) -> int:
+def _written(
+    folder: Path, config: configs.Config, make: compare.Make | None = None, change: Change | None = None
+) -> int:
     """Write a model with random weights; the number of its layers."""
     model = compare.build(config, make=make)
     prefix = "" if make is None else "language_model."
@@ -35,7 +41,7 @@ def _written(folder: Path, config: configs.Config, make: compare.Make | None = N
         weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights if change is None else change(weights))
     return len(model.layers)
 
 
@@ -59,21 +65,65 @@ def test_tables_on_disk(
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not mlx_vlm.is_installed(), reason="mlx-vlm is not installed")
-def test_engram_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_mlx_vlm
+@pytest.mark.parametrize("stored", ["float32", "mxfp4"])
+def test_engram_on_disk(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import vlm_configs
 
     wanted = [{"embed_tokens", "layers.1.engram.embed"}, {"layers.4.engram.embed"}]
-    _check(tmp_path, vlm_configs.CONFIGS["deepseek_v41"], wanted, None, monkeypatch, compare.mlx_vlms)
+    config = vlm_configs.CONFIGS["deepseek_v41"]
+    packed = stored == "mxfp4"
+    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, as_released if packed else None)
 
 
-def test_a_plan_counts_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _written(tmp_path, CONFIGS["llama"])
-    counted = [describe(open_folder(tmp_path), None, "llama").profile]
+def as_released(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """With the tables in four bits and their scales as bytes, in files as they are released."""
+    found = dict(weights)
+    for name in [name for name in weights if name.endswith(".engram.embed.weight")]:
+        words, scales, *_ = mx.quantize(weights[name], group_size=32, bits=4, mode="mxfp4")
+        found |= {name: words.view(mx.uint8), name.replace(".weight", ".scale"): scales}
+    return found
+
+
+@needs_mlx_vlm
+def test_only_the_larger_of_two_engrams_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vlm_configs
+
+    config, wanted = vlm_configs.CONFIGS["deepseek_v41"], [set[str](), {"layers.4.engram.embed"}]
+    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, large=306 * 32 * 4, cut=1)
+
+
+@pytest.mark.long
+@needs_mlx_vlm
+def test_a_table_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is small; which one a token's rows are in, the model finds out by itself."""
+    import vlm_configs
+
+    config = vlm_configs.CONFIGS["qwen4_exp/ple"]
+    table = "model.layers.{}.ple.ple_embedding.ngram_embedding.shards.{}"
+    wanted = [{table.format(layer, part) for part in range(4)} for layer in (0, 2)]
+    wanted[0].add("model.embed_tokens")  # larger than all parts of one
+    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, large=4 * 60 * 8 * 4, cut=2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])  # gemma2's head is its embedding
+def test_a_plan_counts_none_of_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _written(tmp_path, CONFIGS[name])
+    counted = [describe(open_folder(tmp_path), None, name).profile]
     monkeypatch.setattr(tables, "LARGE", 1)
-    counted.append(describe(open_folder(tmp_path), None, "llama").profile)
-    assert [profile.embedding for profile in counted] == [4 * 32 * configs.VOCAB, 0]
+    counted.append(describe(open_folder(tmp_path), None, name).profile)
+    is_head = name == "gemma2"
+    assert [profile.embedding for profile in counted] == [4 * 32 * configs.VOCAB, counted[0].embedding * is_head]
     assert counted[0].head == counted[1].head
+
+
+def test_a_table_whose_file_is_gone_is_missed_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that goes later is still mapped."""
+    num_layers = _written(tmp_path, CONFIGS["llama"])
+    monkeypatch.setattr(tables, "LARGE", 1)
+    _, (stage,) = _loaded(open_folder(tmp_path), [0, num_layers])
+    (tmp_path / "model.safetensors").unlink()
+    mx.eval(stage(mx.array([[1, 2]]), stage.make_caches(), None, 1))
 
 
 def _check(
@@ -83,19 +133,22 @@ def _check(
     dtype: str | None,
     monkeypatch: pytest.MonkeyPatch,
     make: compare.Make | None = None,
+    change: Change | None = None,
+    large: int = 1,
+    cut: int | None = None,
 ) -> None:
     monkeypatch.setattr(loader, "_LONG", (64, 512))
-    num_layers = _written(folder, config, make)
-    checkpoint, cuts = open_folder(folder), [0, num_layers - 3, num_layers]
+    num_layers = _written(folder, config, make, change)
+    checkpoint, cuts = open_folder(folder), [0, cut or num_layers - 3, num_layers]
     tokens = (mx.arange(compare.NUM_PROMPT + 4) * 37 + 11)[None] % configs.VOCAB
     whole, in_memory = _loaded(checkpoint, cuts, dtype)
     assert not any(one.tables for one in whole)
     expected = compare._run(in_memory, tokens, compare.CHUNK)
-    monkeypatch.setattr(tables, "LARGE", 1)
+    monkeypatch.setattr(tables, "LARGE", large)
     found, on_disk = _loaded(checkpoint, cuts, dtype)
     assert [{table.path for table in one.tables} for one in found] == wanted
     assert [one.tensors for one in found] == [one.tensors for one in whole]  # they must be there
     for less, all_of_it in zip(found, whole, strict=True):
         assert less.need.weights == all_of_it.need.weights - sum(table.nbytes for table in less.tables)
-    assert [stage.reads_tokens for stage in on_disk] == [bool(one.tables) for one in found]
+    assert all(stage.reads_tokens for stage, one in zip(on_disk, found, strict=True) if one.tables)
     assert compare._equal(compare._run(on_disk, tokens, compare.CHUNK), expected)

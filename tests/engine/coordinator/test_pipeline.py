@@ -3,11 +3,13 @@ have on disk."""
 
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from stages import pipeline
 
 from splitinfer.config import Layout
 from splitinfer.core.fingerprint import Fingerprint
@@ -16,7 +18,11 @@ from splitinfer.engine.coordinator import pipeline as module
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
-from splitinfer.wire.messages import Ready
+from splitinfer.errors import SplitinferError
+from splitinfer.models import mlx_vlm
+from splitinfer.models.building import mlx_vlm_of
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.wire.messages import Load, Ready
 from transports import LinkClosed
 
 
@@ -98,6 +104,34 @@ def after(monkeypatch: pytest.MonkeyPatch, links: dict[str, FakeLink]) -> tuple[
     for stage, spec in enumerate(pipeline.layout.stages[1:], 1):
         pipeline._worker_group.workers.append(WorkerHandle(stage, spec, f"tcp://{spec.name}", links[spec.name]))  # type: ignore[arg-type]
     return pipeline, workers
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [("", "s1 lacks mlx-vlm, and .* needs version 9.9.9 of it"), ("0.7.9", "s1 has mlx-vlm 0.7.9, and .* 'mlx-vlm==9")],
+)
+def test_a_worker_without_the_models_classes_is_one_sentence(
+    here: str, says: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = PipelineConfig.load
+
+    def told(config: PipelineConfig, stage: int) -> Load:
+        command = load(config, stage)
+        assert command.mlx_vlm == "", "this model's classes are mlx-lm's"
+        return replace(command, mlx_vlm="9.9.9" if stage else "")
+
+    monkeypatch.setattr(PipelineConfig, "load", told)
+    monkeypatch.setattr(mlx_vlm, "version", lambda: here)
+    with pytest.raises(SplitinferError, match=says), pipeline(tiny_folder("llama"), [1, 3]):
+        pass
+
+
+@pytest.mark.parametrize(("config", "wanted"), [({"model_type": "llama"}, ""), ({"model_type": "klear"}, "0.7.9")])
+def test_whose_classes_a_model_needs(config: dict[str, Any], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that lacks what its class needs is said to be wrong where the model is built."""
+    monkeypatch.setattr(mlx_vlm, "version", lambda: "0.7.9")
+    assert mlx_vlm_of(Checkpoint(Path(), config, {}), sees=False) == wanted
+    assert mlx_vlm_of(Checkpoint(Path(), config, {}), sees=True) == "0.7.9"
 
 
 def test_only_local_workers_that_are_past_asking_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
