@@ -449,9 +449,10 @@ class House:
                 assert (self.generated[seq_id], self.reasons[seq_id]) == (tokens, reason)
             assert seq.finish_reason == self.reasons[seq_id]
             if seq.is_known and not seq.num_preemptions and not self.was_lost:
-                assert self.toy.num_computed[seq_id] >= seq.num_sure - seq.kv.num_reused, "not computed"
+                num_computed = self.toy.num_computed.get(seq_id, 0)  # 0: it ended when it was just opened
+                assert num_computed >= seq.num_sure - seq.kv.num_reused, "not computed"
                 if self.guess is None:
-                    assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.kv.num_reused, "computed twice"
+                    assert num_computed == seq.num_scheduled - seq.kv.num_reused, "computed twice"
 
     def check_kv(self) -> None:
         """Nothing is lost: what the toy still has is what the index knows."""

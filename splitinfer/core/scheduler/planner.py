@@ -76,9 +76,10 @@ class StepPlanner:
         situation = self._state.policy_input(group)
         rules = self._state.policy.decide(situation)
         decision = self._filled(group, rules, situation)
-        if rules.decodes_go or decision.chunks:
+        if decision.has_slices or (rules.decodes_go and not self._state.batches.members(group)):
             return decision
-        return self._filled(group, rules._replace(decodes_go=True), situation)  # no prompt can be read now
+        # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
+        return self._filled(group, rules._replace(decodes_go=not rules.decodes_go), situation)
 
     def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> Decision:
         """Fill a step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""

@@ -81,8 +81,8 @@ class Launched:
 
     @property
     def seq_ids(self) -> list[int]:
-        """The sequences computed."""
-        return [part.seq_id for part in self.slices]
+        """The sequences whose arrays it writes: those computed, and those that begin with stored KV."""
+        return [*(part.seq_id for part in self.slices), *(new.seq_id for new in self.plan.new if new.blocks)]
 
     @property
     def is_done(self) -> bool:

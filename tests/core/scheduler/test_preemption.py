@@ -8,6 +8,7 @@ from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
+from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 
@@ -228,3 +229,15 @@ def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
     allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), use_of(BLOCK), iter(()), [senior, junior])
     assert not allocation.allocate(junior, 0, BLOCK)
     assert allocation.preempted == []
+
+
+def test_a_prompt_goes_on_where_the_decodes_that_have_all_rows_lack_kv():
+    """The junior's decode fills a step, and memory has no place for it; the senior is in the middle of its prompt."""
+    drains = PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.6, kv_low=0.0, min_dwell=1)
+    with small(block=4):
+        house = House(num_groups=1, token_budget=1, kv=blocks(6), policy_config=drains)
+        prefilled(house, 4, max_tokens=20)
+        senior = house.add([1] * 13, max_tokens=3, priority=1)
+        house.run()
+        assert house.sequences[senior].num_preemptions == 0
+        house.check_answers()

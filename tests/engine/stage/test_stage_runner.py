@@ -16,6 +16,7 @@ from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
+from splitinfer.models import kv_pool
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.tensors import to_buffer
@@ -229,6 +230,23 @@ def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunne
     tokens = [[t.token_id for part in done.sampled for t in part.tokens] for done in finished]
     assert tokens == [[], expected[:1], expected[:1], [expected[1]], expected[:3], []]
     assert [done.plan for done in finished] == plans
+
+
+def test_stored_kv_that_is_being_copied_is_not_copied_again(
+    whole: StageRunner, expected: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Behind the plan that opens a sequence; its first chunk would otherwise write to arrays of a step under way."""
+    monkeypatch.setattr(kv_pool, "MAX_COPIED", 0)
+    steps = Steps(whole)
+    steps.begin(1, [*PROMPT, 3, 3])
+    new = NewSequence(2, GREEDY, 0, blocks=(7,), prefix=tuple(PROMPT[:15]))
+    steps.run(saves=[Save(7, 1, 0, 16)])
+    opened = whole.launch(steps.plan(new=[new]), None)
+    chunk = whole.launch(steps.plan(Slice(2, 15, tuple(PROMPT[15:]), 1)), None)
+    assert opened.is_done
+    whole.finish(opened)
+    (sampled,) = whole.finish(chunk).sampled
+    assert sampled.tokens[0].token_id == expected[0]
 
 
 def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
