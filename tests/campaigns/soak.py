@@ -1,7 +1,7 @@
 """An hour like any other, and whether anything grows in it.
 
     scripts/soak --minutes 60
-    scripts/soak --minutes 5 --kill-every 1 --prompt 4000 --out curves.jsonl
+    scripts/soak --minutes 5 --kill-every 1 --prompt 4000 --out curves
 
 `splitinfer serve` and a worker as real processes, with KV on disk and n-gram drafts. All at the same time:
 
@@ -11,22 +11,27 @@
     kills     the worker is killed (-9) every ``--kill-every`` minutes, and started again
 
 Every whole answer of a canary and of an agent is compared with what the library said beforehand. What the processes
-hold is a line of JSON every ``--every`` seconds: memory, descriptors, threads, bytes on disk, stored blocks. At the end
-the last third of each curve is compared with the third before it. What was wrong is printed, and the exit code is 1.
+hold is sampled every ``--every`` seconds: memory, descriptors, threads, bytes on disk. At the end a table has the
+medians of each sixth of the time, and the last third of each curve is compared with the third before it. ``--out``
+names files without their ending: a line of JSON for each sample (.jsonl), and the curves in the table's order, with a
+red line where the worker was killed (.png). What was wrong is printed, and the exit code is 1.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 import psutil
@@ -37,6 +42,7 @@ from splitinfer.llm import LLM
 
 from .asks import Canary, canaries, known
 from .client import Connection, Gone, request
+from .curves import paint, table
 from .serving import RestartedWorker, Serving, library, restarted_worker, serving, settle
 from .storm import Client, Weather, draw, wrong_at_the_end
 
@@ -73,6 +79,12 @@ class Soak:
     weather: Weather = field(default_factory=Weather)
     curves: list[dict[str, float]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    killed: list[float] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
 
     @property
     def is_over(self) -> bool:
@@ -161,6 +173,7 @@ async def kills(worker: RestartedWorker, minutes: float, soak: Soak) -> None:
     while not soak.is_over:
         await asyncio.sleep(0.5)
         if time.monotonic() >= at and soak.until - at > 30:
+            soak.killed.append(soak.seconds)
             await asyncio.to_thread(worker.kill)
             await asyncio.sleep(1.0)
             await asyncio.to_thread(worker.start_again)
@@ -172,19 +185,19 @@ async def kills(worker: RestartedWorker, minutes: float, soak: Soak) -> None:
 
 
 async def samples(
-    server: Serving, worker: RestartedWorker, disk: Path, seconds: float, soak: Soak, out: TextIO
+    server: Serving, worker: RestartedWorker, disk: Path, seconds: float, soak: Soak, out: TextIO | None
 ) -> None:
     """What is held, every so many seconds."""
-    began = time.monotonic()
     while not soak.is_over:
         await asyncio.sleep(seconds)
         try:
             found = _sample([server.running.process, *server.workers, worker.process], disk)
         except psutil.Error:
             continue  # it was killed just now
-        found |= {"at": round(time.monotonic() - began, 1), "compared": soak.weather.num_compared, **soak.counts}
+        found |= {"at": round(soak.seconds, 1), "compared": soak.weather.num_compared, **soak.counts}
         soak.curves.append(found)
-        print(dumps(found), file=out, flush=True)
+        if out is not None:
+            print(dumps(found), file=out, flush=True)
 
 
 def _sample(processes: Sequence[psutil.Process], disk: Path) -> dict[str, float]:
@@ -206,7 +219,6 @@ def not_flat(curves: Sequence[dict[str, float]]) -> list[str]:
         before, last = (
             statistics.median(one[name] for one in part) for part in (curves[third:-third], curves[-third:])
         )
-        print(f"{name}: {before:,.0f} in the middle third, {last:,.0f} in the last")
         if last - before > most:
             found.append(f"{name} grew from {before:,.0f} to {last:,.0f}")
     return found
@@ -217,7 +229,7 @@ def not_flat(curves: Sequence[dict[str, float]]) -> list[str]:
 
 async def _everything(
     server: Serving, worker: RestartedWorker, turns: Sequence[Sequence[Turn]], known_canaries: Sequence[Canary],
-    disk: Path, given: argparse.Namespace, soak: Soak, out: TextIO,
+    disk: Path, given: argparse.Namespace, soak: Soak, out: TextIO | None,
 ) -> None:  # fmt: skip
     port = server.port
     await asyncio.gather(
@@ -229,21 +241,25 @@ async def _everything(
     )
 
 
-def run(given: argparse.Namespace, out: TextIO) -> int:
+def run(given: argparse.Namespace) -> int:
     """The campaign; the number of troubles."""
     context = given.prompt + 4096
     with library(context) as llm:
         known_canaries, turns = known(llm, canaries(24)), conversations(llm, given.agents, given.prompt)
-    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
-        disk = Path(folder)
+    with ExitStack() as stack:
+        out = stack.enter_context(open(f"{given.out}.jsonl", "w", encoding="utf-8")) if given.out else None
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
         kept = ("--kv-dir", str(disk / "front"), "--kv-disk-gb", str(given.disk_gb), "--kv-gb", str(given.kv_gb))
-        with (
-            restarted_worker(str(disk / "back")) as worker,
-            serving(*kept, "--draft", "ngram", workers=[worker.address], context=context) as server,
-        ):
-            soak = Soak(time.monotonic() + 60 * given.minutes)
-            asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))
-            soak.weather.troubles += [*wrong_at_the_end(settle(server.look)), *server.end()]
+        worker = stack.enter_context(restarted_worker(str(disk / "back")))
+        more = ("--draft", "ngram")
+        server = stack.enter_context(serving(*kept, *more, workers=[worker.address], context=context))
+        soak = Soak(time.monotonic() + 60 * given.minutes)
+        asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))
+        soak.weather.troubles += [*wrong_at_the_end(settle(server.look)), *server.end()]
+    if soak.curves:
+        print(table(soak.curves, (*_MOST_MORE, "compared", "turns", "cached", "kills")))
+    if given.out and soak.curves:
+        paint(Path(f"{given.out}.png"), soak.curves, (*_MOST_MORE, "compared", "turns", "cached"), soak.killed)
     soak.weather.troubles += not_flat(soak.curves)
     print(f"{given.minutes:g} minutes: {dict(soak.counts)}; {soak.weather.num_compared:,} chats compared")
     for trouble in soak.weather.troubles[:20]:
@@ -261,9 +277,14 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of the curves")
     parser.add_argument("--kv-gb", type=float, default=0.05, help="little, so that KV is given up")
     parser.add_argument("--disk-gb", type=float, default=0.2)
-    parser.add_argument("--out", type=argparse.FileType("w"), default=sys.stdout, help="of the curves")
-    given = parser.parse_args()
-    sys.exit(1 if run(given, given.out) else 0)
+    parser.add_argument("--out", help="of the curves: the name of two files, without .jsonl and .png")
+    signal.signal(signal.SIGTERM, _end)
+    sys.exit(1 if run(parser.parse_args()) else 0)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """Leave no process behind."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

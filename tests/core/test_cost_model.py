@@ -195,6 +195,8 @@ def test_a_prompts_sizes_stay_where_nothing_is_known_or_little_gained() -> None:
     assert quickest_size(CostModel.of(2), 0, 33, 128, 33) == 33
     model = stages(0.01, 0.001)
     assert quickest_size(model, 0, 20_000, 128, 128) == 128, "157 steps: the second stage waits for one of them"
+    alike = [stages(base, 0.001) for base in (0.0308, 0.0312)]  # five steps and six take equally long between them
+    assert {quickest_size(model, 0, 1000, 500, 500) for model in alike} == {200}
 
 
 @given(st.floats(0, 0.1), st.floats(0, 0.01), st.integers(1, 3000), st.integers(8, 512), st.integers(0, 30_000))

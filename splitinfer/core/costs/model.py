@@ -173,6 +173,7 @@ def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_group
 _LEAST_SIZE = 8  # tokens of a prompt in a step, where other sizes would do
 _HALVES = range(2, 9)  # of the fewest steps: from as many to four times as many
 _WORTH = 0.97  # of the usual size's time; for less the same prompt is not cut in another way than the last time
+_ALIKE = 1.01  # times as long as the quickest; of sizes this close the largest, so that noise chooses none of them
 
 
 def quickest_size(costs: CostModel, start: int, count: int, most: int, usual: int) -> int:
@@ -188,5 +189,6 @@ def quickest_size(costs: CostModel, start: int, count: int, most: int, usual: in
     known = {size: seconds for size, seconds in times.items() if seconds is not None}
     if usual not in known:
         return usual
-    best = min(known, key=lambda size: known[size])
+    least = min(known.values())
+    best = max(size for size, seconds in known.items() if seconds <= _ALIKE * least)
     return best if known[best] < _WORTH * known[usual] else usual

@@ -356,3 +356,27 @@ def test_a_conversation_that_went_on_is_one():
         house.run()
         talk = [*house.tokens(seq_id), 1]
     assert len(house.scheduler.prefix_cache.sessions) == 1
+
+
+@pytest.mark.parametrize(("num_blocks", "read"), [(16, [0, 0]), (13, [11, 7])])
+def test_agents_come_back_to_what_they_had_and_nobody_else_reads_it(num_blocks: int, read: list[int]):
+    """Two that share a beginning of eight tokens, and between their turns twelve who ask once. Where memory has no room
+    for all of it, each agent's turn has what it lacks read from disk, and what both share is read for the first."""
+    house = House(disks=[ToyDisk()], token_budget=100, kv=blocks(num_blocks))
+    talks = [[1, 2, 3, 4, 4, 3, 2, 1, *[agent] * 4] for agent in (0, 2)]
+
+    def turn(prompt: list[int]) -> tuple[list[int], int, int]:
+        """The tokens then; of the prompt, those from stored blocks; and of these, those that were read."""
+        seq_id, before = house.add(prompt, max_tokens=3), house.scheduler.prefix_cache.num_fetched
+        house.run()
+        house.disks[0].catch_up()
+        house.check_answers()
+        fetched = house.scheduler.prefix_cache.num_fetched - before
+        return house.tokens(seq_id), house.sequences[seq_id].kv.num_reused, fetched
+
+    for agent in (0, 1, 0, 1):
+        talks[agent] = [*turn(talks[agent])[0], agent, agent]
+    once = [turn([one % 5, one // 5, 0, 0, *[3] * 8])[1] for one in range(12)]
+    assert max(once) < 4, "a block of somebody else's"
+    found = [turn(talk)[1:] for talk in talks]
+    assert found == [(len(talk) - 3, fetched) for talk, fetched in zip(talks, read, strict=True)], "all but what is new"
