@@ -259,7 +259,7 @@ RUN = {
 NEED = {
     r".*(mini\.local|air\.local|OWNER/MODEL|…|40-26|mine\.yaml|my\.yaml)": "other machines, or a model of your own",
     r"splitinfer --(install|show)-completion": "the user's shell",
-    r"scripts/(demo|test|bench|on_gpu|check_packages)": "minutes: an environment, a release, a GPU",
+    r"scripts/(demo|test|bench|on_gpu|check_packages|soak)": "minutes: an environment, a release, a GPU, an hour",
     r"(\.venv/bin/)?(python|pytest|mkdocs)": "minutes, a network",
 }
 LONG = {"scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"'}
