@@ -7,9 +7,9 @@ take in the result and plan the same step while the device computes.
     result ─▶ update ─▶ schedule ─▶ launch        becomes        result ─▶ launch ─▶ update ─▶ schedule
 
 Nothing is expected where anything else could be in the next plan: a prompt, a draft, a mask, a block to be stored, a
-sequence that may end with this token or be moved to another group. What the result's figures say of costs comes too
-late to be in it (``Scheduler.update``); so do the clock's time, deadlines and policies, which only matter to prompts and
-between steps.
+sequence that may end with this token or be moved to another group. The result's figures cannot change it: costs are
+learned after the groups are chosen (``Scheduler.update``). Policies and objectives matter to prompts alone, deadlines
+between two turns.
 """
 
 from collections.abc import Iterable

@@ -47,7 +47,7 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
 from splitinfer.core.kv.prefix_cache import PrefixCache
-from splitinfer.core.plan import Slice, StepPlan, StepResult
+from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Decision
@@ -333,15 +333,7 @@ class Scheduler:
     # -- applying a decision -----------------------------------------------------------------
 
     def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
-        for block in decision.allocation.evicted:
-            self.prefix_cache.evict(block)
-        for seq in decision.allocation.preempted:
-            self._life.preempt(seq)
-        introduced = tuple(map(self._life.admit, decision.admissions))
-        for seq, forced in decision.forced:
-            seq.force(forced)
-        for seq, ahead in decision.fetching:
-            self.prefix_cache.fetch(seq, ahead)
+        introduced = self._move(decision)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
         changes = self.prefix_cache.take_changes()
         plan = StepPlan(
@@ -359,28 +351,36 @@ class Scheduler:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
         step = begun or StepInFlight.of(plan)
-        step.idle_since = self._idle_since(plan, [*decision.drafts.values()])
+        step.idle_since = self.state.idle_since(plan, [*decision.drafts.values()])
         self.state.in_flight.append(step)
-        if introduced and not work:
-            self.state.share_left = 0
-        if decision.situation is not None and work:
-            self.state.share, self.state.share_left = decision.share, decision.share_left
-            self.batches.had_turn(decision.group, decision.late)
-            self.state.policy.scheduled(decision.situation)
-            self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
-        if decision.allocation.preempted:
-            regroup(self.state)
+        self._note(decision)
         return plan
 
-    def _idle_since(self, plan: StepPlan, drafts: list[int]) -> float | None:
-        """From when on the coordinator had only a step of decodes and drafts to do: since the last result, and the
-        drafts made after it, where no other step is under way; else since now, where it has new ``drafts``."""
-        if not plan.has_only_logits:
-            return None
-        if self.state.returned_at and not self.state.in_flight:
-            rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
-            return self.state.returned_at + (rounds * self.costs.drafting(len(drafts)) if rounds else 0.0)
-        return self.state.now if drafts else None
+    def _move(self, decision: Decision) -> tuple[NewSequence, ...]:
+        """Evict, preempt, admit and begin to fetch; returns the sequences that are new to the stages."""
+        for block in decision.allocation.evicted:
+            self.prefix_cache.evict(block)
+        for seq in decision.allocation.preempted:
+            self._life.preempt(seq)
+        introduced = tuple(map(self._life.admit, decision.admissions))
+        for seq, forced in decision.forced:
+            seq.force(forced)
+        for seq, ahead in decision.fetching:
+            self.prefix_cache.fetch(seq, ahead)
+        return introduced
+
+    def _note(self, decision: Decision) -> None:
+        """Note what the next decisions go by: the round's share, the turn, the policy's state, the groups."""
+        state = self.state
+        if decision.admissions and not decision.has_slices:
+            state.share_left = 0
+        if decision.situation is not None and decision.has_slices:
+            state.share, state.share_left = decision.share, decision.share_left
+            self.batches.had_turn(decision.group, decision.late)
+            state.policy.scheduled(decision.situation)
+            state.prompts_go_on = state.prompts_go_on + 1 if decision.chunks else 0
+        if decision.allocation.preempted:
+            regroup(state)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
@@ -391,13 +391,8 @@ class Scheduler:
             self.speculation.counts.went(num_drafts)
         self.state.used += self.state.budget.growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
-        num_next = self._num_next(seq) if num_logits else 0
+        drafts = self.speculation if num_logits else None
+        num_next = 0 if drafts is None else drafts.num_next(seq, self.config.longest(seq))
         last = min(end, seq.num_prompt_tokens - 1)
         scored = seq.sent(start + 1, last + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
-
-    def _num_next(self, seq: Sequence) -> int:
-        """How many drafts the last stage is to make behind what it samples."""
-        if self.speculation is None or not self.config.drafts_at_end:
-            return 0
-        return self.speculation.num_next(seq, self.config.longest(seq))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
 from splitinfer.core.kv.prefix_cache import PrefixCache
+from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
@@ -80,6 +81,16 @@ class SchedulerState:
         prefix_cache = self.prefix_cache
         used = self.used + prefix_cache.use
         return KVAllocation(self.budget, used, prefix_cache.evictable(), self.running.values(), prefix_cache.pinned)
+
+    def idle_since(self, plan: StepPlan, drafts: list[int]) -> float | None:
+        """From when on the coordinator had only a step of decodes and drafts to do: since the last result, and the
+        drafts made after it, where no other step is under way; else since now, where it has new ``drafts``."""
+        if not plan.has_only_logits:
+            return None
+        if self.returned_at and not self.in_flight:
+            rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
+            return self.returned_at + (rounds * self.costs.drafting(len(drafts)) if rounds else 0.0)
+        return self.now if drafts else None
 
     @property
     def speculates(self) -> bool:

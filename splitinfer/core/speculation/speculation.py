@@ -145,6 +145,8 @@ class Speculation:
 
     def num_next(self, seq: Sequence, longest: int) -> int:
         """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
+        if not self.is_at_end:
+            return 0
         return max(0, min(self._next_flight(seq).first, self._most, longest - 2 - seq.num_streamed))
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
