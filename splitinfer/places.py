@@ -12,6 +12,7 @@ folder for state.
 """
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -36,6 +37,13 @@ def state() -> Path:
 def caches() -> Path:
     """The folder of what can be made again."""
     return _place("XDG_CACHE_HOME", _CACHES, Path(".cache"))
+
+
+def of_this_host(what: str) -> Path:
+    """The folder WHAT/HOST among the caches, where this user's processes leave word for each other. The host is in the
+    name because home folders may be shared, and processes are not."""
+    host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
+    return caches() / what / host
 
 
 def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:

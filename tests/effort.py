@@ -3,8 +3,8 @@
 Whole cases that only ``--all`` runs are marked: ``@pytest.mark.long``, or ``long(...)`` among parameters.
 A loop inside a test asks ``thorough``.
 
-What it costs: ``--effort`` prints the processor seconds of each room, those of the processes included that its tests
-start and wait for.
+What it costs: ``--effort`` prints the processor seconds of each room and of the dearest tests, those of the processes
+included that tests start and wait for.
 """
 
 import os
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
+
+_DEAREST = 60  # tests that --effort names
 
 everything = False  # set by conftest.py before any test module is imported
 
@@ -43,6 +45,7 @@ USUAL: dict[str, int] = {
     "bench/test_bench_links.py::test_a_table_and_a_document": 0,
     "bench/test_bench_speculation.py::test_replay_on_a_tiny_model": 0,
     "bench/test_compare.py::test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong": 0,
+    "bench/test_compare.py::test_without_a_reference_mlx_lm_judges_the_first_layers": 0,
     "bench/test_device_mode.py::test_the_document_compares_with_what_the_device_allows": 0,
     "bench/test_exact.py::test_on_the_reference_blas_no_road_parts": 1,
     "bench/test_serving.py::test_codecs_on_the_links_of_a_tiny_model": 0,
@@ -190,6 +193,7 @@ USUAL: dict[str, int] = {
     "probes/test_doctor.py::test_links_with_keys": 0,
     "server/openai/test_drafts_of_answers.py::test_each_answer_has_its_own_drafts": 0,
     "server/page/test_page_recut.py::test_a_page_that_looks_goes_on": 0,
+    "server/page/test_staged.py::test_the_words_are_of_what_was_staged_and_the_numbers_of_the_trace": 10,
     "server/test_api_keys.py::test_a_damaged_file_admits_nobody_and_is_not_overwritten": 3,
     "server/test_api_keys.py::test_a_key_that_is_changed_under_a_stream": 0,
     "server/test_campaigns.py::test_a_storm_changes_no_token_and_leaves_nothing": 0,
@@ -202,11 +206,14 @@ USUAL: dict[str, int] = {
     "sim/test_search.py::test_the_command": 0,
     "sim/test_simulator.py::test_drafts_give_what_the_sum_over_verdicts_says": 0,
     "transports/test_contract.py::test_contract": 60,
-    "transports/test_emulated.py::test_contract_with_both_ends_emulated": 40,
+    "transports/test_emulated.py::test_contract_with_both_ends_emulated": 16,
     "transports/test_emulated.py::test_contract_with_one_end_emulated_both_ways": 30,
     "transports/test_link_kills.py::test_kills_at_random_moments": 0,
+    "transports/test_peers.py::test_a_frame_over_the_receivers_bounds_ends_the_link": 4,
     "transports/test_peers.py::test_a_frozen_peer_is_noticed_by_its_silence": 3,
     "transports/test_peers.py::test_a_full_queue_waits_and_then_ends_the_link": 3,
+    "transports/test_peers.py::test_a_killed_peer_is_noticed_at_once": 4,
+    "transports/test_peers.py::test_abort_frees_a_sender_that_waits": 3,
 }
 
 
@@ -237,6 +244,7 @@ class ProcessorSeconds:
     def __init__(self, is_shown: bool) -> None:
         self._is_shown = is_shown
         self._rooms: Counter[str] = Counter()
+        self._tests: Counter[str] = Counter()  # all cases of a test together
         self._before = 0.0
 
     @pytest.hookimpl(tryfirst=True)
@@ -253,9 +261,9 @@ class ProcessorSeconds:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seconds = dict(report.user_properties).get("processor seconds", 0.0)
         if report.when == "teardown":
-            self._rooms[report.nodeid.removeprefix("tests/").rpartition("/")[0].partition("/")[0]] += float(
-                str(seconds)
-            )
+            test = report.nodeid.removeprefix("tests/").partition("[")[0]
+            self._tests[test] += float(str(seconds))
+            self._rooms[test.partition("::")[0].rpartition("/")[0].partition("/")[0]] += float(str(seconds))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._is_shown:
@@ -263,3 +271,6 @@ class ProcessorSeconds:
             for room, seconds in self._rooms.most_common():
                 terminalreporter.line(f"{seconds:8.1f}  {room or 'tests'}")
             terminalreporter.line(f"{sum(self._rooms.values()):8.1f}  together")
+            terminalreporter.section("... of the dearest tests")
+            for test, seconds in self._tests.most_common(_DEAREST):
+                terminalreporter.line(f"{seconds:8.1f}  {test}")

@@ -1,4 +1,4 @@
-"""Nothing that a test began outlives it: no thread, no child process, no rdma group.
+"""Nothing that a test began outlives it: no thread, no child process, no rdma group, no state of the process.
 
 What one test leaves behind happens in the next one. The listening end of a link, say, parks its group on a thread of
 its own, a moment after the test that made the link is over; a later test that counts groups finds one too many.
@@ -6,13 +6,20 @@ its own, a moment after the test that made the link is over; a later test that c
 So after each test, when its fixtures are gone, `wait` waits until all that it began has ended, and names what has not.
 What a fixture of a module or a session begins is its own, and so is what its threads begin: it may live on until that
 fixture ends.
+
+What holds for the whole process is looked at after each file, when its fixtures are gone, too. MLX's limits are put
+back: each stage that is loaded sets them, as it may, and they would hold in every file after it. All else that has
+changed (`_state`) is named, and put back where that is possible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,6 +27,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import psutil
 import pytest
 from zmq.auth.thread import AuthenticationThread
@@ -119,7 +127,58 @@ def _said_of_process(pid: int) -> str:
         return f"process {pid} has just ended"
 
 
+# -- what holds for the whole process ----------------------------------------------------------------
+
+_OF_TESTS = ("PYTEST_", "XDG_", "COV_")  # variables that pytest and the fixtures of the session set
+
+
+def _state() -> dict[str, object]:
+    """What a test may change for all that follow it, by name."""
+    found: dict[str, object] = {
+        "the folder it works in": os.getcwd(),  # noqa: PTH109 - compared, not used
+        "mlx's default device": str(mx.default_device()),
+        "the interpreter's switch interval": sys.getswitchinterval(),
+        "the interpreter's recursion limit": sys.getrecursionlimit(),
+        "whether garbage is collected": gc.isenabled(),
+        "the level of the log": logging.getLogger().level,
+        "logging below a level": logging.root.manager.disable,
+    }
+    found |= {f"the handler of {one.name}": signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    return found | {f"${name}": value for name, value in os.environ.items() if not name.startswith(_OF_TESTS)}
+
+
+def _limit(number: int, bytes_: int | None = None) -> int:
+    """MLX's limit of memory, or of its cache, which can only be read by setting it."""
+    set_limit = (mx.set_memory_limit, mx.set_cache_limit)[number]
+    before = set_limit(2**40 if bytes_ is None else bytes_)
+    if bytes_ is None:
+        set_limit(before)
+    return before
+
+
+class OfProcess:
+    """The state of the process as it was before the first test."""
+
+    def __init__(self) -> None:
+        self._state, self._limits = _state(), [_limit(number) for number in range(2)]
+
+    def put_back(self) -> str:
+        """What has changed, in words; "" if nothing has."""
+        for number, limit in enumerate(self._limits):
+            _limit(number, limit)
+        now = _state()
+        names = [name for name in {**self._state, **now} if self._state.get(name) != now.get(name)]
+        said = "\n".join(f"{name}: {self._state.get(name)} before, {now.get(name)} now" for name in names)
+        for name in (name for name in names if name.startswith("$")):
+            os.environ.pop(name[1:], None)
+            if name in self._state:
+                os.environ[name[1:]] = str(self._state[name])
+        self._state = _state()  # one file is blamed for it
+        return said
+
+
 _left_over = LeftOver()
+_of_process: list[OfProcess] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -143,10 +202,13 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[object]) -> None
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
     _left_over.keep()
+    _of_process.append(OfProcess())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     yield
+    if (nextitem is None or nextitem.path != item.path) and (changed := _of_process[-1].put_back()):
+        pytest.fail(f"{item.path.name} leaves the process otherwise than it was:\n{changed}", pytrace=False)
     if left := _left_over.wait(float(os.environ.get("LEFT_SECONDS", SECONDS))):
         pytest.fail(f"{item.nodeid} leaves behind:\n{left}", pytrace=False)

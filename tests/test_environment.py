@@ -1,4 +1,5 @@
-"""Variables that MLX reads when it opens its device: they are set before, and a user's own values win."""
+"""Variables that MLX reads when it opens its device: they are set before, and a user's own values win. And what a
+test has changed of its process does not stay."""
 
 import doctest
 import json
@@ -6,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import left_over
+import mlx.core as mx
 import pytest
 
 from splitinfer.system import apple
@@ -54,3 +57,13 @@ def test_only_large_chips_have_the_longest():
 
 def test_elsewhere_nothing_is_set():
     assert variables("linux", "splitinfer") == {}
+
+
+def test_what_a_test_leaves_in_the_process_is_named_and_put_back():
+    before = left_over.OfProcess()
+    os.environ["LEFT_BY_A_TEST"] = "1"
+    mx.set_cache_limit(12_345)
+    assert before.put_back() == "$LEFT_BY_A_TEST: None before, 1 now"
+    assert "LEFT_BY_A_TEST" not in os.environ
+    assert mx.set_cache_limit(before._limits[1]) == before._limits[1]
+    assert before.put_back() == ""

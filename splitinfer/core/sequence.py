@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from splitinfer.core.grammar import TokenRules
-from splitinfer.core.kv.block_tree import Key
-from splitinfer.core.kv.cached import CachedKV
+from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.picture import Picture, with_placeholders
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.sampling_params import SamplingParams as SamplingParams
@@ -55,6 +54,24 @@ class Extension:
     verdicts: list[tuple[int, bool]] = field(default_factory=list)
     num_right: int = 0
     reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class CachedKV:
+    """What the prefix cache notes of a sequence. New whenever the stages have nothing of it.
+
+    num_reused: tokens whose KV came from cached blocks when it was admitted.
+    blocks: cached blocks of its tokens, from the first on.
+    is_stored: whether its next block can be cached, because all before it are.
+    awaits: blocks being read from disk that it waits for.
+    has_fetched: whether it has requested blocks on disk.
+    """
+
+    num_reused: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    is_stored: bool = True
+    awaits: list[Block] = field(default_factory=list)
+    has_fetched: bool = False
 
 
 @dataclass(slots=True, eq=False)

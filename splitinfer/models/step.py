@@ -22,7 +22,6 @@ from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import children_replaced, type_name
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rollback import Block, OfBlock
-from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import (
     CacheConsumer,
     EachSequence,
@@ -131,10 +130,6 @@ class StepModel:
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
             log.debug("%s has no steps by %s: %s", type_name(self.stage.whole), way.value, error)
             return False
-
-    def trial_errors(self) -> Errors:
-        """What the rows of a few small steps differ by from each sequence alone, in the way that was found."""
-        return StepTrial(self.stage, self._one_by_one).errors(self._together)
 
     @property
     def _together(self) -> Together:

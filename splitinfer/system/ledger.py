@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from splitinfer.system.caches import of_this_host
+from splitinfer.places import of_this_host
 from splitinfer.system.claims import Claim, Others, merged, sum_up
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from splitinfer.cleanup import temporary_folder
-from splitinfer.system.caches import of_this_host
+from splitinfer.places import of_this_host
 
 _LONGEST = 100  # bytes of a path
 _YOUNG = 60.0  # seconds in which a socket may not be listened on yet

@@ -129,9 +129,7 @@ def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyP
     assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
 
 
-def test_without_a_reference_the_pipeline_answers_in_other_ways_and_mlx_lm_judges_the_first_layers(
-    layout_file: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "PROMPTS", (200,))
     monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[1:2])
     monkeypatch.setattr(run, "free_bytes", lambda: 0)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.system import caches
 from splitinfer.system import ledger as ledgers
 from splitinfer.system.claims import Claim, Others, left_over, merged, sum_up
 from splitinfer.system.ledger import Ledger
@@ -222,7 +221,7 @@ def test_files_of_somebody_else_are_left_out(tmp_path: Path):
 
 def test_the_folder_is_the_users_and_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(caches.platform, "node", lambda: "Ada's Mac/mini.local")
+    monkeypatch.setattr("platform.node", lambda: "Ada's Mac/mini.local")
     assert ledgers._default_folder() == tmp_path / "splitinfer" / "memory" / "Ada_s_Mac_mini.local"
     assert ledgers.of_this_process() is ledgers.of_this_process()
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -88,7 +88,7 @@ def check_order(address: str) -> None:
 
 
 def check_thousands_of_messages(address: str) -> None:
-    count = thorough(3000, 10_000)
+    count = thorough(2000, 10_000)
     with pair(address) as (here, there):
         sending = threading.Thread(target=lambda: [here.send(numbered(index)) for index in range(count)])
         sending.start()
@@ -172,7 +172,7 @@ def _what(item: Frame | LinkClosed) -> str:
 
 def check_sizes(address: str) -> None:
     with pair(address) as (here, there):
-        large = np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8)
+        large = np.random.default_rng(0).integers(0, 256, thorough(12, 64) << 20, dtype=np.uint8)
         for parts in ((), (b"",), (b"", b"a", b""), (large,), (b"x" * 65535, b"y" * 65536)):
             here.send(Frame(b"", parts))
             frame = there.recv(SECONDS)

@@ -148,11 +148,6 @@ def _sequences(slices: tuple[Slice, ...]) -> frozenset[int]:
     return frozenset(part.seq_id for part in slices)
 
 
-def _masked(masks: Masks | None) -> frozenset[int]:
-    """The sequences that have masks."""
-    return frozenset() if masks is None else frozenset(seq_id for seq_id, _ in masks())
-
-
 def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:
     """Whether slices are those prepared, but for their token ids."""
     return len(prepared) == len(slices) and all(
