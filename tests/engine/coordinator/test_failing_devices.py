@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import failing
 import mlx.core as mx
@@ -13,13 +14,14 @@ from stages import layout, pipeline, prompt
 from splitinfer.core import liveness
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator import loop as loop_module
+from splitinfer.engine.coordinator import pipeline as pipeline_module
 from splitinfer.engine.device.device import Device, Span, Ticket
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage import loader
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import DeviceFailed, SplitinferError
 from splitinfer.llm import LLM, Settings
-from transports import listen
+from transports import TransportError, listen
 
 BROKEN = DeviceFailed("the device failed (command buffer: timeout)")
 A_SEQUENCE = (
@@ -87,6 +89,29 @@ def test_no_token_comes_twice_where_the_step_that_was_expected_cannot_be_launche
     """Its reader has the token before it by then."""
     broken = failing.nth(12, DeviceFailed("none", True))
     failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=False, at_launch=broken)})
+    with pipeline(folder, CUTS, prefix_cache=False) as llm:
+        assert answers(llm, 2) == expected[:2]
+        assert llm._engine.figures.totals.rejoins == 1
+
+
+def test_no_token_comes_twice_where_the_step_that_was_expected_cannot_be_sent(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that computes at launch sends at launch: the link breaks while the result is not taken in yet."""
+    go_on, send, torn = loop_module.Loop._go_on, pipeline_module.send_step, list[bool]()
+
+    def tears(*args: Any) -> None:
+        pipeline_module.send_step = send
+        torn.append(True)
+        raise TransportError("torn")
+
+    def goes_on(loop: loop_module.Loop, *args: Any) -> None:
+        pipeline_module.send_step = send if torn else tears
+        go_on(loop, *args)
+
+    monkeypatch.setattr(loop_module.Loop, "_go_on", goes_on)
+    monkeypatch.setattr(pipeline_module, "send_step", send)  # and so it is again after the test
+    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=True)})
     with pipeline(folder, CUTS, prefix_cache=False) as llm:
         assert answers(llm, 2) == expected[:2]
         assert llm._engine.figures.totals.rejoins == 1
