@@ -201,10 +201,8 @@ class LLM(Texts, Operated):
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """``SamplingParams()`` with the values that the model recommends in place of the library's.
-
-        Requests do not use it by default: without parameters they are greedy, and so repeatable.
-        """
+        """``SamplingParams()`` with the values that the model recommends in place of the library's. Requests do not use
+        it by default: without parameters they are greedy, and so repeatable."""
         return self.recommended_sampling.params
 
     @property

@@ -38,9 +38,8 @@ class Versions:
 
     def difference(self, other: "Versions") -> str | None:
         """The first version that differs, in words, or ``None``."""
-        names = {"protocol": "protocol", "splitinfer": "splitinfer", "mlx": "mlx", "mlx_lm": "mlx-lm"}
-        for field, name in names.items():
-            mine, theirs = getattr(self, field), getattr(other, field)
+        for name in ("protocol", "splitinfer", "mlx", "mlx-lm"):
+            mine, theirs = (getattr(versions, name.replace("-", "_")) for versions in (self, other))
             if mine != theirs:
                 return f"{name} {mine} here, {name} {theirs} there"
         return None
