@@ -152,6 +152,20 @@ def save_dflash(
     return folder
 
 
+KINDS = ("mtp", "eagle3", "dflash", "dflash2")
+
+
+def of_kind(kind: str, folder: Path, drafter: Path, only: int | None = None) -> str:
+    """A drafter for the model in ``folder``, in a layout's words. ``only``: the one token that it drafts."""
+    if kind == "mtp":
+        add_heads(folder)
+        return kind
+    if kind == "eagle3":
+        return str(save_eagle3(drafter, only=only))
+    one = None if only is None else (only, folder)
+    return str(save_dflash(drafter, second=kind == "dflash2", only=one))
+
+
 def noted_proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """What the last stage drafts from now on: tokens so far, and the drafts behind them."""
     proposed, propose = list[tuple[list[int], list[int]]](), Speculation.propose

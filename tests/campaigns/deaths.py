@@ -4,6 +4,7 @@
     python -m tests.campaigns.deaths --only cut --cuts 10 --codec int8 --seed 7
     python -m tests.campaigns.deaths --trial kill-17 --seed 7            # one of them again
     python -m tests.campaigns.deaths --only kill --kills 16 --streams 4  # under drafts for four
+    python -m tests.campaigns.deaths --only kill --kills 30 --drafter eagle3    # under one on the last stage
 
 A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
 (``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
@@ -34,6 +35,7 @@ from pathlib import Path
 
 import psutil
 import rig as rigs
+import trained
 from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
@@ -290,7 +292,7 @@ def _endings(answers: Sequence[Answer]) -> Iterator[str]:
 # -- the campaign ----------------------------------------------------------------------------------
 
 
-def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outcome]:
+def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8, drafter: str = "") -> list[Outcome]:
     """All of them, each on a rig of its shape; a rig that showed something wrong is not used again."""
     outcomes: list[Outcome] = []
     for shape in SHAPES:
@@ -301,7 +303,7 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outco
             own: list[Outcome] = []
             before = todo[0]
             try:
-                _on_one_rig(shape, todo, seed, codec, own)
+                _on_one_rig(shape, todo, seed, codec, drafter, own)
             except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
                 own.append(_failed(before if own else todo.pop(0), error))
                 print(dumps(asdict(own[-1])), flush=True)
@@ -309,9 +311,9 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outco
     return outcomes
 
 
-def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, outcomes: list[Outcome]) -> None:
+def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, drafter: str, outcomes: list[Outcome]) -> None:
     """As many of ``todo`` as go well, and the first that does not; to ``outcomes``."""
-    with _folder() as folder, rigs.running(shape, Path(folder), codec) as rig:
+    with _folder() as folder, rigs.running(shape, Path(folder), codec, drafter) as rig:
         while todo and all(outcome.is_good for outcome in outcomes):
             outcomes.append(attempt(rig, todo.pop(0), seed))
             _tell(outcomes[-1], seed, rig)
@@ -376,6 +378,7 @@ def main() -> None:
     parser.add_argument("--trial", help="this one alone, by its name")
     parser.add_argument("--streams", type=int, choices=STREAMS, help="so many in every trial; without, all in turn")
     parser.add_argument("--codec", default=INT8, help="of the links")
+    parser.add_argument("--drafter", choices=trained.KINDS, default="", help="on the last stage, of random weights")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     kinds = [args.only] if args.only else KINDS
@@ -384,13 +387,13 @@ def main() -> None:
         kind, _, number = args.trial.partition("-")
         trials = [Trial(kind, int(number), args.streams)]
     began = time.monotonic()
-    outcomes = run(trials, args.seed, args.codec)
+    outcomes = run(trials, args.seed, args.codec, args.drafter)
     print(table(outcomes))
     wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
     print(dumps({
         "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
         "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
-        "codec": args.codec, "seconds": round(time.monotonic() - began),
+        "codec": args.codec, "drafter": args.drafter, "seconds": round(time.monotonic() - began),
     }))  # fmt: skip
     raise SystemExit(bool(wrong))
 

@@ -47,9 +47,9 @@ def main() -> None:
     for row in found:
         base = none.get((row["temperature"], row["streams"]))
         row["gain"] = row["rate"] / base["rate"] if base else None
-        row["same"] = row.pop("tokens") == base["tokens"] if base and row is not base else None
-    for row in none.values():
-        row.pop("tokens", None)
+        row["same"] = row["tokens"] == base["tokens"] if base and row is not base else None
+    for row in found:
+        del row["tokens"]
     print(json.dumps(found))
     for row in found:
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if k != "places"}, flush=True)

@@ -63,7 +63,8 @@ def main() -> None:
     logging.getLogger("splitinfer.engine.coordinator").addHandler(mouth)
     replay = Replay(order["vocab_size"])
     replay.error = WRONG
-    with LLM(order["layout"], settings=Settings(**order["settings"]), drafter=lambda: replay) as llm:
+    drafter = None if "draft" in order["layout"] else lambda: replay
+    with LLM(order["layout"], settings=Settings(**order["settings"]), drafter=drafter) as llm:
         mouth.say(ready=time.monotonic())
         for line in sys.stdin:
             _obey(json.loads(line), llm, replay, mouth)

@@ -23,6 +23,7 @@ import tiny
 from cable import Cable
 from coordinating import Answer, Coordinator
 from processes import RunningWorker, are_gone, until
+from trained import of_kind
 
 from splitinfer.core.layout import LOCAL
 from splitinfer.keyring import Keyring
@@ -137,14 +138,16 @@ class Life:
 
 
 class Rig:
-    """A coordinator on the stages of a shape. ``expected``: what it says to each request when nothing happens."""
+    """A coordinator on the stages of a shape. ``expected``: what it says to each request when nothing happens;
+    ``kind``: of a drafter with random weights on the last stage, in place of one that knows what will be said."""
 
-    def __init__(self, shape: Shape, folder: Path, codec: str) -> None:
+    def __init__(self, shape: Shape, folder: Path, codec: str, kind: str = "") -> None:
         self.shape, self.folder, self._codec = shape, folder, codec
         self._env = {"XDG_CONFIG_HOME": str(folder / "studio")}
         self._kv = folder / "kv"
         own = Keyring(folder / "studio" / "splitinfer").own().public
         self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT)
+        self._draft = of_kind(kind, self.model, folder / "drafter") if kind else ""
         self.machines = {
             name: Machine(folder, name, own)
             for name, where in zip("bcd", shape.workers, strict=False)
@@ -164,6 +167,7 @@ class Rig:
         """One request of so many: one with blocks of drafts in flight, four with drafts; else as the controller
         likes."""
         flight = {1: (3, 4, len(self.shape.layers)), 4: (2 + index % 3, 0, 1)}.get(num_streams)
+        flight = (1 + index % 4, 0, 1) if self._draft else flight  # it is wrong, and would be off
         return self.coordinator.ask(prompt(index), params(index), flight)
 
     def is_right(self, index: int, answer: Answer) -> bool:
@@ -187,6 +191,8 @@ class Rig:
 
     def tell_drafter(self) -> None:
         """A new coordinator's drafter knows nothing yet."""
+        if self._draft:
+            return
         for index, tokens in enumerate(self.expected):
             self.coordinator.know(prompt(index), tokens)
 
@@ -213,7 +219,8 @@ class Rig:
         for name, where, layers in zip("bcd", self.shape.workers, self.shape.layers[1:], strict=False):
             stage = self.machines[name].stage if where == REMOTE else {"name": name, "address": LOCAL}
             stages.append(stage | {"layers": layers, "codec": self._codec})
-        return {"model": str(self.model), "stages": stages}
+        draft = {"draft": self._draft} if self._draft else {}
+        return {"model": str(self.model), "stages": stages} | draft
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -327,10 +334,10 @@ class Rig:
 
 
 @contextmanager
-def running(shape: Shape, folder: Path, codec: str) -> Iterator[Rig]:
+def running(shape: Shape, folder: Path, codec: str, kind: str = "") -> Iterator[Rig]:
     """A rig that has run undisturbed. Whatever becomes of it, no process of it stays."""
     try:
-        yield Rig(shape, folder, codec)
+        yield Rig(shape, folder, codec, kind)
     finally:
         for process in ours(folder):
             with suppress(psutil.NoSuchProcess):

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from effort import long
 from stages import lose, pipeline, prompt, shorten_blocks
-from trained import add_heads, noted_proposals, save_dflash, save_eagle3
+from trained import KINDS, noted_proposals, of_kind
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -18,19 +18,7 @@ SEVERAL = [
     (prompt(20 + 9 * i, seed=i), SamplingParams(max_tokens=NUM, ignore_eos=True, **how))
     for i, how in enumerate(({}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "seed": 6}))
 ]
-KINDS = ["mtp", "eagle3", "dflash", "dflash2"]
 TARGETS = ["llama", "qwen3_moe", "qwen3_next"]
-
-
-def of_kind(kind: str, folder: Path, drafter: Path, only: int | None = None) -> str:
-    """A drafter for the model in ``folder``, in a layout's words. ``only``: the one token that it drafts."""
-    if kind == "mtp":
-        add_heads(folder)
-        return kind
-    if kind == "eagle3":
-        return str(save_eagle3(drafter, only=only))
-    one = None if only is None else (only, folder)
-    return str(save_dflash(drafter, second=kind == "dflash2", only=one))
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
