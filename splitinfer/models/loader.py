@@ -36,7 +36,7 @@ from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.trained import arrays_of as drafter_arrays
-from splitinfer.models.trained import join
+from splitinfer.models.trained import is_trained, join
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -165,7 +165,13 @@ def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
 
 
 def count_layers(checkpoint: Checkpoint) -> int:
-    """The number of layers of the whole model. Reads no weight."""
+    """The number of layers of the whole model. Reads no weight.
+
+    Raises:
+        ModelError: it is a drafter on another model's hidden states.
+    """
+    if is_trained(checkpoint):
+        raise ModelError(f"{checkpoint.folder} holds a drafter for another model: name that one, and this with --draft")
     placeholders = placeholders_of(checkpoint)
     return len(find_layers(build_model(checkpoint, placeholders, None)))
 

@@ -172,6 +172,11 @@ def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> No
         join(StageModel(model, 0, 2), open_folder(drafter), arrays, None)
 
 
+def test_a_drafter_is_no_model() -> None:
+    with pytest.raises(ModelError, match="holds a drafter for another model"), pipeline("demo-drafter", [1]):
+        pass
+
+
 def test_layers_where_a_drafter_names_none() -> None:
     assert layers_of({}, 32) == [1, 15, 28]
 
