@@ -22,6 +22,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=numbers, default=[12_000, 32_000], help="lengths of prompts")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model")
+    parser.add_argument("--streams", type=int, default=1, help="of the growing steps, also with so many streams")
     parser.add_argument("--answer", type=int, default=64)
     parser.add_argument("--chunk", type=int, help="prompt tokens in a step; the pipeline's own choice if not given")
     parser.add_argument("--steps", type=numbers, default=[512, 128], help="step sizes of mlx-lm")
@@ -92,6 +94,8 @@ def _compare(llm: Any, plain: Any, length: int, given: argparse.Namespace) -> bo
     print(f"  a token: mlx-lm {theirs.seconds_per_token * 1e3:.2f} ms; {_by_growth(steps, length)}")
     turn = (*task.prompt, *ours.token_ids, *made_up(f"{length} more", NEW, VOCAB))
     print(f"  second turn: {_second_turn(llm, turn, ours.token_times[0])}")
+    if given.streams > 1:
+        print(f"  {given.streams} streams: {_of_streams(llm, task.prompt, given)}")
     is_same = tuple(ours.token_ids) == tuple(theirs.token_ids)
     print("  tokens as mlx-lm's" if is_same else "  OTHER TOKENS than mlx-lm's", flush=True)
     return is_same
@@ -99,13 +103,28 @@ def _compare(llm: Any, plain: Any, length: int, given: argparse.Namespace) -> bo
 
 def _ask(llm: Any, prompt: Sequence[int], num_tokens: int) -> tuple[Any, list[SeenStep]]:
     """An answer, and the steps that it took."""
+    (output,), steps = _ask_all(llm, [prompt], num_tokens)
+    return output, steps
+
+
+def _ask_all(llm: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[list[Any], list[SeenStep]]:
     from splitinfer.core.sequence import SamplingParams
 
     recent = RecentSteps()
     llm.watch_steps(recent)
-    output = llm.generate([prompt], SamplingParams(max_tokens=num_tokens, ignore_eos=True))[0]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
     llm.stats()  # counts what has come back
-    return output, recent.take()
+    return outputs, recent.take()
+
+
+def _of_streams(llm: Any, prompt: Sequence[int], given: argparse.Namespace) -> str:
+    """The same of several that begin with the prompt's kept KV; of the steps in which all decode."""
+    from splitinfer.bench.shared.workload import made_up
+
+    prompts = [(*prompt, *made_up(f"stream {each}", NEW, VOCAB)) for each in range(given.streams)]
+    _, steps = _ask_all(llm, prompts, given.answer)
+    last = max(number for number, step in enumerate(steps) if step.rows.prefill)
+    return _by_growth(steps[last + 1 :], len(prompts[0]), given.streams)
 
 
 def _spending(pids: Sequence[int], run: Callable[[], Any]) -> tuple[Any, list[float]]:
@@ -133,13 +152,15 @@ def _where(chunks: Sequence[SeenStep], stage: int) -> str:
     )
 
 
-def _by_growth(steps: Sequence[SeenStep], length: int) -> str:
-    """What a generated token's step took on both stages: those in which some layer's KV grows, and the others."""
+def _by_growth(steps: Sequence[SeenStep], length: int, streams: int = 1) -> str:
+    """What a generated token's step took on both stages: those in which some layer's KV grows, and the others. All
+    ``streams`` are equally long."""
     decodes = [step for step in steps if step.rows.decode]
     took = [sum(visit.end - visit.start for visit in step.visits) * 1e3 for step in decodes]
+    before = accumulate((step.rows.decode for step in decodes), initial=0)
     grows = [
         any(room(end - 1, phase) < end for i in range(LAYERS) for phase in phases_of(i))
-        for end in range(length + 1, length + 1 + len(took))
+        for end in (length + 1 + rows // streams for _, rows in zip(decodes, before, strict=False))
     ]
     growing, others = ([ms for ms, one in zip(took, grows, strict=True) if one is wanted] for wanted in (True, False))
     usual = statistics.median(others)

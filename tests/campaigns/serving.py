@@ -21,7 +21,7 @@ from splitinfer.demo import TARGET
 from splitinfer.llm import LLM, Settings
 
 LOCAL = "local"
-END_SECONDS = 30.0
+START_SECONDS, END_SECONDS = 120.0, 30.0
 _KV = 2**28  # bytes of the library; else half of all memory
 _PROGRAM = "from tests.campaigns.looking import main\nmain()"
 
@@ -40,7 +40,7 @@ class Serving:
 
     def __init__(self, running: Running) -> None:
         self.running = running
-        self.port = int(running.sees(r"serving \S+ at http://127.0.0.1:(\d+)/v1")[1])
+        self.port = int(running.sees(r"serving \S+ at http://127.0.0.1:(\d+)/v1", START_SECONDS)[1])
         self._num_looks = 0
 
     @property
