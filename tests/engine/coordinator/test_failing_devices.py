@@ -83,35 +83,31 @@ def test_without_memory_fewer_run_at_a_time(
         assert llm._engine.figures.totals.rejoins == num, "it knows by now"
 
 
-def test_no_token_comes_twice_where_the_step_that_was_expected_cannot_be_launched(
-    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_sent", [False, True], ids=["launch", "send"])
+def test_no_token_comes_twice_where_the_step_that_was_expected_fails(
+    is_sent: bool, folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reader has the token before it by then."""
-    broken = failing.nth(12, DeviceFailed("none", True))
-    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=False, at_launch=broken)})
-    with pipeline(folder, CUTS, prefix_cache=False) as llm:
-        assert answers(llm, 2) == expected[:2]
-        assert llm._engine.figures.totals.rejoins == 1
-
-
-def test_no_token_comes_twice_where_the_step_that_was_expected_cannot_be_sent(
-    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device that computes at launch sends at launch: the link breaks while the result is not taken in yet."""
-    go_on, send, torn = loop_module.Loop._go_on, pipeline_module.send_step, list[bool]()
-
-    def tears(*args: Any) -> None:
-        pipeline_module.send_step = send
-        torn.append(True)
-        raise TransportError("torn")
+    """Its reader has the token before it by then. A device that computes at launch sends at launch."""
+    go_on, send, going_on, once = loop_module.Loop._go_on, pipeline_module.send_step, list[bool](), iter([True])
 
     def goes_on(loop: loop_module.Loop, *args: Any) -> None:
-        pipeline_module.send_step = send if torn else tears
-        go_on(loop, *args)
+        going_on.append(True)
+        try:
+            go_on(loop, *args)
+        finally:
+            going_on.clear()
+
+    def sends(*args: Any) -> None:
+        if is_sent and going_on and next(once, False):
+            raise TransportError("torn")
+        send(*args)
+
+    def fails(_arrays: Sequence[mx.array]) -> Exception | None:
+        return DeviceFailed("none", True) if not is_sent and going_on and next(once, False) else None
 
     monkeypatch.setattr(loop_module.Loop, "_go_on", goes_on)
-    monkeypatch.setattr(pipeline_module, "send_step", send)  # and so it is again after the test
-    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=True)})
+    monkeypatch.setattr(pipeline_module, "send_step", sends)
+    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=is_sent, at_launch=fails)})
     with pipeline(folder, CUTS, prefix_cache=False) as llm:
         assert answers(llm, 2) == expected[:2]
         assert llm._engine.figures.totals.rejoins == 1
