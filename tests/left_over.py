@@ -7,9 +7,9 @@ So after each test, when its fixtures are gone, `wait` waits until all that it b
 What a fixture of a module or a session begins is its own, and so is what its threads begin: it may live on until that
 fixture ends.
 
-What holds for the whole process is looked at after each file, when its fixtures are gone, too. MLX's limits are put
-back: each stage that is loaded sets them, as it may, and they would hold in every file after it. All else that has
-changed (`_state`) is named, and put back where that is possible.
+What holds for the whole process is looked at after each file, when its fixtures are gone, too. What the product sets
+for its process is put back, MLX's limits for example: each stage that is loaded sets them, as it may, and they would
+hold in every file after it. All else that has changed (`_state`) is named.
 """
 
 from __future__ import annotations
@@ -129,22 +129,20 @@ def _said_of_process(pid: int) -> str:
 
 # -- what holds for the whole process ----------------------------------------------------------------
 
-_OF_TESTS = ("PYTEST_", "XDG_", "COV_")  # variables that pytest and the fixtures of the session set
+# Variables that pytest, the fixtures of the session and packages that are imported set.
+_OF_OTHERS = ("PYTEST_", "XDG_", "COV_", "TRANSFORMERS_", "TOKENIZERS_", "HF_", "PYDANTIC_")
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 def _state() -> dict[str, object]:
     """What a test may change for all that follow it, by name."""
-    found: dict[str, object] = {
+    return {
         "the folder it works in": os.getcwd(),  # noqa: PTH109 - compared, not used
         "mlx's default device": str(mx.default_device()),
-        "the interpreter's switch interval": sys.getswitchinterval(),
         "the interpreter's recursion limit": sys.getrecursionlimit(),
         "whether garbage is collected": gc.isenabled(),
-        "the level of the log": logging.getLogger().level,
         "logging below a level": logging.root.manager.disable,
-    }
-    found |= {f"the handler of {one.name}": signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    return found | {f"${name}": value for name, value in os.environ.items() if not name.startswith(_OF_TESTS)}
+    } | {f"${name}": value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
 
 
 def _limit(number: int, bytes_: int | None = None) -> int:
@@ -161,11 +159,17 @@ class OfProcess:
 
     def __init__(self) -> None:
         self._state, self._limits = _state(), [_limit(number) for number in range(2)]
+        self._interval, self._level = sys.getswitchinterval(), logging.getLogger().level
+        self._handlers = [signal.getsignal(one) for one in _HANDLED]
 
     def put_back(self) -> str:
         """What has changed, in words; "" if nothing has."""
         for number, limit in enumerate(self._limits):
             _limit(number, limit)
+        sys.setswitchinterval(self._interval)
+        logging.getLogger().setLevel(self._level)
+        for one, handler in zip(_HANDLED, self._handlers, strict=True):
+            signal.signal(one, handler)
         now = _state()
         names = [name for name in {**self._state, **now} if self._state.get(name) != now.get(name)]
         said = "\n".join(f"{name}: {self._state.get(name)} before, {now.get(name)} now" for name in names)
@@ -202,6 +206,10 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[object]) -> None
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
     _left_over.keep()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     _of_process.append(OfProcess())
 
 
