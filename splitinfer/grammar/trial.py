@@ -58,6 +58,8 @@ class Trials:
 
 def first_lines(error: str) -> str:
     """What a reader needs of an error of many lines."""
+    if "NoExtensionBias" in error:
+        return "no text that ends has this form"
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     return " ".join(lines[:4])[:400]
 

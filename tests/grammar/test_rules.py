@@ -81,6 +81,7 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
         ({"$ref": "https://example.org/schema"}, "example.org"),
         ({"enum": []}, "nsatisfiable"),
         (Grammar.json("false"), "nsatisfiable"),
+        ({"$ref": "#"}, "no text that ends"),
         (Grammar.regex("(?=a)b"), "look"),
         (Grammar.lark("start: nowhere"), "nowhere"),
     ],
