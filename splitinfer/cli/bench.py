@@ -139,6 +139,13 @@ def bench(
     report: Annotated[
         Path | None, typer.Option("--report", help="With compare: write the page to share, with plots, to this file.")
     ] = None,
+    ssh: Annotated[
+        bool,
+        typer.Option(
+            help="With compare: start mlx-lm's own pipeline on the layout's machines by ssh. Each needs this Python "
+            "environment and the whole model at the same paths."
+        ),
+    ] = False,
     trace: Tracing = None,
     accelerator: Accelerator = None,
     verbose: Verbose = False,
@@ -165,7 +172,7 @@ def bench(
         stream_tokens=stream_tokens, peers=peers, draft=draft, acceptances=shares, text=text, texts=texts, plot=plot,
         lengths=lengths, scale=scale, requests=requests, rate=rate, policies=chosen, connect_timeout=connect_timeout,
         kv_bytes=None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), trace=trace,
-        minutes=minutes, report=report,
+        minutes=minutes, report=report, ssh=ssh,
     )  # fmt: skip
     finish(lambda: measure(name, options), verbose)
 

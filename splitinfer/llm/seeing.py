@@ -85,14 +85,14 @@ class Seeing:
             RequestError: the model does not see, or there are too many.
         """
         if self._reader is None:
-            raise RequestError(f"{self._checkpoint.folder.name} is given text only: {self._why_not}")
+            raise RequestError(f"this model takes no pictures: {self._why_not}")
         self._reader.check_count(count)
         return self._reader
 
     @property
     def _why_not(self) -> str:
         if not sees(self._checkpoint.config):
-            return "it is not a model that sees pictures, or of a family that is not supported"
+            return "it does not see, or its family is not supported (docs/use/pictures.md lists those that are)"
         least = layers_at_once(self._checkpoint.config)
         return "pictures are off (--no-pictures), mlx-vlm is not installed (pip install 'splitinfer[vlm]')" + (
             f", or the first machine has not the first {least} layers" if least else ""

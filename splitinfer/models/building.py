@@ -59,7 +59,7 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
 def build_with_pictures(
     checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
 ) -> tuple[nn.Module, nn.Module | None]:
-    """The same, and where it ``sees`` mlx-vlm's model of which it is the language part."""
+    """The same; and if it ``sees``, mlx-vlm's whole model, whose language part it is."""
     with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
         for file in CONFIGURATION:

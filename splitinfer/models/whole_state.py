@@ -49,7 +49,7 @@ def _puts_back(cls: type) -> bool:
 
 
 def _own(cls: type, name: str) -> Any:
-    """A property of the cache's own class; a read-only one in the place of what is none."""
+    """A property of the cache's own class; a read-only one if it has no such property."""
     bases = (base for base in cls.__mro__ if base is not WholeState and name in vars(base))
     found = vars(next(bases, object)).get(name)
     return found if isinstance(found, property) else property()

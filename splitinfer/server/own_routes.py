@@ -30,7 +30,7 @@ from splitinfer.server.service import ApiRoute, Service
 
 
 _OneModel = Annotated[Any, Ignored("there is one model here")]
-_TEXT_ONLY = Refused("the model is given text only", EMPTY)
+_TEXT_ONLY = Refused("this route takes text only", EMPTY)
 
 
 class _Template(Conversation):

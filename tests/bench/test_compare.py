@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import yaml
 
@@ -19,7 +20,10 @@ from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.random_model import Shape, make
 from splitinfer.errors import ConfigError
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
 
+DROPS_FROM = 100  # tokens; 4k in small
 PACE = Pace(prompt=0.01, token=0.1)
 
 
@@ -144,6 +148,39 @@ def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, m
     (table,) = tables(found)
     assert "do not fit into the 0 B free here" in str(table.caption)
     assert "<script type='application/json'" in page(found)
+
+
+@pytest.fixture
+def drops_a_layer(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """A first stage that leaves out its last layer from some position on, as a wrong mask or a wrong kernel would."""
+    whole = StageModel._run
+
+    def run_without(stage: StageModel, tokens: mx.array, caches: SequenceCaches, *rest: Any) -> mx.array:
+        if not stage.is_first or caches.place.position < DROPS_FROM:
+            return whole(stage, tokens, caches, *rest)
+        last = stage.layer(stage.end - 1)
+        with stage.watched(lambda layer, given, named: (layer(*given, **named), given[0])[layer is last]):
+            return whole(stage, tokens, caches, *rest)
+
+    monkeypatch.setattr(StageModel, "_run", run_without)
+    monkeypatch.setattr(run, "PROMPTS", (200,))
+    monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
+    monkeypatch.setattr(run, "_peers", lambda *_, **__: None)
+    return Options(layout=str(layout_file), trials=1, decode_tokens=8, token_budget=64)
+
+
+def test_a_stage_that_drops_a_layer_of_long_prompts_is_told(drops_a_layer: Options):
+    found = run.measure(drops_a_layer)
+    judged = {each["part"]: each["verdict"] for each in found["verdicts"][PIPELINE]}
+    assert judged == {"stream": RIGHT, "prompt_200": WRONG}
+    assert "wrong" in str(tables(found)[0])
+
+
+def test_it_is_told_without_a_reference_too(drops_a_layer: Options, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "free_bytes", lambda: 0)
+    found = run.measure(drops_a_layer)["verdicts"][PIPELINE]
+    assert {each["verdict"] for each in found if each["part"] == "stream"} == {RIGHT}
+    assert [each["verdict"] for each in found if each["part"] != "stream"] == [WRONG]
 
 
 def test_what_cannot_be_tried_without_a_reference_is_named(one_stage: Options):

@@ -25,6 +25,7 @@ FIRST_USER = 3001
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # sched.h
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18  # sys/mount.h
 _SETTLE = 60.0
+_CLONE = Path(__file__).resolve().parents[2]
 
 _SSHD_CONFIG = """\
 HostKey /etc/ssh/host_key
@@ -44,7 +45,11 @@ mount --bind {folder}/etc/ssh /etc/ssh
 mount --bind {folder}/home /home
 mkdir -p {folder}/pyenv
 if [ -d /root/.pyenv ]; then mount --bind /root/.pyenv {folder}/pyenv; fi
+mkdir -p {folder}/clone
+mount --bind {clone} {folder}/clone
 mount -t tmpfs -o mode=755 root /root
+mkdir -p {clone}
+mount --bind {folder}/clone {clone}
 mkdir /root/.pyenv
 mount --bind {folder}/pyenv /root/.pyenv
 mount -t tmpfs -o mode=755 run /run
@@ -179,7 +184,7 @@ class Lab:
         self._furnish(folder, name, users)
         inside = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--pid", "--net",
                   "--fork", "--kill-child", "--mount-proc",
-                  "sh", "-c", _INSIDE.format(name=name, folder=folder)]  # fmt: skip
+                  "sh", "-c", _INSIDE.format(name=name, folder=folder, clone=_CLONE)]  # fmt: skip
         log = (folder / "start.log").open("ab")
         keeper = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         first = psutil.Process(keeper.pid)

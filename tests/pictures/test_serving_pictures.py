@@ -163,5 +163,5 @@ def test_too_many_or_too_few(llm: LLM, client: openai.OpenAI) -> None:
 
 
 def test_a_model_that_does_not_see_says_so() -> None:
-    with pipeline(TARGET, [12]) as llm, pytest.raises(RequestError, match="is given text only: it is not a model that"):
+    with pipeline(TARGET, [12]) as llm, pytest.raises(RequestError, match="takes no pictures: it does not see"):
         llm.submit([1, 2], pictures=[png()])

@@ -45,6 +45,7 @@ from splitinfer.errors import ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
+from transports.address import parse_host_port
 
 __all__ = ["measure", "tables"]
 
@@ -200,14 +201,23 @@ def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> 
     try:
         if layout.num_stages == 1:
             raise ModelError("the layout has 1 stage")
-        if not all(stage.is_local for stage in layout.stages[1:]):
-            raise ModelError("the workers are on other machines, where only mlx.launch over ssh could start it")
+        machines = _machines(layout)
+        if any(machines) and not work.options.ssh:
+            raise ModelError("the workers are on other machines: --ssh starts it there")
         say(f"loading {name}")
         layers = [stage.num_layers for stage in layout.stages]
-        with MlxLmProcesses(*fetched(layout), layers, by_layers) as peers:
+        with MlxLmProcesses(*fetched(layout), layers, by_layers, machines) as peers:
             work.do(Peers(name, work.tasks, work.answers_of(name), peers))
     except ModelError as error:
         work.give_up(name, str(error))
+
+
+def _machines(layout: Layout) -> list[str | None]:
+    """The host of each stage; ``None``: this machine. A worker that announces itself has no address in the layout."""
+    return [
+        None if number == 0 or stage.is_local else parse_host_port(stage.address or f"tcp://{stage.name}.local:0").host
+        for number, stage in enumerate(layout.stages)
+    ]
 
 
 def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]] | None:

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
@@ -21,12 +22,13 @@ _POLL = 0.2  # seconds between two checks of whether all children are alive
 
 
 class ChildProcess:
-    """A Python module as a child process. ``environment``: variables in addition to this process's."""
+    """A Python module as a child process. ``environment``: variables in addition to this process's. ``command``: words
+    that run it somewhere else."""
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None, command: Sequence[str] = ()) -> None:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-bench-")  # noqa: SIM115 - lives as long as the child
         self._process = cleanup.start(
-            [sys.executable, "-m", module], env={**os.environ, **(environment or {})},
+            command or [sys.executable, "-m", module], env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True,
         )  # fmt: skip
 
@@ -140,7 +142,17 @@ def own_output() -> TextIO:
 
 def _begin() -> TextIO:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
+    threading.Thread(target=_end_with_input, daemon=True).start()
     return own_output()
+
+
+def _end_with_input() -> None:
+    """End what is still at work a while after its input has: one that waits for another machine would stay there."""
+    hung_up = select.poll()
+    hung_up.register(0, 0)  # POLLHUP is always reported
+    hung_up.poll()
+    time.sleep(_GRACE)
+    os._exit(1)
 
 
 def _serve_lines(answers: TextIO, handle: Handle) -> None:

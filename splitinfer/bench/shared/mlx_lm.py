@@ -1,10 +1,13 @@
 """The processes of mlx-lm that stand beside the stages, as they are asked from here."""
 
 import json
+import shlex
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.bench.shared.child_process import ChildProcess, receive_all
@@ -19,6 +22,8 @@ from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 
 _PROCESS = "splitinfer.bench.shared.mlx_lm_process"
+_SSH = ("ssh", "-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
+_PORT = 32323
 _TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
 
 
@@ -126,21 +131,29 @@ class MlxLmProcesses:
     """The processes of mlx-lm's own pipeline, or of its tensor parallelism, which sleep between tasks.
 
     ``layers``: the number of each process, in their order. ``by_layers``: whether layers are given to processes, or a
-    part of each layer to every process.
+    part of each layer to every process. ``machines``: where each process runs, ``None`` for here; the others are
+    reached by ssh, and have Python and the model's folder at the same paths.
+
+    They are not started by `mlx.launch`, which gives its processes a terminal where ssh is used: a line of input, which
+    a prompt is, would end at 4,096 bytes. What it sets is set here: the rank, and the addresses of all ranks.
 
     Raises:
         ModelError: mlx-lm cannot cut this model; with the reason.
     """
 
-    def __init__(self, folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True) -> None:
+    def __init__(
+        self, folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True,
+        machines: Sequence[str | None] = (),
+    ) -> None:  # fmt: skip
         cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
         self._children: list[ChildProcess] = []
+        ranks = list(reversed(machines or [None] * len(layers)))
         with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
-            json.dump([[f"127.0.0.1:{port}"] for port in _free_ports(len(layers))], hosts)
+            json.dump([[address] for address in _ring(ranks)], hosts)
             hosts.flush()
             try:
-                for rank in range(len(layers)):
-                    self._children.append(ChildProcess(_PROCESS, {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}))
+                for rank, machine in enumerate(ranks):
+                    self._children.append(_rank(rank, machine, Path(hosts.name)))
                 for answer in self._ask({"folder": folder, "dtype": dtype, **cut}):
                     if "refused" in answer:
                         raise ModelError(answer["refused"])
@@ -174,9 +187,45 @@ class MlxLmProcesses:
         self.close()
 
 
+def _rank(rank: int, machine: str | None, hosts: Path) -> ChildProcess:
+    """A process of a ring. Another machine gets a copy of the file with the addresses, for as long as it runs."""
+    if machine is None:
+        return ChildProcess(_PROCESS, {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
+    script = (
+        f'hosts=$(mktemp) && trap \'rm -f "$hosts"\' EXIT && echo {shlex.quote(hosts.read_text())} >"$hosts" && '
+        f'MLX_RANK={rank} MLX_HOSTFILE="$hosts" {shlex.quote(sys.executable)} -m {_PROCESS}'
+    )
+    return ChildProcess(_PROCESS, command=[*_SSH, machine, shlex.join(["/bin/sh", "-c", script])])
+
+
+def _ring(machines: Sequence[str | None]) -> list[str]:
+    """The address of each rank. A ring must know its ports before it starts: here they are free ones; on another
+    machine, where nobody can know, `mlx.launch`'s.
+
+    Raises:
+        ModelError: the name of a machine is unknown.
+    """
+    there = [machine for machine in machines if machine is not None]
+    try:
+        own = _own_address(there[0]) if there else "127.0.0.1"
+        ports = iter(_free_ports(machines.count(None)))
+        return [
+            f"{own}:{next(ports)}" if machine is None else f"{socket.gethostbyname(machine)}:{_PORT + rank}"
+            for rank, machine in enumerate(machines)
+        ]
+    except OSError as error:
+        raise ModelError(f"a ring over {', '.join(there)} has no address: {error}") from None
+
+
+def _own_address(machine: str) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((machine, _PORT))
+        return str(probe.getsockname()[0])
+
+
 def _free_ports(count: int) -> list[int]:
-    """Free ports; a ring must know them before it starts."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    sockets = [socket.create_server(("", 0)) for _ in range(count)]
     ports: list[int] = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()

@@ -37,6 +37,7 @@ class Options:
     stream_prompt_tokens: int = 128
     stream_tokens: int = 64
     peers: bool = False
+    ssh: bool = False
     draft: str | None = None
     acceptances: tuple[float, ...] = (0.0, 0.6, 0.8, 0.9)
     text: Path | None = None

@@ -26,7 +26,7 @@ _MAX_NOTED = 8  # more than the groups of any pipeline
 
 
 class Likely(NamedTuple):
-    """A step that is likely to come: its slices, without token ids, and the sequences of which it will bring masks."""
+    """A step that is likely to come: its slices, without token ids, and the sequences for which it will bring masks."""
 
     slices: tuple[Slice, ...] = ()
     masked: frozenset[int] = frozenset()
