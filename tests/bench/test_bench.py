@@ -214,6 +214,23 @@ def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
+def test_a_ring_over_machines_is_started_by_ssh(
+    layout_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An `ssh` that runs the words here, in the place of one that would take them elsewhere. The prompt is longer than
+    a terminal's line."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\necho "$2" >"$0.host"\nexec /bin/sh -c "$3"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with MlxLmProcesses(str(layout_file.parent / "model"), "float32", [1, 3], True, [None, "localhost"]) as peers:
+        there = peers.run_batch(Batch(1, 0, (tuple(i % 300 for i in range(1500)),), 3))
+    assert (tmp_path / "ssh.host").read_text() == "localhost\n"
+    assert len(there.token_ids[0]) == 3
+    assert not list(tmp_path.glob("tmp.*"))  # the list of hosts is gone
+
+
 def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
     make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
     with pytest.raises(ModelError, match="its llama has no pipeline"):

@@ -19,11 +19,12 @@ from splitinfer.bench.compare.work import Kind, Pace, fitting, parts
 from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.random_model import Shape, make
+from splitinfer.config import read_layout
 from splitinfer.errors import ConfigError
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 
-DROPS_FROM = 100  # tokens; 4k in small
+DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
 PACE = Pace(prompt=0.01, token=0.1)
 
 
@@ -179,8 +180,8 @@ def test_a_stage_that_drops_a_layer_of_long_prompts_is_told(drops_a_layer: Optio
 def test_it_is_told_without_a_reference_too(drops_a_layer: Options, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "free_bytes", lambda: 0)
     found = run.measure(drops_a_layer)["verdicts"][PIPELINE]
-    assert {each["verdict"] for each in found if each["part"] == "stream"} == {RIGHT}
-    assert [each["verdict"] for each in found if each["part"] != "stream"] == [WRONG]
+    assert {each["verdict"] for each in found if each["prompt_tokens"] < DROPS_FROM} == {RIGHT}
+    assert [each["verdict"] for each in found if each["prompt_tokens"] == 200] == [WRONG] * 3
 
 
 def test_what_cannot_be_tried_without_a_reference_is_named(one_stage: Options):
@@ -189,6 +190,20 @@ def test_what_cannot_be_tried_without_a_reference_is_named(one_stage: Options):
     (table,) = tables(found)
     for said in ("nothing was measured (left out by --no-baseline)", "no layer can move", "the first 4 layers beside"):
         assert said in str(table.caption)
+
+
+def test_an_error_in_the_report_names_no_machine_address_or_path(tmp_path: Path):
+    stages = [{"name": "anna", "layers": 1}, {"name": "back", "layers": 1, "address": "tcp://bens-mini.local:5577"}]
+    file = tmp_path / "layout.yaml"
+    file.write_text(yaml.safe_dump({"model": "m", "stages": stages}))
+    layout = read_layout(file)
+    for said, told in {
+        "ssh: connect to host bens-mini.local port 22: no route": "ssh: connect to host stage 2 port 22: no route",
+        "stage back (tcp://bens-mini.local:5577) was lost": "stage 2 (…) was lost",
+        "nothing in /Users/anna/model, of 192.168.0.7": "nothing in …, of …",
+        "its llama has no pipeline; 16 tokens/s": "its llama has no pipeline; 16 tokens/s",
+    }.items():
+        assert run.without_names(said, layout) == told
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(layout_file: Path, tmp_path: Path):

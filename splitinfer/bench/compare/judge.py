@@ -60,7 +60,7 @@ def reread(
     first: Sequence[int], again: Sequence[int], margins: Sequence[float], moved: float, how: str
 ) -> dict[str, Any]:
     """What a second answer means. ``margins``: of the first answer, between the two likeliest tokens; ``moved``: how
-    far the log probabilities of the tokens that both have in common have moved; ``how``: what was otherwise."""
+    far rounding moves log probabilities; ``how``: what was otherwise."""
     at = parting(first, again[: len(first)])
     if at is None:
         return {"verdict": RIGHT, "said": f"the same {len(first)} tokens {how}"}

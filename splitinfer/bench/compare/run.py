@@ -9,6 +9,7 @@ in it, a number that it asks for at its end.
 """
 
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -55,6 +56,7 @@ _TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
 _PATIENCE = 60.0  # seconds for a killed worker to come back
 _SYSTEMS = 4
 _ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
+_PRIVATE = re.compile(r"\w[\w+.-]*://[^\s,;)]+|(?<![\w.])~?/[^\s,;:'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
 
 _FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
@@ -289,15 +291,26 @@ def _document(
         "minutes": work.options.minutes,
         "took_seconds": round(time.monotonic() - work.start, 1),
         "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
-        "systems": {name: {part: _figures(cell) for part, cell in cells.items()} for name, cells in work.cells.items()},
+        "systems": {
+            name: {part: _figures(cell, layout) for part, cell in cells.items()} for name, cells in work.cells.items()
+        },
         "judged_by": "plain mlx-lm" if PLAIN in verdicts else _ITSELF,
         "verdicts": {name: list(each) for name, each in verdicts.items()},
-        "left_out": [{"what": each.what, "why": each.why} for each in work.left_out],
+        "left_out": [{"what": each.what, "why": without_names(each.why, layout)} for each in work.left_out],
     }
 
 
-def _figures(cell: Cell) -> dict[str, Any]:
+def without_names(text: str, layout: Layout) -> str:
+    """An error's words without names of machines, addresses and paths: the stages are called by their numbers."""
+    machines = _machines(layout)
+    for number, stage in enumerate(layout.stages):
+        for name in filter(None, (machines[number], stage.name)):
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", f"stage {number + 1}", text)
+    return _PRIVATE.sub("…", text).replace("stage stage", "stage")
+
+
+def _figures(cell: Cell, layout: Layout) -> dict[str, Any]:
     if cell.why_not:
-        return {"why_not": cell.why_not}
+        return {"why_not": without_names(cell.why_not, layout)}
     figure = summarize(cell.values)
     return {"median": figure.median, "low": figure.low, "high": figure.high, "limit": cell.limit, "said": cell.said}

@@ -7,8 +7,10 @@ Three things can still be known:
     first layers     as many layers as the first stage has, under the model's own head, are a model of their own that
                      this machine does hold: it answers, and plain mlx-lm judges its answers
 
-Where two readings part, the margin between the two likeliest tokens says whether rounding can be the reason. What can
-not be done (one stage, no room for the other cut) is named, and nothing is said about it.
+Where two readings part, the margin between the two likeliest tokens says whether rounding can be the reason; what
+rounding moves is seen on the shortest prompt. So a fault that long and short prompts share may pass for rounding, and
+only the first layers, which mlx-lm judges, tell it. What cannot be done (one stage, no room for the other cut) is
+named, and nothing is said about it.
 """
 
 import json
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.compare.judge import reread, tolerance, verdict
+from splitinfer.bench.compare.judge import parting, reread, tolerance, verdict
 from splitinfer.bench.compare.work import ANSWER, LeftOut
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.printing import say
@@ -71,17 +73,28 @@ def _answers(llm: LLM, prompts: Prompts) -> list[RequestOutput]:
 
 
 def _compared(prompts: Prompts, once: Sequence[RequestOutput], again: Sequence[RequestOutput], how: str) -> Verdicts:
+    """The shortest prompt says what rounding moves: a fault that only long ones show must not excuse itself."""
+    moved = min(zip(map(len, prompts.values()), map(_moved, once, again), strict=True), default=(0, 0.0))[1]
     return [
-        {"part": name, "prompt_tokens": len(prompt), **_one_compared(first, second, how)}
+        {"part": name, "prompt_tokens": len(prompt), **_one_compared(first, second, moved, how)}
         for (name, prompt), first, second in zip(prompts.items(), once, again, strict=True)
     ]
 
 
-def _one_compared(once: RequestOutput, again: RequestOutput, how: str) -> dict[str, Any]:
-    pairs = list(zip(once.logprobs or [], again.logprobs or [], strict=False))
-    moved = max((abs(a.logprob - b.logprob) for a, b in pairs if a.token_id == b.token_id), default=0.0)
+def _one_compared(once: RequestOutput, again: RequestOutput, moved: float, how: str) -> dict[str, Any]:
     margins = [each.top[0][1] - each.top[1][1] for each in once.logprobs or []]
     return reread(once.token_ids, again.token_ids, margins, moved, how)
+
+
+def _moved(once: RequestOutput, again: RequestOutput) -> float:
+    """How far the log probabilities of the likeliest tokens have moved, up to where the answers part: behind that they
+    follow other texts."""
+    at = parting(once.token_ids, again.token_ids)
+    same = slice(None if at is None else at + 1)
+    pairs = zip((once.logprobs or [])[same], (again.logprobs or [])[same], strict=False)
+    return max(
+        (abs(a[1] - b[1]) for one, other in pairs for a in one.top for b in other.top if a[0] == b[0]), default=0.0
+    )
 
 
 # -- the first layers --------------------------------------------------------------------------------------------------

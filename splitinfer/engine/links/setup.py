@@ -32,6 +32,6 @@ def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> 
     except TransportUnavailable as error:
         if not fallback:
             raise
-        note = f"tcp in place of rdma: {error.reason}"
+        note = f"tcp in place of {address.partition('://')[0]}: {error.reason}"
     log.info("%s: %s", fallback, note)
     return Reached(connect(fallback, timeout=timeout, options=options), note)
