@@ -302,11 +302,11 @@ def _document(
 
 def without_names(text: str, layout: Layout) -> str:
     """An error's words without names of machines, addresses and paths: the stages are called by their numbers."""
-    machines = _machines(layout)
+    machines, text = _machines(layout), _PRIVATE.sub("…", text)
     for number, stage in enumerate(layout.stages):
         for name in filter(None, (machines[number], stage.name)):
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", f"stage {number + 1}", text)
-    return _PRIVATE.sub("…", text).replace("stage stage", "stage")
+    return text.replace("stage stage", "stage")
 
 
 def _figures(cell: Cell, layout: Layout) -> dict[str, Any]:
