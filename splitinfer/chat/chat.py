@@ -12,10 +12,10 @@ from splitinfer.chat.conversation import Conversation, clean, fit, from_json, ro
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
-from splitinfer.errors import RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
-from splitinfer.pictures.marks import has_pictures, marked, shown, taken_out
+from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 
 _WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
@@ -155,15 +155,18 @@ class Chat:
         return request
 
     def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        seen = self._seen(messages)
+        try:
+            seen = self._seen(messages)
+        except ContextExceeded:  # of so many pictures that they were not read
+            return [0] * (self._context + 1)
         return self._llm.encode_chat(messages) if seen is None else list(seen.plain)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
         """A conversation with its pictures; ``None`` if it has none."""
         if not has_pictures(messages):
             return None
-        chat, files = taken_out(messages, self._llm.seeing.mark)
-        return self._llm.seeing.prompt(self._llm.encode_chat(chat), files)
+        chat, files = self._llm.seeing.taken_out(messages)
+        return self._llm.seeing.prompt(self._llm.encode_chat(chat), files, self._context)
 
     @property
     def _context(self) -> int:
@@ -262,7 +265,7 @@ class Chat:
     def _save(self, name: str) -> None:
         try:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
-                file.write(to_json(self.conversation))
+                file.write(portable(to_json(self.conversation)))
         except FileExistsError:
             self._refuse(f"{name} already exists; choose another name")
         except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
@@ -275,7 +278,7 @@ class Chat:
             path = Path(name).expanduser()
             if path.exists() and not path.is_file():  # a device or a pipe may have no end
                 raise ValueError("it is not a file")
-            conversation = from_json(path.read_text(encoding="utf-8"))
+            conversation = from_json(portable(path.read_text(encoding="utf-8"), reads=True))
         except (OSError, RuntimeError, ValueError) as error:
             self._refuse(f"{name} cannot be loaded: {_reason(error)}")
         else:

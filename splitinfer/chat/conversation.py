@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from splitinfer.core.json_text import dumps
+from splitinfer.pictures.marks import marked
 
 Message = dict[str, Any]
 Encode = Callable[[list[Message]], list[int]]
@@ -135,9 +136,21 @@ def _ids(message: Any) -> tuple[int, ...]:
 
 def _pair(number: int, message: Any) -> tuple[str, str]:
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if isinstance(content, list):
+        content = "".join(_part(number, part) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError(f"message {number} needs a role and a content, both text")
     return role, clean(content)
+
+
+def _part(number: int, part: Any) -> str:
+    """A part of a message, as OpenAI's API has it."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
+            return marked(url)
+    raise ValueError(f"message {number} has a part that is no text and no data URL of a picture")
 
 
 def _turns(pairs: Sequence[tuple[str, str]], ids: Sequence[tuple[int, ...]], first: int) -> list[Turn]:

@@ -334,7 +334,8 @@ class LLM(Texts, Operated):
         """A prompt with its pictures, if it has not got them already."""
         if isinstance(prompt, SeenPrompt):
             return prompt
-        return self.seeing.prompt(self.encode(prompt) if isinstance(prompt, str) else prompt, pictures)
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        return self.seeing.prompt(tokens, pictures, self.context_length)
 
     def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
         """What holds for an answer; compiling a grammar may take a second."""

@@ -1,24 +1,26 @@
 """Pictures of a request: read, put into its prompt, and held for the stage that computes their rows."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from splitinfer.core.picture import Picture, row_ids, with_placeholders
-from splitinfer.errors import RequestError
+from splitinfer.core.picture import MAX_ROWS, Picture, row_ids, with_placeholders
+from splitinfer.errors import ContextExceeded, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.mlx_vlm import is_installed
 from splitinfer.models.pictures import Pixels, known
 from splitinfer.pictures.decoding import Limits
 from splitinfer.pictures.families import Prepared, family_of, layers_at_once, sees
+from splitinfer.pictures.marks import taken_out
 from splitinfer.pictures.reader import PictureReader
-from splitinfer.pictures.sources import read_file
+from splitinfer.pictures.sources import from_url, read_file
 from splitinfer.text.tokenizer import Tokenizer
 
 Source = bytes | str | os.PathLike[str] | Prepared
-"""A picture: the bytes of a file, or the path of one."""
+"""A picture: the bytes of a file, or the path of one, or a data URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,18 @@ class Seeing:
         ids = self._tokenizer.encode(written, adds_special=False) if written else []
         return written if written and ids.count(family.placeholder) == 1 else family.mark
 
+    def taken_out(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+        """Messages with ``mark`` in the places of their pictures, and the pictures' sources. What else in them would be
+        a placeholder, because somebody wrote its name or the model chose it in an answer, becomes text."""
+        if self._reader is None or self._tokenizer is None:
+            return taken_out(messages, self.mark)
+        placeholder = self._reader.family.placeholder
+        plain = [
+            {name: value for name, value in message.items() if name != "token_ids" or placeholder not in value}
+            for message in messages
+        ]
+        return taken_out(plain, self.mark, self._tokenizer.codec.decode([placeholder]))
+
     def _token_id(self, text: str) -> int | None:
         return None if self._tokenizer is None else self._tokenizer.token_id(text)
 
@@ -98,8 +112,8 @@ class Seeing:
             f", or the first machine has not the first {least} layers" if least else ""
         )
 
-    def read(self, source: Source) -> Prepared:
-        """One picture.
+    def read(self, source: Source, room: int | None = None) -> Prepared:
+        """One picture. ``room``: pixels that are left for it.
 
         Raises:
             RequestError: it cannot be read.
@@ -107,7 +121,24 @@ class Seeing:
         reader = self.check(1)
         if isinstance(source, Prepared):
             return source
-        return reader.read(source if isinstance(source, bytes) else self._bytes(Path(source)))
+        if isinstance(source, str) and source.startswith("data:"):
+            return reader.read(from_url(source, self.limits.nbytes), room)
+        return reader.read(source if isinstance(source, bytes) else self._bytes(Path(source)), room)
+
+    def _read_all(self, sources: Sequence[Source], context: int) -> list[Prepared]:
+        """Pictures one by one. What is too large for what the others left is refused before it is decoded."""
+        reader = self.check(len(sources))
+        area, read, left, pixels = reader.family.step**2, list[Prepared](), context, self.limits.fitted
+        for source in sources:
+            one = self.read(source, max(0, min(min(left, MAX_ROWS) * area, pixels)))
+            read.append(one)
+            left, pixels = left - one.num_tokens, pixels - one.nbytes // 3
+            if left < 0 or pixels < 0:  # it was read before, and so not refused
+                raise ContextExceeded(
+                    f"the first {len(read)} pictures take {context - left:,} tokens; the context has {context:,}, and "
+                    f"a request's pictures may have {self.limits.fitted:,} pixels in the sizes that the model wants"
+                )
+        return read
 
     def _bytes(self, path: Path) -> bytes:
         try:
@@ -115,21 +146,23 @@ class Seeing:
         except OSError as error:
             raise RequestError(f"the picture {path} cannot be read: {error.strerror or error}") from error
 
-    def prompt(self, tokens: Sequence[int], sources: Sequence[Source]) -> SeenPrompt:
-        """A prompt with its pictures in the places of its placeholders, in their order.
+    def prompt(self, tokens: Sequence[int], sources: Sequence[Source], context: int) -> SeenPrompt:
+        """A prompt with its pictures in the places of its placeholders, in their order. ``context``: its most tokens.
 
         Raises:
+            ContextExceeded: they are more than that has room for.
             RequestError: the model does not see, a picture cannot be read, or there are more or fewer placeholders.
         """
         if not sources:
             return SeenPrompt(tuple(map(int, tokens)))
         reader = self.check(len(sources))
-        read = [self.read(source) for source in sources]
+        reader.check_places(tokens, len(sources))
+        read = self._read_all(sources, context - len(tokens) + len(sources))
         found, starts = reader.places([int(token) for token in tokens], read)
         pictures = tuple(
             Picture(start, one.key, one.sent, one.grid, one.is_whole) for start, one in zip(starts, read, strict=True)
         )
         for picture in pictures:
             found[picture.start : picture.end] = row_ids(picture.key, len(picture.token_ids))
-        pixels = tuple(known(Pixels(one.key, one.values, one.named, one.token_ids)) for one in read)
+        pixels = tuple(known(Pixels(one.key, one.make, one.nbytes, one.named, one.token_ids)) for one in read)
         return SeenPrompt(tuple(found), pictures, pixels)

@@ -9,8 +9,9 @@ The process that reads pictures is the one that has the first stage. Their value
 content, so that plans, which go to all stages, hold keys alone.
 """
 
+import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.picture import Picture
 from splitinfer.core.plan import NewSequence, Slice
-from splitinfer.errors import CannotCut, ProtocolError
+from splitinfer.errors import CannotCut, ProtocolError, QueueFull
 from splitinfer.models.cut import StageModel
 from splitinfer.models.layers import type_name
 
@@ -29,22 +30,35 @@ _LANGUAGE = "language_model."
 
 @dataclass(eq=False)
 class Pixels:
-    """A picture's values as the model's tower takes them. ``named``: its further arguments. ``token_ids``: the
-    placeholders of its rows. ``rows``: made of all that, once a step needed them."""
+    """A picture. ``make``: makes its values as the model's tower takes them; ``nbytes``: of what it makes them of.
+    ``named``: the tower's further arguments. ``token_ids``: the placeholders of its rows. ``rows``: made of all that,
+    once a step needed them."""
 
     key: bytes
-    values: Any
+    make: Callable[[], Any]
+    nbytes: int
     named: Mapping[str, Any]
     token_ids: tuple[int, ...]
     rows: mx.array | None = None
 
 
 _known: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()
+_knowing = threading.Lock()  # of two with one content, that which stages find must be the one that is held
+_MOST_KNOWN = 2**31  # bytes, of all requests
+_KEPT_ROWS = 2**28  # bytes
 
 
 def known(pixels: Pixels) -> Pixels:
-    """The picture of that content that stages find, as long as somebody holds it."""
-    return _known.setdefault(pixels.key, pixels)
+    """The picture of that content that stages find, as long as somebody holds it.
+
+    Raises:
+        QueueFull: the requests under way have so many pictures that there is no memory for a further one.
+    """
+    with _knowing:
+        held = _known.get(pixels.key)
+        if held is None and sum(one.nbytes for one in list(_known.values())) + pixels.nbytes > _MOST_KNOWN:
+            raise QueueFull("the requests under way have too many pictures; try again later")
+        return _known.setdefault(pixels.key, pixels) if held is None else held
 
 
 class PictureTower:
@@ -53,6 +67,9 @@ class PictureTower:
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
+        self._made: weakref.WeakValueDictionary[bytes, Pixels] = (
+            weakref.WeakValueDictionary()
+        )  # rows; needed last: last
         vision = getattr(getattr(whole, "config", None), "vision_config", None)
         self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
@@ -121,14 +138,23 @@ class PictureTower:
         return step
 
     def _rows_of(self, pixels: Pixels) -> mx.array:
-        if pixels.rows is None:
-            pixels.rows = self._embedded(pixels.token_ids, pixels)
-        return pixels.rows
+        """A picture's rows. Those that were needed last are kept; of others, the values are made again if need be."""
+        rows = pixels.rows
+        if rows is None:
+            rows = pixels.rows = self._embedded(pixels.token_ids, pixels)
+        self._made.pop(pixels.key, None)
+        self._made[pixels.key] = pixels
+        left = _KEPT_ROWS
+        for one in reversed(list(self._made.values())):
+            left -= 0 if one.rows is None else one.rows.nbytes
+            if left < 0 and one is not pixels:
+                one.rows = None
+        return rows
 
     def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
         """[n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
         named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
-        values = None if pixels is None else _array(pixels.values)
+        values = None if pixels is None else _array(pixels.make())
         found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)
         rows = found.inputs_embeds[0]
         deep = getattr(found, "deepstack_visual_embeds", None) if pixels is not None else None

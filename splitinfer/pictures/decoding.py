@@ -4,7 +4,9 @@ A picture is a program for its decoder: a few bytes may ask for gigabytes or for
 reached by whoever sends one. So bytes, pixels, seconds and memory have bounds, and few are decoded at a time.
 """
 
+import contextlib
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from splitinfer.errors import NotInstalled, RequestError
+from splitinfer.errors import ContextExceeded, NotInstalled, RequestError
 from splitinfer.pictures.families import RGB
 from splitinfer.pictures.sizes import Fit
 
@@ -24,11 +26,13 @@ _COMMAND = ["-m", "splitinfer.pictures.decoder"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may send. ``memory``: of the process that decodes, which macOS does not bound."""
+    """What a request may send. ``nbytes``, ``pixels``: of one picture. ``fitted``: pixels of all its pictures in the
+    sizes that the model wants. ``memory``: of the process that decodes, which macOS does not bound."""
 
     pictures: int = 16
     nbytes: int = 20 * 10**6
     pixels: int = 50 * 10**6
+    fitted: int = 100 * 10**6
     seconds: int = 10
     memory: int = 2 * 10**9
 
@@ -36,10 +40,11 @@ class Limits:
 _turn = threading.BoundedSemaphore(_AT_ONCE)
 
 
-def decode(data: bytes, fit: Fit, limits: Limits) -> RGB:
-    """[height, width, 3] of a picture, in the size that ``fit`` asks for.
+def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RGB:
+    """[height, width, 3] of a picture, in the size that ``fit`` asks for. ``room``: pixels that are left for it.
 
     Raises:
+        ContextExceeded: it would have more; nothing of it was decoded.
         RequestError: it cannot be decoded within the limits; one sentence says why.
         NotInstalled: Pillow is missing.
     """
@@ -47,9 +52,13 @@ def decode(data: bytes, fit: Fit, limits: Limits) -> RGB:
         raise NotInstalled("pictures need Pillow: pip install 'splitinfer[vlm]'")
     if len(data) > limits.nbytes:
         raise RequestError(f"a picture has {len(data):,} bytes; at most {limits.nbytes:,} are read")
-    asked = {"fit": list(fit), "most_pixels": limits.pixels, "seconds": limits.seconds, "memory": limits.memory}
+    room = limits.fitted if room is None else room
+    asked = {"fit": list(fit), "most_pixels": limits.pixels, "room": room}
+    asked |= {"seconds": limits.seconds, "memory": limits.memory}
     with _turn:
         said, rgb = _run(json.dumps(asked).encode() + b"\n" + data, limits.seconds)
+    if "too_large" in said:
+        raise ContextExceeded("the pictures take more of the context than there is; send fewer, or smaller ones")
     if "wrong" in said:
         raise RequestError(f"a picture cannot be used: {said['wrong']}")
     width, height = said["size"]
@@ -66,4 +75,8 @@ def _run(question: bytes, seconds: int) -> tuple[dict[str, Any], bytes]:
     line, _, rgb = done.stdout.partition(b"\n")
     if done.returncode < 0:
         return {"wrong": f"its decoder was ended (signal {-done.returncode}), by its own limits or a fault"}, b""
-    return (json.loads(line), rgb) if line else ({"wrong": "its decoder failed"}, b"")
+    with contextlib.suppress(ValueError):
+        said = json.loads(line)
+        if not done.returncode and ("size" not in said or len(rgb) == 3 * math.prod(said["size"])):
+            return said, rgb
+    return {"wrong": "its decoder failed"}, b""

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 class Prepared:
     """A picture for one model.
 
-    key: of its content. values, named: what the tower takes. token_ids: the placeholders of its rows as the tower knows
-    them; sent: as stages are sent them. before, after: tokens around them in the prompt. grid, is_whole: as
-    ``core.picture.Picture`` has them.
+    key: of its content. make: makes ``values`` of its pixels, which are eight times smaller and so are what is kept.
+    values, named: what the tower takes. token_ids: the placeholders of its rows as the tower knows them; sent: as
+    stages are sent them. before, after: tokens around them in the prompt. grid, is_whole: as ``core.picture.Picture``
+    has them.
     """
 
     key: bytes
-    values: Values
+    make: Callable[[], Values]
+    nbytes: int  # of its pixels
     named: Mapping[str, Any]
     token_ids: tuple[int, ...]
     sent: tuple[int, ...]
@@ -44,9 +47,14 @@ class Prepared:
     is_whole: bool = False
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its values."""
-        return self.values.nbytes
+    def values(self) -> Values:
+        """Its pixels as the tower takes them."""
+        return self.make()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it takes of a prompt."""
+        return len(self.before) + len(self.token_ids) + len(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +77,58 @@ class Family:
         """A picture that has the size ``fit`` asks for."""
         height, width = rgb.shape[:2]
         inputs = (self.name, self.patch, self.merge, self.mean, self.std, rgb.shape)
-        key = hashlib.blake2b(repr(inputs).encode() + rgb.tobytes(), digest_size=32).digest()
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        values: Values = ((rgb.astype(np.float32) * np.float32(1 / 255) - mean) / std).transpose(2, 0, 1)
-        rows, columns = height // (self.patch * self.merge), width // (self.patch * self.merge)
-        return _MAKERS[self.name](self, key, values, rows, columns)
+        digest = hashlib.blake2b(repr(inputs).encode(), digest_size=32)
+        digest.update(np.ascontiguousarray(rgb).data)
+        rows, columns = height // self.step, width // self.step
+        return _MAKERS[self.name](self, digest.digest(), rgb, rows, columns)
+
+    @property
+    def step(self) -> int:
+        """Pixels of a row of the tower's on each side."""
+        return self.patch * self.merge
+
+    def normalised(self, rgb: RGB) -> Values:
+        """[3, height, width] values in the tower's range."""
+        values = rgb.astype(np.float32)
+        values *= np.float32(1 / 255)
+        values -= np.array(self.mean, np.float32)
+        values /= np.array(self.std, np.float32)
+        return values.transpose(2, 0, 1)
 
 
-def _qwen(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+def _patches(family: Family, rgb: RGB, rows: int, columns: int) -> Values:
     """Patches in the order of the merged ones, each twice: pictures are films of two frames."""
     p, m = family.patch, family.merge
-    patches = np.repeat(values[None], 2, axis=0).reshape(2, 3, rows, m, p, columns, m, p)
-    flat = patches.transpose(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * m * columns * m, -1)
+    once = family.normalised(rgb).reshape(3, rows, m, p, columns, m, p).transpose(1, 4, 2, 5, 0, 3, 6)
+    return np.repeat(once[:, :, :, :, :, None], 2, axis=5).reshape(rows * m * columns * m, -1)
+
+
+def _qwen(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
     ids = (family.placeholder,) * (rows * columns)
-    named = {"image_grid_thw": np.array([[1, rows * m, columns * m]], np.int64)}
-    return Prepared(key, np.ascontiguousarray(flat), named, ids, ids, grid=(rows, columns))
+    named = {"image_grid_thw": np.array([[1, rows * family.merge, columns * family.merge]], np.int64)}
+    make = partial(_patches, family, rgb, rows, columns)
+    return Prepared(key, make, rgb.nbytes, named, ids, ids, grid=(rows, columns))
 
 
-def _pixtral(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+def _planes(family: Family, rgb: RGB) -> Values:
+    return np.ascontiguousarray(family.normalised(rgb)[None])
+
+
+def _pixtral(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
     """Rows of placeholders, with a token between them and one behind the last."""
     row = (family.placeholder,) * columns
     ids = (*(*row, family.others["break"]) * (rows - 1), *row, family.others["end"])
-    size = values.shape[1:]
-    return Prepared(key, np.ascontiguousarray(values[None]), {"image_sizes": [size]}, ids, ids)
+    return Prepared(key, partial(_planes, family, rgb), rgb.nbytes, {"image_sizes": [rgb.shape[:2]]}, ids, ids)
 
 
-def _gemma(family: Family, key: bytes, values: Values, rows: int, columns: int) -> Prepared:
+def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
     """Tables that depend on tokens have the padding's entry for a picture."""
     count = rows * columns
     around = (family.others["begin"],), (family.others["end"],)
     whole = family.is_whole
     ids = (family.placeholder,) * count
-    return Prepared(key, np.ascontiguousarray(values[None]), {}, ids, (0,) * count, *around, is_whole=whole)
+    make = partial(_planes, family, rgb)
+    return Prepared(key, make, rgb.nbytes, {}, ids, (0,) * count, *around, is_whole=whole)
 
 
 _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}

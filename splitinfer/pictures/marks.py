@@ -2,15 +2,19 @@
 
 A picture stands in a message's text as its source between two characters that Unicode leaves to programs. So the order
 of pictures is that of the text, whatever becomes of the messages before. Then the pictures are taken out, and what the
-model's template writes for a picture takes their places. Somebody who writes such characters into a text sends a
-picture in another way, and nothing else.
+model's template writes for a picture takes their places.
+
+Behind the first of these characters is a number that each process draws, so that no text that somebody else wrote (a
+web page that an agent reads, an answer) is taken for a picture. Nor is the name of the token that stands for pictures
+one, where it is in a text: it is cut in two.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_OPEN, _CLOSE = f"\ufdd0{secrets.token_hex(8)} ", "\ufdd1"
 _MARKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
 
@@ -19,25 +23,28 @@ def marked(source: str) -> str:
     return f"{_OPEN}{source}{_CLOSE}"
 
 
-def taken_out(messages: Sequence[Mapping[str, Any]], mark: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Messages with ``mark`` in the places of their pictures, and the pictures' sources in that order.
+def taken_out(
+    messages: Sequence[Mapping[str, Any]], mark: str, name: str = ""
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Messages with ``mark`` in the places of their pictures, and the pictures' sources in that order. ``name``: of the
+    token that stands for pictures, cut in two where it is in other texts.
 
-    >>> taken_out([{"role": "user", "content": f"See {marked('a.png')}."}], "<picture>")
-    ([{'role': 'user', 'content': 'See <picture>.'}], ['a.png'])
+    >>> taken_out([{"role": "user", "content": f"<p> is {marked('a.png')}."}], "<start><p>", "<p>")
+    ([{'role': 'user', 'content': '< p> is <start><p>.'}], ['a.png'])
     """
     sources = list[str]()
 
-    def take(found: re.Match[str]) -> str:
-        sources.append(found.group(1))
-        return mark
+    def plain(value: Any) -> Any:
+        if isinstance(value, str):
+            texts = _MARKED.split(value)  # with the sources between them
+            sources.extend(texts[1::2])
+            cut = [text.replace(name, f"{name[0]} {name[1:]}") for text in texts[::2]] if name else texts[::2]
+            return mark.join(cut)
+        if isinstance(value, Mapping):
+            return {key: plain(each) for key, each in value.items()}
+        return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
-    def without(message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        if not isinstance(content, str) or _OPEN not in content:
-            return message
-        return {**message, "content": _MARKED.sub(take, content)}
-
-    return list(map(without, messages)), sources
+    return [plain(message) for message in messages], sources
 
 
 def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -46,10 +53,32 @@ def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(isinstance(content, str) and _OPEN in content for content in contents)
 
 
+def in_lines(texts: Iterable[str]) -> str:
+    """Texts with line breaks between them, but none around pictures.
+
+    >>> [taken_out([{"content": in_lines([marked("a"), marked("b"), "What is", "it?"])}], "<p>")[0]]
+    [[{'content': '<p><p>What is\\nit?'}]]
+    """
+    found = ""
+    for text in texts:
+        is_beside = not found or found.endswith(_CLOSE) or text.startswith(_OPEN)
+        found += text if is_beside else f"\n{text}"
+    return found
+
+
+def portable(text: str, *, reads: bool = False) -> str:
+    """A text with pictures for a file, in which the number is of no use; ``reads``: one of a file for this process.
+
+    >>> portable(portable(marked("a.png")), reads=True) == marked("a.png")
+    True
+    """
+    return text.replace("\ufdd0 ", _OPEN) if reads else text.replace(_OPEN, "\ufdd0 ")
+
+
 def shown(text: str) -> str:
     """A text as a person is shown it.
 
-    >>> shown(f"{marked('a.png')} What is it?")
-    '[a.png] What is it?'
+    >>> shown(f"{marked('a.png')} What is {marked('data:image/png;base64,AA==')}?")
+    '[a.png] What is [a picture]?'
     """
-    return _MARKED.sub(r"[\1]", text)
+    return _MARKED.sub(lambda found: "[a picture]" if found[1].startswith("data:") else f"[{found[1]}]", text)

@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from splitinfer.errors import RequestError
+from splitinfer.errors import ContextExceeded, RequestError
 from splitinfer.pictures.decoding import Limits, decode
 from splitinfer.pictures.families import Family, Prepared
 
@@ -21,10 +21,11 @@ class PictureReader:
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, data: bytes) -> Prepared:
-        """A picture for the model.
+    def read(self, data: bytes, room: int | None = None) -> Prepared:
+        """A picture for the model. ``room``: pixels that are left for it.
 
         Raises:
+            ContextExceeded: it would have more.
             RequestError: it cannot be decoded, or not within the limits.
             NotInstalled: Pillow is missing.
         """
@@ -33,7 +34,7 @@ class PictureReader:
             if name in self._kept:
                 self._kept.move_to_end(name)
                 return self._kept[name]
-        made = self.family.prepared(decode(data, self.family.fit, self.limits))
+        made = self.family.prepared(decode(data, self.family.fit, self.limits, room))
         with self._lock:
             self._kept[name] = made
             while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES:
@@ -44,24 +45,27 @@ class PictureReader:
         """Check how many pictures a request has.
 
         Raises:
-            RequestError: it has too many.
+            ContextExceeded: it has too many.
         """
         if count > self.limits.pictures:
-            raise RequestError(f"a request has {count} pictures; at most {self.limits.pictures} are read")
+            raise ContextExceeded(f"a request has {count} pictures; at most {self.limits.pictures} are read")
 
-    def places(self, tokens: Sequence[int], pictures: Sequence[Prepared]) -> tuple[list[int], list[int]]:
-        """A prompt's tokens with those of its pictures in place of its placeholders; and where each picture's begin.
+    def check_places(self, tokens: Sequence[int], count: int) -> None:
+        """Check that a prompt has a placeholder for each of its pictures.
 
         Raises:
-            RequestError: it has another number of placeholders.
+            RequestError: it has more or fewer.
         """
-        found, starts, left = list[int](), list[int](), iter(pictures)
         wanted = sum(token == self.family.placeholder for token in tokens)
-        if wanted != len(pictures):
+        if wanted != count:
             raise RequestError(
                 f"the prompt has {wanted} places for pictures (token {self.family.placeholder}) and came with "
-                f"{len(pictures)} pictures"
+                f"{count} pictures"
             )
+
+    def places(self, tokens: Sequence[int], pictures: Sequence[Prepared]) -> tuple[list[int], list[int]]:
+        """A prompt's tokens with those of its pictures in place of its placeholders; and where each picture's begin."""
+        found, starts, left = list[int](), list[int](), iter(pictures)
         for token in tokens:
             if token != self.family.placeholder:
                 found.append(token)

@@ -8,7 +8,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from splitinfer.errors import RequestError
 
@@ -40,7 +40,7 @@ def from_url(url: str, most: int, folders: Sequence[Path] = ()) -> bytes:
         if not comma or not head.lower().startswith("image/") or not head.lower().endswith(";base64"):
             raise RequestError("a picture's data URL must begin with data:image/TYPE;base64,")
         return from_base64(body, most)
-    parts = urlsplit(url) if url.isprintable() else urlsplit("")
+    parts = _parts(url)
     if parts.scheme.lower() == "file" and not parts.netloc and folders:
         return _file(Path(unquote(parts.path)), most, folders)
     what = "files are not read" if parts.scheme.lower() == "file" else "addresses are not fetched"
@@ -49,13 +49,24 @@ def from_url(url: str, most: int, folders: Sequence[Path] = ()) -> bytes:
     )
 
 
-def _file(path: Path, most: int, folders: Sequence[Path]) -> bytes:
+def _parts(url: str) -> SplitResult:
+    """The parts of a URL; none of what is no URL."""
     try:
-        real = path.resolve(strict=True)
-        if not any(real.is_relative_to(folder.resolve()) for folder in folders) or not real.is_file():
+        return urlsplit(url if url.isprintable() else "")
+    except ValueError:  # such as brackets without an address
+        return urlsplit("")
+
+
+def _file(path: Path, most: int, folders: Sequence[Path]) -> bytes:
+    """What lies elsewhere is refused in one way, whether it is there or not."""
+    try:
+        real = path.resolve()
+        if not any(real.is_relative_to(folder.resolve()) for folder in folders) or (
+            real.exists() and not real.is_file()
+        ):
             raise RequestError(f"the picture {str(path)[:_SHOWN]!r} is in no folder that may be read")
         return read_file(real, most)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
         raise RequestError(f"the picture {str(path)[:_SHOWN]!r} cannot be read ({type(error).__name__})") from None
 
 

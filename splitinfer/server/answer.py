@@ -17,7 +17,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.request import Handling
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.pictures import seen_prompt
+from splitinfer.server.pictures import read_prompt
 from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
@@ -294,7 +294,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    seen, prompt, text = await asyncio.to_thread(seen_prompt, llm, ask.prompt, known)
+    seen, prompt, text = await read_prompt(llm, ask.prompt, known)
     room = llm.context_length - len(seen.tokens)
     if ask.must_call or ask.has_strict:
         tools = ask.must_call or ask.tools

@@ -76,3 +76,25 @@ for (const [name, text, said] of [
     assert.throws(() => fromFile(text, "f", ids(), 1), said);
   });
 }
+
+test("a picture is exported and comes back, in a library and in messages", () => {
+  const picture = "data:image/png;base64,AA==", files = [{ name: "a.png", text: "", picture }];
+  let made = add(newConversation("c", 0), ROOT, { id: "u", role: "user", content: "What is it?", files }, 1);
+  made = add(made, "u", { id: "a", role: "assistant", content: "A cat." }, 2);
+  const [whole] = fromFile(JSON.stringify(toFile([made])), "f.json", ids(), 3);
+  assert.deepEqual(whole.nodes.u.files, files);
+  const [listed] = fromFile(JSON.stringify(toMessages(made)), "m.json", ids(), 3);
+  assert.deepEqual(toMessages(listed), toMessages(made));
+  assert.equal(toMessages(listed)[0].content[0].image_url.url, picture);
+});
+
+test("what is no picture is none after an import", () => {
+  const files = [{ name: "a.png", text: "", picture: "https://example.com/a.png" }];
+  const made = add(newConversation("c", 0), ROOT, { id: "u", role: "user", content: "Hi", files }, 1);
+  const [whole] = fromFile(JSON.stringify(toFile([made])), "f.json", ids(), 3);
+  assert.deepEqual(whole.nodes.u.files, [{ name: "a.png", text: "" }]);
+  const parts = [{ type: "image_url", image_url: { url: files[0].picture } }];
+  assert.throws(() => fromFile(JSON.stringify([{ role: "user", content: parts }]), "m.json", ids(), 3), /m.json has a part/);
+  const [repl] = fromFile(JSON.stringify([{ role: "user", content: "\ufdd0 /a.png\ufdd1Hi" }]), "r.json", ids(), 3);
+  assert.equal(Object.values(repl.nodes)[0].content, "[/a.png] Hi");
+});

@@ -1,9 +1,12 @@
 """What strangers send as pictures: decoded within limits in another process, or refused in a sentence."""
 
 import io
+import os
 import struct
 import zlib
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +14,16 @@ import pytest
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
-from PIL import Image
+from PIL import Image, ImageOps
 from seeing import png
 
-from splitinfer.errors import RequestError
+from splitinfer.errors import ContextExceeded, RequestError
 from splitinfer.pictures import decoding
 from splitinfer.pictures.decoder import NotAPicture, decoded
 from splitinfer.pictures.decoding import Limits, decode
 from splitinfer.pictures.families import Family
 from splitinfer.pictures.sizes import Fit, fitted
+from splitinfer.pictures.sources import from_url
 
 FIT = Fit("area", 8, 64, 10_000)
 
@@ -51,6 +55,10 @@ def test_a_picture_comes_back_in_its_size() -> None:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "not a picture"),
         (b"", "not a picture"),
+        (
+            struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 54, 0, 0, 54, 40, 0, 4, 1, 24, 0, 0, 0, 0, 0, 0),
+            "not a picture",
+        ),
         (png(4, 900), "times as long as wide"),
     ],
 )
@@ -74,6 +82,90 @@ def test_bytes_memory_and_a_decoder_that_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(decoding, "_COMMAND", ["5"])
     with pytest.raises(RequestError, match=r"more than 0\.1 seconds"):
         decode(png(), FIT, Limits(seconds=0.1))  # type: ignore[arg-type]
+
+
+def _file(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def _colours(data: bytes) -> list[tuple[int, ...]]:
+    """The colours in the middle of a picture's left and right halves."""
+    width, height, rgb = decoded(data, FIT, Limits().pixels)
+    seen = np.frombuffer(rgb, np.uint8).reshape(height, width, 3)
+    return [tuple(seen[height // 2, width * i // 4].tolist()) for i in (1, 3)]
+
+
+def test_what_is_seen_is_what_a_person_sees() -> None:
+    clear = Image.new("RGBA", (40, 20), (0, 0, 0, 0))
+    clear.paste((200, 0, 0, 255), (20, 0, 40, 20))
+    assert _colours(_file(clear, "PNG")) == [(255, 255, 255), (200, 0, 0)]
+    palette = Image.new("P", (40, 20), 0)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    assert _colours(_file(palette, "PNG", transparency=0)) == [(255, 255, 255)] * 2
+    assert _colours(_file(Image.new("I;16", (40, 20), 128 * 256), "PNG")) == [(128, 128, 128)] * 2
+    assert _colours(_file(Image.new("CMYK", (40, 20), (0, 0, 0, 255)), "JPEG")) == [(0, 0, 0)] * 2
+    films = [Image.new("RGB", (40, 20), colour) for colour in ("red", "blue")]
+    for kind in ("GIF", "WEBP", "PNG"):
+        red, _ = _colours(_file(films[0], kind, save_all=True, append_images=films[1:], lossless=True))
+        assert red == (255, 0, 0), kind
+
+
+@pytest.mark.parametrize("way", [3, 6, 8])
+def test_it_is_turned_as_the_camera_was_held(way: int) -> None:
+    image = Image.new("RGB", (40, 20), "red")
+    image.paste("blue", (20, 0, 40, 20))
+    exif = Image.Exif()
+    exif[0x0112] = way
+    data = _file(image, "PNG", exif=exif)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    width, height, rgb = decoded(data, FIT, Limits().pixels)
+    assert (width > height) == (turned.width > turned.height)
+    seen = Image.frombytes("RGB", (width, height), rgb)
+    for x, y in ((0, 0), (-1, -1)):
+        assert seen.getpixel((x % width, y % height)) == turned.getpixel((x % turned.width, y % turned.height))
+    assert decoded(_file(image, "JPEG", exif=b"Exif\0\0broken"), FIT, Limits().pixels)[:2] == fitted(FIT, 40, 20)
+
+
+def test_there_is_room_before_it_is_decoded() -> None:
+    size = fitted(FIT, 60, 30)
+    assert decode(png(60, 30), FIT, Limits(), size[0] * size[1]).shape == (*size[::-1], 3)
+    for data in (png(60, 30), bomb(60, 30)):  # the second one's pixels are damaged, which nobody sees
+        with pytest.raises(ContextExceeded, match="take more of the context than there is"):
+            decode(data, FIT, Limits(), size[0] * size[1] - 1)
+
+
+def test_an_answer_that_is_cut_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding.sys, "executable", "/bin/sh")
+    for script in ("echo '{\"size\": [8, 8]}'; exit 1", "echo no JSON", "echo '{\"size\": [8, 8]}'; echo short"):
+        monkeypatch.setattr(decoding, "_COMMAND", ["-c", f"cat > /dev/null; {script}"])
+        with pytest.raises(RequestError, match="its decoder failed"):
+            decode(png(), FIT, Limits())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1/a.png", "http://a\u2100b/", "http://[", "//[x", "data:", "file://[/", "\0"]
+)
+def test_what_is_no_url_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"was not read|must begin with"):
+        from_url(url, 100, [tmp_path])
+
+
+def test_nobody_learns_which_files_there_are(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (tmp_path / "there.png").write_bytes(png())
+    (folder / "circle.png").symlink_to(folder / "circle.png")
+    os.mkfifo(folder / "pipe.png")
+    said = set()
+    for name in ("../there.png", "../none.png", "../open2/a/b.png", "pipe.png"):
+        with pytest.raises(RequestError) as error:
+            from_url(f"file://{folder}/{name}", 10**6, [folder])
+        said.add(str(error.value).split("' ")[-1])
+    assert said == {"is in no folder that may be read"}
+    with pytest.raises(RequestError, match="cannot be read"):
+        from_url(f"file://{folder}/circle.png", 10**6, [folder])
 
 
 def _family(name: str, fit: Fit, patch: int, merge: int) -> Family:

@@ -15,6 +15,7 @@ from stages import lose, pipeline, shorten_blocks
 
 from splitinfer import LLM, SamplingParams
 from splitinfer.kvstore.store import Disk
+from splitinfer.models import pictures as models_pictures
 from splitinfer.pictures.families import Prepared
 
 NUM = 12
@@ -67,7 +68,9 @@ def test_a_picture_that_comes_again_is_not_computed_again(one_of_two: Path, monk
             assert asked is question or request.output.num_cached_tokens <= 5, "another picture's KV"
 
 
-def test_beside_others_with_and_without_pictures(one_of_two: Path) -> None:
+def test_beside_others_with_and_without_pictures(one_of_two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rows are kept, so that each chunk makes those that it needs."""
+    monkeypatch.setattr(models_pictures, "_KEPT_ROWS", 0)
     kinds = [(prompt(5 + i, 9), [picture(one_of_two, 2 + i % 3, 4, seed=i)]) for i in range(4)]
     kinds += [(prompt(9 + 3 * i), []) for i in range(3)] + [(prompt(60, 2, 4), [picture(one_of_two)] * 2)]
     alone = [answer(one_of_two, tokens, seen, NUM, greedy) for tokens, seen in kinds]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from splitinfer.pictures.marks import marked
+from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.openai.response_items import BY_MODEL, names_direct
@@ -317,7 +317,7 @@ class Effort(Fields):
 
 def text_of(content: str | Sequence[_WithText]) -> str:
     """Text, or the text of blocks."""
-    return content if isinstance(content, str) else "\n".join(map(block_text, content))
+    return content if isinstance(content, str) else in_lines(map(block_text, content))
 
 
 def block_text(block: _WithText) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from splitinfer.pictures.marks import in_lines
 from splitinfer.server.anthropic.blocks import (
     AnyTool,
     AssistantContent,
@@ -55,7 +56,7 @@ class UserTurn(Fields):
         texts = [
             block_text(block) for block in self.content if block is not None and not isinstance(block, ToolResult)
         ]  # fmt: skip
-        return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts or not results else [])]
+        return [*results, *([{"role": "user", "content": in_lines(texts)}] if texts or not results else [])]
 
 
 def _result(block: ToolResult) -> dict[str, Any]:

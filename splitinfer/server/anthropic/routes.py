@@ -1,6 +1,5 @@
 """Anthropic's routes: each reads a request, asks for an answer, and writes it."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 
@@ -44,7 +43,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
         key = service.gate.caller(request.state.facts, service.sessions)
         chat = await read_json(request, lambda body: read(CountRequest, body).chat())
         with service.admitted(key):
-            number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
+            number = await num_tokens(service.llm, chat, service.conversations)
         return JSONResponse({"input_tokens": number})
 
     return [

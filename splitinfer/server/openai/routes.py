@@ -1,6 +1,5 @@
 """OpenAI's routes: each reads a request, asks for an answer, and writes it."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
@@ -147,7 +146,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         key = service.gate.caller(request.state.facts, service.sessions)
         chat = await read_json(request, lambda body: read(InputRequest, body).chat())
         with service.admitted(key):
-            number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
+            number = await num_tokens(service.llm, chat, service.conversations)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
     return [

@@ -116,7 +116,7 @@ export function messagesTo(conversation, last) {
 }
 
 /* A user's text, or, where pictures are attached, these and the text as parts. */
-function withPictures(node) {
+export function withPictures(node) {
   const pictures = node.files.filter((file) => file.picture).map((file) => ({ type: "image_url", image_url: { url: file.picture } }));
   return pictures.length ? [...pictures, { type: "text", text: withFiles(node) }] : withFiles(node);
 }

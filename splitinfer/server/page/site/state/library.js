@@ -3,7 +3,7 @@
    A file of the REPL's `/save` is a list of messages, or an object with ``messages``, each with a role and a content;
    answers may have ``token_ids``, which this page does not need. A file of this page has whole trees. */
 
-import { ROOT, newConversation, newNode, path, titleOf, withFiles } from "./conversation.js";
+import { ROOT, newConversation, newNode, path, titleOf, withPictures } from "./conversation.js";
 
 export const KIND = "splitinfer conversations";
 
@@ -31,7 +31,7 @@ export function toMessages(conversation) {
   const shown = path(conversation).map((id) => conversation.nodes[id]);
   while (shown.length && shown[shown.length - 1].role === "user") shown.pop(); // it has no answer
   for (const node of shown) {
-    messages.push({ role: node.role, content: node.role === "user" ? withFiles(node) : node.content });
+    messages.push({ role: node.role, content: node.role === "user" ? withPictures(node) : node.content });
   }
   return messages;
 }
@@ -81,7 +81,7 @@ function checked(one, name, id) {
     nodes[key] = {
       id: key, parent, role: node.role, content: node.content, reasoning: isText(node.reasoning) ? node.reasoning : "",
       calls: [], files: (Array.isArray(node.files) ? node.files : []).filter((file) => isText(file?.name) && isText(file?.text))
-        .map((file) => ({ name: file.name, text: file.text, ...(isText(file.picture) ? { picture: file.picture } : {}) })),
+        .map((file) => ({ name: file.name, text: file.text, ...(isPicture(file.picture) ? { picture: file.picture } : {}) })),
       at: Number(node.at) || 0, figures: null, error: isText(node.error) ? node.error : null,
       ended: isText(node.ended) ? node.ended : null, children: [...node.children],
     };
@@ -92,18 +92,31 @@ function checked(one, name, id) {
     system: isText(one.system) ? one.system : "", sampling: {}, root, nodes, chosen };
 }
 
+const isPicture = (url) => typeof url === "string" && /^data:image\/[\w.+-]+;base64,/i.test(url);
+
+/* A content as text and pictures: of parts, as messages with pictures have them, or of the REPL's text, which names
+   files that a page cannot read. */
+function ofParts(content, name) {
+  if (typeof content === "string") return { content: content.replace(/\ufdd0 ([^\ufdd1]*)\ufdd1/g, "[$1] "), files: [] };
+  if (!Array.isArray(content)) return { content, files: [] };
+  const urls = content.filter((part) => part?.type === "image_url").map((part) => part.image_url?.url);
+  const texts = content.filter((part) => part?.type === "text").map((part) => part.text);
+  if (urls.length + texts.length < content.length || !urls.every(isPicture)) throw new Error(`${name} has a part that is no text and no picture`);
+  return { content: texts.join("\n"), files: urls.map((picture, i) => ({ name: `picture ${i + 1}`, text: "", picture })) };
+}
+
 function fromMessages(messages, name, newId, at) {
   const nodes = {}, root = [], systems = [];
   let parent = ROOT, children = root;
   messages.forEach((message, index) => {
-    const { role, content } = message ?? {};
+    const { role } = message ?? {}, { content, files } = ofParts(message?.content, name);
     if (typeof content !== "string" || !["system", ...ROLES].includes(role)) {
       throw new Error(`message ${index + 1} of ${name} has no role and content that are text`);
     }
     if (role === "system") systems.push(content);
     else {
       const id = newId(), reasoning = typeof message.reasoning_content === "string" ? message.reasoning_content : "";
-      nodes[id] = newNode({ id, role, content, reasoning, ended: role === "assistant" ? "stop" : null }, parent, at);
+      nodes[id] = newNode({ id, role, content, files, reasoning, ended: role === "assistant" ? "stop" : null }, parent, at);
       children.push(id);
       parent = id;
       children = nodes[id].children;

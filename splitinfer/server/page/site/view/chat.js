@@ -99,7 +99,7 @@ function Composer({ send, stop, isBusy, isReady }) {
     for (const file of given) {
       if (file.type.startsWith("image/")) {
         if (file.size > MOST_PICTURE) setProblem(`${file.name} is too large; a picture may have 20 MB.`);
-        else added.push({ name: file.name, text: "", picture: await asUrl(file) });
+        else added.push({ name: file.name || "picture", text: "", picture: await asUrl(file) });
         continue;
       }
       const content = file.size > 4 * MOST_FILE ? null : await file.text();
@@ -109,15 +109,21 @@ function Composer({ send, stop, isBusy, isReady }) {
     }
     setFiles((before) => [...before, ...added]);
   };
+  const pasted = (event) => {
+    const given = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+    if (!given.length || event.clipboardData.types.includes("text/plain")) return; // a text's picture of itself
+    event.preventDefault();
+    attach(given);
+  };
   const dropped = (event) => { event.preventDefault(); attach([...event.dataTransfer.files]); };
   return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); submit(); }} onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    ${files.length > 0 && html`<ul class="attached">${files.map((file, i) => html`<li key=${i}>${file.name}
+    ${files.length > 0 && html`<ul class="attached">${files.map((file, i) => html`<li key=${i}>${file.picture && html`<img src=${file.picture} alt="" />`}${file.name}
       <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, j) => j !== i))}>×</button></li>`)}</ul>`}
     <div class="row">
       <input ref=${picker} type="file" multiple hidden onChange=${(event) => { attach([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
       <button type="button" aria-label="Attach texts or pictures" title="Attach texts or pictures" onClick=${() => picker.current.click()}>+</button>
-      <textarea ref=${area} rows="1" aria-label="Message" placeholder="Message" value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${keys}></textarea>
+      <textarea ref=${area} rows="1" aria-label="Message" placeholder="Message" value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${keys} onPaste=${pasted}></textarea>
       ${isBusy ? html`<button type="button" class="primary" onClick=${stop}>Stop</button>`
         : html`<button type="submit" class="primary" disabled=${!isReady || (!text.trim() && !files.length)}>Send</button>`}
     </div></form>`;
