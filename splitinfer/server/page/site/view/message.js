@@ -92,7 +92,7 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
   const said = !answer && (node.error ?? (isAnswer ? ENDS[node.ended] : null));
   const canGoOn = isAnswer && isLast && !answer && !reasoning && !calls.length && content && node.ended && node.ended !== "stop";
   return html`<article class=${`message ${node.role}`} aria-busy=${Boolean(answer)} aria-label=${isAnswer ? "Answer" : "Your message"}>
-    ${node.files?.map((file) => file.picture ? html`<figure class="picture" key=${file.name}><img src=${file.picture} alt=${file.name} /></figure>` : html`<details class="file" key=${file.name}><summary>${file.name}, ${count(file.text.length, "character")}</summary><pre tabindex="0">${file.text.slice(0, 20000)}</pre></details>`)}
+    ${node.files?.map((file, i) => file.picture ? html`<figure class="picture" key=${i}><img src=${file.picture} alt=${file.name} /></figure>` : html`<details class="file" key=${i}><summary>${file.name}, ${count(file.text.length, "character")}</summary><pre tabindex="0">${file.text.slice(0, 20000)}</pre></details>`)}
     <${Reasoning} text=${reasoning} isComing=${Boolean(answer) && !content} />
     ${isEdited
       ? html`<${Editor} text=${content} isAnswer=${isAnswer} onCancel=${() => setEdited(false)} onDone=${(text) => { setEdited(false); actions.edit(node.id, text); }} />`
