@@ -330,12 +330,11 @@ class LLM(Texts, Operated):
             lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
         )
 
-    def _seen(self, prompt: Prompt | SeenPrompt, pictures: Sequence[Source]) -> SeenPrompt:
+    def _seen(self, prompt: Prompt | SeenPrompt, seen: Sequence[Source]) -> SeenPrompt:
         """A prompt with its pictures, if it has not got them already."""
         if isinstance(prompt, SeenPrompt):
             return prompt
-        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        return self.seeing.prompt(tokens, pictures, self.context_length)
+        return self.seeing.prompt(self.encode(prompt) if isinstance(prompt, str) else prompt, seen, self.context_length)
 
     def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
         """What holds for an answer; compiling a grammar may take a second."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,10 +44,9 @@ def _packages(folder: Path, *, has_extra: bool) -> str:
 
 def _run(path: str, tokens: int) -> list[float]:
     environment = {**os.environ, "PYTHONPATH": path}
-    code = f"import sys, time; sys.argv[1] = str(time.time()){_CHILD}"
-    command = [sys.executable, "-S", "-c", code, "0", str(tokens)]
+    command = [sys.executable, "-S", "-c", _CHILD, str(time.time()), str(tokens)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, stdin=subprocess.DEVNULL
     )
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
