@@ -18,6 +18,7 @@ if find_spec("mlx_vlm") is None:
 import compare
 import effort
 import mlx.core as mx
+import mlx.nn as nn
 import table
 import vlm_configs
 from mlx.utils import tree_flatten
@@ -54,14 +55,8 @@ def test_the_table_has_every_configuration() -> None:
 )
 def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""
-    config = vlm_configs.CONFIGS[name]
-    model = compare.build(config, make=compare.mlx_vlms)
-    (tmp_path / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
-    weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
-    if name == "deepseek_v41":
-        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    model = saved(name, tmp_path)
+    weights = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[call-overload]
     tokens, expected = compare._reference(model, 4)
     checkpoint, last = open_folder(tmp_path), len(model.layers)
     stages = []
@@ -70,6 +65,19 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
         assert found.tensors < set(weights)
         stages.append(load_stage(checkpoint, found, start, end, None, lambda *_: None))
     assert compare._difference(compare._run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
+
+
+def saved(name: str, folder: Path) -> nn.Module:
+    """A language model with random weights, written as a checkpoint."""
+    config = vlm_configs.CONFIGS[name]
+    model = compare.build(config, make=compare.mlx_vlms)
+    (folder / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
+    weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
+    if name == "deepseek_v41":
+        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return model
 
 
 def test_n_grams_are_never_left_out_silently(tmp_path: Path) -> None:

@@ -148,4 +148,32 @@ CONFIGS: dict[str, Config] = {
     "qwen3_5_moe": _with_tower("qwen3_5_moe", **{**_EXPERTS_EVERYWHERE, **_HALF}),
     "gemma4_unified": _with_tower("gemma4_unified"),
     "mistral_large3": _with_tower("mistral_large3", tower="pixtral", **_LATENT),
+    "glm4v_moe": _with_tower(
+        "glm4v_moe", **_EXPERTS, partial_rotary_factor=0.5, use_qk_norm=False, attention_bias=False,
+        rope_scaling=_SECTIONS,
+    ),
+    "mimo_v2": _alone(
+        "mimo_v2", **_EXPERTS, v_head_dim=8, swa_head_dim=8, swa_v_head_dim=8, swa_num_attention_heads=4,
+        swa_num_key_value_heads=2, hybrid_layer_pattern=[0, 1, 1, 0], moe_layer_freq=[0, 1, 1, 1],
+        sliding_window_size=WINDOW, partial_rotary_factor=0.5,
+    ),
+    "step3p7": _with_tower(
+        "step3p7", "step3p5", num_attention_groups=2, moe_num_experts=4, moe_top_k=2, share_expert_dim=32,
+        moe_layers_enum="1,2,3", layer_types=_SLIDING_FULL, sliding_window=WINDOW,
+        attention_other_setting={"num_attention_heads": 4, "num_attention_groups": 2},
+    ),
+    "zaya1_vl": _with_tower(
+        "zaya1_vl", tower="qwen2_5_vl", ffn_hidden_size=64, num_experts=4, zaya_mlp_expansion=16, num_query_groups=2,
+    ),
+    "longcat_flash_sparse": _alone(
+        "longcat_flash_sparse", **_LATENT, num_layers=3, ffn_hidden_size=64, expert_ffn_hidden_size=32, moe_topk=2,
+        zero_expert_num=1, index_n_heads=2, index_head_dim=16, index_topk=8,
+    ),
+    "minimax_m3": _alone("minimax_m3", **_EXPERTS),
+    "kolibri1": _alone("kolibri1", **_EXPERTS_EVERYWHERE, sliding_window=WINDOW, layer_types=_SLIDING_FULL),
+    "llmjpvl": _with_tower("llmjpvl", "llama", "siglip_vision_model"),
+    "minicpmv4_7": _with_tower("minicpmv4_7", tower="siglip_vision_model", **_LINEAR),
+    "qwen3_5_text": _alone("qwen3_5_text", **_HALF),
+    "qwen3_5_moe_text": _alone("qwen3_5_moe_text", **{**_EXPERTS_EVERYWHERE, **_HALF}),
+    "z1t": _alone("z1t"),
 }  # fmt: skip
