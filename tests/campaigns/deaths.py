@@ -3,8 +3,7 @@
     python -m tests.campaigns.deaths --kills 200 --freezes 50 --cuts 50 --coordinators 20
     python -m tests.campaigns.deaths --only cut --cuts 10 --codec int8 --seed 7
     python -m tests.campaigns.deaths --trial kill-17 --seed 7            # one of them again
-    python -m tests.campaigns.deaths --only kill --kills 16 --streams 4  # under drafts for four
-    python -m tests.campaigns.deaths --only kill --kills 30 --drafter eagle3    # under one on the last stage
+    python -m tests.campaigns.deaths --only kill --kills 16 --streams 4 --drafter eagle3  # drafts of the last stage
 
 A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
 (``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
@@ -387,13 +386,12 @@ def main() -> None:
         kind, _, number = args.trial.partition("-")
         trials = [Trial(kind, int(number), args.streams)]
     began = time.monotonic()
-    outcomes = run(trials, args.seed, args.codec, args.drafter)
-    print(table(outcomes))
+    print(table(outcomes := run(trials, args.seed, args.codec, args.drafter)))
     wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
     print(dumps({
         "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
-        "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
-        "codec": args.codec, "drafter": args.drafter, "seconds": round(time.monotonic() - began),
+        "missed": sum(o.is_missed for o in outcomes), "seed": args.seed, "codec": args.codec,
+        "drafter": args.drafter, "seconds": round(time.monotonic() - began),
     }))  # fmt: skip
     raise SystemExit(bool(wrong))
 
