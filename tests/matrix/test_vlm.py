@@ -16,15 +16,19 @@ if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
 import compare
+import configs
 import effort
 import mlx.core as mx
 import mlx.nn as nn
 import table
 import vlm_configs
 from mlx.utils import tree_flatten
+from stages import pipeline, prompt, shorten_blocks
 
+from splitinfer import Flight, SamplingParams
+from splitinfer.bench.speculation.replay import Replay
 from splitinfer.errors import ModelError
-from splitinfer.models import mlx_vlm
+from splitinfer.models import loader, mlx_vlm
 from splitinfer.models.border import Border, Row
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
@@ -80,6 +84,29 @@ def saved(name: str, folder: Path) -> nn.Module:
     return model
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen4_exp/ple", "deepseek_v4", "deepseek_v41"])
+def test_eight_at_once_drafts_taken_back_and_kept_kv(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pipeline answers eight requests at once is what it answers each alone; again with drafts of which half are
+    wrong, and again where KV is kept. The prompts are whole in a step, because some of these depend on chunks."""
+    monkeypatch.setattr(loader, "_LONG", (64, 512))
+    shorten_blocks(monkeypatch, 16)
+    num_layers = len(saved(name, tmp_path).layers)
+    prompts = [prompt(20 + i, configs.VOCAB, seed=i) for i in range(8)]
+    params, replay = SamplingParams(max_tokens=8, ignore_eos=True), Replay(configs.VOCAB)
+    replay.error = 0.5
+    with pipeline(tmp_path, [2, num_layers - 2], drafter=lambda: replay, flight=Flight(3), prefix_cache=True) as llm:
+        alone = [llm.generate([one], params)[0].token_ids for one in prompts]
+        assert [one.token_ids for one in llm.generate(prompts, params)] == alone
+        for one, answer in zip(prompts, alone, strict=True):
+            replay.know(one, answer)
+        assert [one.token_ids for one in llm.generate(prompts, params)] == alone
+        figures = llm.stats()
+        assert figures["speculation"]["sent"] > figures["speculation"]["accepted"] > 0
+
+
 def test_n_grams_are_never_left_out_silently(tmp_path: Path) -> None:
     """mlx-vlm's class leaves its Engram out where it finds no file to make n-grams of tokens from."""
     model = compare.build(vlm_configs.CONFIGS["deepseek_v41"], make=compare.mlx_vlms)
@@ -131,7 +158,7 @@ def test_what_a_stage_does_not_need_is_not_imported(tiny_folder: Callable[..., P
 import sys
 from pathlib import Path
 from splitinfer.llm import llm
-from splitinfer.models import mlx_vlm
+from splitinfer.models import loader, mlx_vlm
 from splitinfer.models.building import build_model, mlx_vlm_of, placeholders_of
 from splitinfer.models.checkpoint import open_folder
 checkpoint = open_folder(Path(sys.argv[1]))
