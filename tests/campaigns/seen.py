@@ -6,6 +6,7 @@ finds their KV on disk. Every answer has to have the tokens of mlx-vlm's own. Th
 for two pictures in every family, and the rest for two families on two stages.
 """
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -77,8 +78,10 @@ def _tried(name: str, cuts: list[int], folder: Path) -> list[str]:
 
 def main() -> int:
     """Try them; the number of what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("families", nargs="*", default=list(seeing.FAMILIES), metavar="FAMILY")
     wrong = list[str]()
-    for name in sys.argv[1:] or seeing.FAMILIES:
+    for name in parser.parse_args().families:
         with tempfile.TemporaryDirectory() as folder:
             seeing.save(Path(folder), name)
             for cuts in CUTS:

@@ -108,7 +108,7 @@ def after(monkeypatch: pytest.MonkeyPatch, links: dict[str, FakeLink]) -> tuple[
 
 @pytest.mark.parametrize(
     ("here", "says"),
-    [("", "s1 lacks mlx-vlm, and .* needs version 9.9.9 of it"), ("0.7.9", "s1 has mlx-vlm 0.7.9, and .* 'mlx-vlm==9")],
+    [("", " lacks mlx-vlm, and .* needs version 9.9.9 of it"), ("0.7.9", " has mlx-vlm 0.7.9, and .* 'mlx-vlm==9")],
 )
 def test_a_worker_without_the_models_classes_is_one_sentence(
     here: str, says: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
