@@ -189,7 +189,7 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    return _load(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
+    return load_with_others(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
 
 
 def load_with_others(
@@ -205,32 +205,6 @@ def load_with_others(
 ) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
     if it is the first of a model that ``sees``."""
-    stage, heads, tower = _load(checkpoint, found, start, end, dtype, report, drafter, sees=sees)
-    if heads is not None:
-        heads.heads.check(stage)
-    return stage, heads, tower
-
-
-def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
-    """The first stage's tower for pictures, joined with it."""
-    if whole is None or not stage.is_first:
-        return None
-    tower = PictureTower(whole)
-    tower.join(stage)
-    return tower
-
-
-def _load(
-    checkpoint: Checkpoint,
-    found: Survey,
-    start: int,
-    end: int,
-    dtype: str | None,
-    report: Report,
-    drafter: Checkpoint | None,
-    *,
-    sees: bool,
-) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path in paths:
@@ -264,7 +238,18 @@ def _load(
     del arrays, outputs, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     _evaluate([parameters[name] for name in in_memory], report)
+    if heads is not None:
+        heads.heads.check(stage)
     return stage, heads, tower
+
+
+def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
+    """The first stage's tower for pictures, joined with it."""
+    if whole is None or not stage.is_first:
+        return None
+    tower = PictureTower(whole)
+    tower.join(stage)
+    return tower
 
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:

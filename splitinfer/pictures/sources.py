@@ -50,7 +50,7 @@ def from_url(url: str, most: int, folders: Sequence[Path] = ()) -> bytes:
 
 
 def _parts(url: str) -> SplitResult:
-    """The parts of a URL; none of what is no URL."""
+    """The parts of a URL; all are empty if it is not one."""
     try:
         return urlsplit(url if url.isprintable() else "")
     except ValueError:  # such as brackets without an address

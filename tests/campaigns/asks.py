@@ -20,7 +20,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Looks up a word.", "parameters": {"type": "object"}},
 }
-_WORDS = (
+WORDS = (
     "the",
     "old king",
     "had",
@@ -66,7 +66,7 @@ def canaries(count: int, most_words: int = 60) -> list[Canary]:
     made = []
     for number in range(count):
         chance = random.Random(f"canary {number}")
-        words = [chance.choice(_WORDS) for _ in range(chance.choice((3, 10, most_words)))]
+        words = [chance.choice(WORDS) for _ in range(chance.choice((3, 10, most_words)))]
         made.append(Canary(" ".join(words), None if number % 3 == 0 else number, chance.choice(NUM_TOKENS)))
     return made
 
@@ -150,7 +150,7 @@ def message(canary: Canary, chance: random.Random) -> Ask:
 
 def long_prompt(canary: Canary, chance: random.Random) -> Ask:
     """A prompt that nobody has asked before, and that takes several steps to read."""
-    words = " ".join(chance.choice(_WORDS) for _ in range(chance.randrange(60, 400)))
+    words = " ".join(chance.choice(WORDS) for _ in range(chance.randrange(60, 400)))
     body = {"messages": [{"role": "user", "content": words}], "max_tokens": 3, "temperature": 0}
     return _maybe_streamed(Ask("long prompt", "/v1/chat/completions", body, "chat", ""), chance)
 

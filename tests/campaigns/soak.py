@@ -40,25 +40,13 @@ from splitinfer.core.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
-from .asks import Canary, canaries, known
+from .asks import WORDS, Canary, canaries, known
 from .client import Connection, Gone, request
 from .curves import paint, table
 from .serving import RestartedWorker, Serving, library, restarted_worker, serving, settle
 from .storm import Client, Weather, draw, wrong_at_the_end
 
 _TURNS, _ANSWER = 4, 24
-_WORDS = (
-    "the old king",
-    "had",
-    "a garden",
-    "where nobody went",
-    "and",
-    "one small",
-    "fox",
-    "found",
-    "the gate",
-    "rain",
-)
 _MOST_MORE = {"memory": 48e6, "descriptors": 8, "threads": 8, "disk": 64e6}
 """By how much the last third of a curve may lie above the one before."""
 
@@ -101,7 +89,7 @@ def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]
     """Each agent's turns, with what the library says to them. The beginning has about ``num_tokens`` tokens."""
     chance, text = random.Random("soak"), ""
     while len(llm.encode(text)) < num_tokens:
-        text += " ".join(chance.choice(_WORDS) for _ in range(200)) + " "
+        text += " ".join(chance.choice(WORDS) for _ in range(200)) + " "
     prompts, turns = (
         [f"{text}\nAgent {number}: " for number in range(num_agents)],
         [list[Turn]() for _ in range(num_agents)],
@@ -111,7 +99,7 @@ def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]
         outputs = llm.generate(prompts, [params] * num_agents)
         for number, output in enumerate(outputs):
             turns[number].append(Turn(prompts[number], output.text))
-            prompts[number] += f"{output.text}\nTool {turn} of {number}: {' '.join(chance.choices(_WORDS, k=12))}\n"
+            prompts[number] += f"{output.text}\nTool {turn} of {number}: {' '.join(chance.choices(WORDS, k=12))}\n"
     return turns
 
 
