@@ -153,11 +153,16 @@ def busy() -> Callable[[], AbstractContextManager[None]]:
         numbers = mx.random.uniform(shape=(2_000_000,))
         mx.eval(numbers)
         work = mx.sort(numbers)
+        launched = time.monotonic()
         mx.async_eval(work)
-        yield
         began = time.monotonic()
+        yield
+        ended = time.monotonic()
         mx.eval(work)
-        assert time.monotonic() - began > 0.01, "an operation waited for the device"
+        assert time.monotonic() - ended > 0.01, (
+            f"an operation waited for the device: launching took {began - launched:.4f} s, the block"
+            f" {ended - began:.4f} s; MLX counts {mx.get_active_memory():,} bytes as held"
+        )
 
     return while_busy
 

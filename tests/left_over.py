@@ -7,6 +7,9 @@ So after each test, when its fixtures are gone, `wait` waits until all that it b
 What a fixture of a module or a session begins is its own, and so is what its threads begin: it may live on until that
 fixture ends.
 
+What MLX counts as held, and its limit of memory, are looked at after each test: above the limit MLX ends one step
+before it begins the next, and tests that launch ahead fail much later, in one of ten operations.
+
 What holds for the whole process is looked at after each file, when its fixtures are gone, too. What the product sets
 for its process is put back, MLX's limits for example: each stage that is loaded sets them, as it may, and they would
 hold in every file after it. All else that has changed (`_state`) is named.
@@ -36,6 +39,7 @@ from zmq.utils.garbage import GarbageCollectorThread
 from transports.rdma.groups import kept_groups
 
 SECONDS = 30.0  # for all to end; a child that hangs is killed by its parent within ten
+MOST_HELD = 2**32  # bytes; the tests' models are a thousandth of that
 _CHECK_SECONDS = 0.002
 _TASKS = Path("/proc/self/task")
 
@@ -162,6 +166,15 @@ class OfProcess:
         self._interval, self._level = sys.getswitchinterval(), logging.getLogger().level
         self._handlers = [signal.getsignal(one) for one in _HANDLED]
 
+    def memory(self) -> str:
+        """What is wrong with what MLX counts as held, or with its limit, in words; "" if nothing is. A limit is put
+        back."""
+        held, limit = mx.get_active_memory(), _limit(0)
+        if held <= MOST_HELD and limit == self._limits[0]:
+            return ""
+        _limit(0, self._limits[0])
+        return f"{held:,} bytes are held, the limit is {limit:,} and was {self._limits[0]:,}"
+
     def put_back(self) -> str:
         """What has changed, in words; "" if nothing has."""
         for number, limit in enumerate(self._limits):
@@ -216,6 +229,8 @@ def pytest_runtestloop() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     yield
+    if wrong := _of_process[-1].memory():
+        pytest.fail(f"{item.nodeid} leaves MLX's memory otherwise than it was: {wrong}", pytrace=False)
     if (nextitem is None or nextitem.path != item.path) and (changed := _of_process[-1].put_back()):
         pytest.fail(f"{item.path.name} leaves the process otherwise than it was:\n{changed}", pytrace=False)
     if left := _left_over.wait(float(os.environ.get("LEFT_SECONDS", SECONDS))):
