@@ -8,6 +8,10 @@ modules is imported, everything that is neither MLX, NumPy nor the standard libr
 
 Models that evaluate arrays while they are called cut their graph into pieces. They do it to start the GPU early; an
 engine evaluates a step when its graph is complete. So in mlx-vlm's modules ``eval`` and ``async_eval`` do nothing.
+
+MLX checks no index. Qwen4's indexer has -1 for each block that it does not choose, and writes into a mask at all of that
+block's tokens, which for a prompt shorter than a block lie before the mask's memory. What was there was the allocator's,
+so MLX counted petabytes as held, and launched nothing ahead from then on. (mlx-vlm, ``qwen4_exp.build_mask``)
 """
 
 import builtins
@@ -101,8 +105,15 @@ def _nothing(*_arrays: Any) -> None:
     """``eval`` and ``async_eval`` of mlx-vlm's modules."""
 
 
+def _put_along_axis(array: mx.array, indices: mx.array, values: mx.array, axis: int | None = None) -> mx.array:
+    """``put_along_axis`` that writes nowhere before the array: what would be there goes to its first entry."""
+    if mx.issubdtype(indices.dtype, mx.signedinteger):
+        indices = mx.maximum(indices, -(array.size if axis is None else array.shape[axis]))
+    return mx.put_along_axis(array, indices, values, axis)
+
+
 _BUILTINS = {**vars(builtins), "__import__": _import}
-_mx = SimpleNamespace(**{**vars(mx), "eval": _nothing, "async_eval": _nothing})
+_mx = SimpleNamespace(**{**vars(mx), "eval": _nothing, "async_eval": _nothing, "put_along_axis": _put_along_axis})
 
 
 class _Loader(SourceFileLoader):

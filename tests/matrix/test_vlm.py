@@ -184,3 +184,14 @@ def test_a_promise_is_kept_when_it_is_used() -> None:
         pass
 
     assert issubclass(Derived, json.JSONDecoder)
+
+
+def test_indices_before_an_array_write_into_it():
+    """MLX checks none; see ``models.mlx_vlm``."""
+    put = mlx_vlm._mx.put_along_axis
+    ones = mx.ones((1, 4), mx.bool_)
+    for indices, wanted in (([-9, -4, -5, -6], [1, 0, 0]), ([-1, 0, 2, 2], [1, 0, 1])):
+        written = put(mx.zeros((1, 3), mx.bool_), mx.array([indices]), ones, axis=-1)
+        assert written.tolist() == [[bool(one) for one in wanted]]
+    rows = mx.array([[2, 0]], mx.uint32)
+    assert put(mx.zeros((1, 3)), rows, mx.ones((1, 2)), axis=-1).tolist() == [[1, 0, 1]]
