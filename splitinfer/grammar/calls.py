@@ -1,5 +1,5 @@
-"""Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses, or
-free text in which each call, once begun, is one.
+"""Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses; free
+text in which each call, once begun, is one; or calls alone, or else JSON of a schema: an agent's last answer.
 
 A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two families are known:
 
@@ -23,6 +23,7 @@ from typing import Any
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
+from splitinfer.grammar.compiling import json_in_lark
 from splitinfer.grammar.tags import AS_JSON, BY_PYTHON, BY_TYPES, BY_TYPES_OR_CDATA, Reading, guarded, value_rules
 
 Marker = Callable[[str], str]
@@ -97,16 +98,24 @@ SYNTAXES: Mapping[str, _Syntax] = {
 
 
 def call_grammar(
-    syntax: str | None, tools: Sequence[Mapping[str, Any]], marker: Marker, *, must: bool = True
+    syntax: str | None,
+    tools: Sequence[Mapping[str, Any]],
+    marker: Marker,
+    *,
+    must: bool = True,
+    form: Grammar | None = None,
 ) -> Grammar:
     """An answer that calls one of some functions. With ``must`` false, any text is admitted; calls of ``strict``
-    functions then have their schemas. ``tools``: each with ``name`` and ``parameters``.
+    functions then have their schemas. ``tools``: each with ``name`` and ``parameters``. ``form``: a JSON schema, and
+    an answer that calls nothing has this form; it is all that is admitted if the model's syntax is not known.
 
     Raises:
         RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
     """
     asked = "tool_choice" if must else "strict"
     known = None if syntax is None else SYNTAXES.get(syntax)
+    if known is None and form is not None:
+        return form
     if known is None:
         why = (
             "the model has no syntax for calls"
@@ -115,10 +124,15 @@ def call_grammar(
         )
         raise RequestError(f"{asked}: {why}; those in {', '.join(sorted(SYNTAXES))} can be")
     opens = marker(known.opens)
-    rules = [f"start: {opens} call"] if must else _among_text(known, opens)
+    if form is not None:
+        more = f"(/\\n*/ {opens} call)*" if known.around[1] else ""
+        rules = [f"start: form | {opens} call {more}", f"form: {json_in_lark(form)}"]
+    else:
+        rules = [f"start: {opens} call"] if must else _among_text(known, opens)
+    keeps_all = must or (form is not None and known.argument is not None)
     rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
     for i, tool in enumerate(tools):
-        rules += _call(i, tool if must or tool.get("strict") else _of_any(tool, known), known, marker)
+        rules += _call(i, tool if keeps_all or tool.get("strict") else _of_any(tool, known), known, marker)
     return Grammar.lark("\n".join(rules))
 
 

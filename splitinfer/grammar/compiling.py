@@ -91,6 +91,21 @@ def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
         raise RequestError(f"the grammar cannot be enforced: {first_lines(str(error))}") from None
 
 
+def json_in_lark(grammar: Grammar) -> str:
+    """JSON of a schema as a part of a Lark grammar, written as the schema alone would be.
+
+    Raises:
+        RequestError: it has numbers that cannot be compared.
+    """
+    schema = json.loads(grammar.text)
+    _check_numbers(schema)
+    if not isinstance(schema, dict):
+        schema = {} if schema else {"enum": []}
+    options = schema.get("x-guidance")
+    options = {**_DEFAULTS, **(options if isinstance(options, dict) else {}), **_OVERRIDES}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
 def _check_numbers(value: Any) -> None:
     """Refuse whole numbers that llguidance would round."""
     if isinstance(value, int) and abs(value) > _MOST_EXACT:

@@ -54,16 +54,17 @@ class AnswerForms:
             )
         )
 
-    def call_grammar(self, tools: Sequence[Tool], *, must: bool) -> Grammar:
+    def call_grammar(self, tools: Sequence[Tool], *, must: bool, form: Grammar | None = None) -> Grammar:
         """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax. With
-        ``must`` false, any text is admitted; calls of ``strict`` functions then have their schemas.
+        ``must`` false, any text is admitted, or an answer of the ``form``; calls of ``strict`` functions then have
+        their schemas.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
         """
         tokenizer = self._prompts.tokenizer
         syntax = None if tokenizer is None else tokenizer.tool_syntax
-        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark, must=must)
+        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark, must=must, form=form)
 
     def _as_lark(self, text: str) -> str:
         """A text of the model's own in Lark: special tokens by their ids, all else as it is."""

@@ -210,14 +210,15 @@ class LLM(Texts, Operated):
         """The memory for KV on each stage."""
         return self._engine.scheduler.config.kv or KVBudget()
 
-    def call_grammar(self, tools: Sequence[Tool], *, must: bool = True) -> Grammar:
+    def call_grammar(self, tools: Sequence[Tool], *, must: bool = True, form: Grammar | None = None) -> Grammar:
         """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
-        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas.
+        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas. ``form``: with
+        ``must`` false, a JSON schema for answers that call nothing.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
         """
-        return self._forms.call_grammar(tools, must=must)
+        return self._forms.call_grammar(tools, must=must, form=form)
 
     # -- requests ----------------------------------------------------------------------------
 

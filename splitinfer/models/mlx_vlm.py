@@ -9,9 +9,10 @@ modules is imported, everything that is neither MLX, NumPy nor the standard libr
 Models that evaluate arrays while they are called cut their graph into pieces. They do it to start the GPU early; an
 engine evaluates a step when its graph is complete. So in mlx-vlm's modules ``eval`` and ``async_eval`` do nothing.
 
-MLX checks no index. Qwen4's indexer has -1 for each block that it does not choose, and writes into a mask at all of that
-block's tokens, which for a prompt shorter than a block lie before the mask's memory. What was there was the allocator's,
-so MLX counted petabytes as held, and launched nothing ahead from then on. (mlx-vlm, ``qwen4_exp.build_mask``)
+MLX checks no index. Qwen4's indexer has -1 for each block that it does not choose, and writes into a mask at all of
+that block's tokens, which for a prompt shorter than a block lie before the mask's memory. What was there was the
+allocator's, so MLX counted petabytes as held, and launched nothing ahead from then on. (mlx-vlm,
+``qwen4_exp.build_mask``)
 """
 
 import builtins

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
@@ -50,7 +51,7 @@ Prompt = Chat | str | tuple[int, ...]
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
     many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: it
-    must call one of these tools, as in OpenAI's API; empty: it need not."""
+    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -65,9 +66,18 @@ class Ask:
         return tuple(self.prompt.tools) if isinstance(self.prompt, Chat) else ()
 
     @property
-    def has_strict(self) -> bool:
-        """Whether a call of one of them, once begun, keeps its schema. An answer in a form has no calls."""
-        return "grammar" not in self.sampling and any(tool["function"].get("strict") is True for tool in self.tools)
+    def form(self) -> Grammar | None:
+        """The JSON that an answer is unless it calls a function. With a grammar of another kind it calls none."""
+        form = self.sampling.get("grammar")
+        return form if isinstance(form, Grammar) and form.kind is GrammarKind.JSON_SCHEMA else None
+
+    @property
+    def has_formed_calls(self) -> bool:
+        """Whether what a call is, once begun, is enforced: one must be made, or is of a strict function, or stands in
+        the place of JSON."""
+        if self.must_call or "grammar" not in self.sampling:
+            return bool(self.must_call) or any(tool["function"].get("strict") is True for tool in self.tools)
+        return bool(self.tools) and self.form is not None
 
     def params(self, defaults: Recommended, room: int, choice: int = 0) -> SamplingParams:
         """The sampling parameters of one choice. ``room``: tokens that the context has left for the answer.

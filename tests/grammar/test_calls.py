@@ -12,7 +12,7 @@ import pytest
 from constrained import allowed, forms, open_forms, rules
 from tokenizers import AddedToken, Tokenizer
 
-from splitinfer import SamplingParams
+from splitinfer import Grammar, SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.errors import NotInstalled, RequestError
 from splitinfer.grammar.calls import SYNTAXES, call_grammar
@@ -102,6 +102,42 @@ def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
         token in allowed(walking.masks([*answer, *more[:i]], len(answer) + i)[0]) for i, token in enumerate(more)
     ]
     assert all(goes_on) == (syntax != "mistral"), "of mistral's calls nothing marks the end"
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> None:
+    """Calls alone, without text around them; functions that are not strict have any object where that can be read."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    opens, numbers = SYNTAXES[syntax].opens, set[int]()
+    weather = {**FUNCTIONS[0], "strict": True}
+    grammar = call_grammar(syntax, [weather, FUNCTIONS[1]], json.dumps, must=False, form=Grammar.json(schema))
+    for seed in range(16):
+        drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
+        while END not in answer:
+            may = allowed(walking.masks(answer, len(answer))[0])
+            answer.append(END if END in may and len(answer) > 200 else drawn.choice(sorted(may)))
+        text = made._prompts.decode(answer)
+        before, *calls = text.split(opens)
+        numbers.add(len(calls))
+        if not calls:
+            jsonschema.validate(json.loads(text), schema)
+            continue
+        assert before == ""
+        for call in (parsed(syntax, opens + each.rstrip("\n")) for each in calls):
+            if call["name"].removeprefix("functions.") == "weather":
+                jsonschema.validate(call["arguments"], weather["parameters"])
+    assert {0, 1} <= numbers
+    assert (max(numbers) > 1) == bool(SYNTAXES[syntax].around[1])
+
+
+def test_in_a_syntax_that_is_not_known_an_answer_has_its_form(made: AnswerForms) -> None:
+    form = Grammar.json({"type": "object", "x-guidance": {"lenient": True, "whitespace_flexible": True}})
+    for syntax in (None, "pythonic"):
+        assert call_grammar(syntax, FUNCTIONS, json.dumps, must=False, form=form) is form
+    known = call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=form)
+    assert '"whitespace_flexible": true, "lenient": false, "coerce_one_of": false' in known.text
+    with pytest.raises(RequestError, match="more digits"):
+        call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=Grammar.json({"const": 2**60}))
 
 
 def test_what_is_not_strict_has_any_arguments_or_is_refused(made: AnswerForms) -> None:

@@ -56,3 +56,20 @@ def test_a_call_is_made_and_keeps_its_schema(client: openai.OpenAI, llm: LLM, se
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     (choice,) = client.chat.completions.create(**ASKED, tools=[strict], seed=seed).choices
     assert choice.message.content, "text was not free"
+
+
+def test_with_a_format_an_answer_is_a_call_or_json(client: openai.OpenAI, llm: LLM) -> None:
+    """A bias makes the random model begin a call, or not; where a call is required no format is asked for."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "last", "schema": schema}}
+    for bias, required in ((100, False), (-100, False), (-100, True)):
+        asked = {"tools": [TOOL], "response_format": form, "parallel_tool_calls": False, "logit_bias": {"2048": bias}}
+        if required:
+            asked["tool_choice"] = "required"
+        (choice,) = client.chat.completions.create(**ASKED, **asked, seed=3).choices
+        if bias > 0 or required:
+            assert choice.finish_reason == "tool_calls"
+            assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
+        else:
+            assert not choice.message.tool_calls
+            jsonschema.validate(json.loads(choice.message.content or ""), schema)

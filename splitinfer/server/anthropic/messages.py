@@ -316,7 +316,7 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.context_management is not None,
     )
     one_call = choice is not None and choice.disable_parallel_tool_use
-    sampling, must_call = request.sampling(), request.forced_tools()
-    if must_call and "grammar" in sampling:
-        raise invalid("tool_choice", "output_config.format is for answers, and tool_choice requires a call")
-    return Ask(request.chat(), sampling, request.max_tokens, one_call=one_call, must_call=must_call), shape
+    ask = Ask(
+        request.chat(), request.sampling(), request.max_tokens, one_call=one_call, must_call=request.forced_tools()
+    )
+    return ask, shape

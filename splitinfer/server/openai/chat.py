@@ -209,12 +209,9 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     sampling |= form_of(request.response_format)
     if request.reasoning is not None and request.reasoning.max_tokens is not None:
         sampling["thinking_budget"] = request.reasoning.max_tokens
-    must_call = request.forced_tools()
-    if must_call and "grammar" in sampling:
-        raise invalid("response_format", "response_format is for answers, and tool_choice requires a call")
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, request.stream_options, num_top, model, names_tier=request.service_tier is not None)
-    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, must_call), shape
+    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, request.forced_tools()), shape
 
 
 def shape_of(

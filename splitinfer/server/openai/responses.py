@@ -248,11 +248,13 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         raise Problem(400, f"top_logprobs needs {_PROBABILITIES} in include", param="top_logprobs")
     num_top = request.top_logprobs if _PROBABILITIES in request.include else None
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top}) | request.form()
-    must_call = request.forced_tools()
-    if must_call and "grammar" in sampling:
-        raise invalid("text.format", "text.format is for answers, and tool_choice requires a call")
-    one_call = not request.parallel_tool_calls
-    ask = Ask(request.chat(), sampling, request.max_output_tokens, one_call=one_call, must_call=must_call)
+    ask = Ask(
+        request.chat(),
+        sampling,
+        request.max_output_tokens,
+        one_call=not request.parallel_tool_calls,
+        must_call=request.forced_tools(),
+    )
     functions = functions_of(request.tools)
     shape = Shape(
         model if request.model is None else request.model,
