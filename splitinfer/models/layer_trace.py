@@ -53,8 +53,10 @@ class RowErrors:
         self.values.append(_relative_errors(got, wanted, given, tolerance))
 
     def add_outputs(self, got: mx.array, wanted: mx.array) -> None:
-        """Note the errors of a stage's own output rows."""
-        self.add(_BEHIND, got, wanted)
+        """Note the errors of a stage's own output rows. Whole numbers are among them as bits, and those of -1, a choice
+        that was not made, are no float; a layer's rows that are none are told by the layer."""
+        same = mx.isnan(got) & mx.isnan(wanted)
+        self.add(_BEHIND, mx.where(same, 0, got), mx.where(same, 0, wanted))
 
     def evaluated(self) -> Errors:
         """All of them, computed."""

@@ -85,7 +85,7 @@ def saved(name: str, folder: Path) -> nn.Module:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["qwen4_exp/ple", "deepseek_v4", "deepseek_v41"])
+@pytest.mark.parametrize("name", ["qwen4_exp/ple", "glm5_next", "deepseek_v4", "deepseek_v41"])
 def test_eight_at_once_drafts_taken_back_and_kept_kv(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
