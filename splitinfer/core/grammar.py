@@ -51,15 +51,7 @@ class Grammar:
     def json(cls, schema: Any = None) -> "Grammar":
         """JSON that a schema admits: a mapping, its text, or a pydantic model, of whose fields there are no others;
         ``None``: any JSON object."""
-        if hasattr(schema, "model_json_schema"):
-            schema = _closed(schema.model_json_schema())
-        if schema is None:
-            schema = {"type": "object"}
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"the JSON schema is not JSON: {error}") from None
+        schema = _read(schema)
         if not isinstance(schema, Mapping | bool):
             raise ValueError(f"a JSON schema must be an object, not {schema!r:.40}")
         if _is_deep(schema):
@@ -102,6 +94,18 @@ class Grammar:
         if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):
             return cls.json(given)
         raise ValueError(f"grammar must be a Grammar, a JSON schema or a pydantic model, not {given!r:.40}")
+
+
+def _read(schema: Any) -> Any:
+    """A schema that was given as a pydantic model, as text, or not at all."""
+    if hasattr(schema, "model_json_schema"):
+        return _closed(schema.model_json_schema())
+    if isinstance(schema, str):
+        try:
+            return json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the JSON schema is not JSON: {error}") from None
+    return {"type": "object"} if schema is None else schema
 
 
 def _closed(schema: Any) -> Any:

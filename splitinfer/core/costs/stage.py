@@ -136,9 +136,14 @@ class StageCosts:
             self._learn_size(shape, seconds)
         self._fit.add(shape, seconds)
         self.num_seen += 1
-        every = 1 if self.num_seen < _SOLVE_EACH else _SOLVE_EVERY if self.num_seen < _SETTLED else 4 * _SOLVE_EVERY
-        if self.num_seen % every == 0 or not is_known:  # what is larger than all before counts as known from now on
+        if self._is_due or not is_known:  # what is larger than all before counts as known from now on
             self.coefficients = self._fit.solve()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the fit is solved after this step: after each at first, then more and more seldom."""
+        every = 1 if self.num_seen < _SOLVE_EACH else _SOLVE_EVERY if self.num_seen < _SETTLED else 4 * _SOLVE_EVERY
+        return self.num_seen % every == 0
 
     def _learn_size(self, shape: Shape, seconds: float) -> None:
         size = self._sizes.get(shape.rows)

@@ -59,13 +59,13 @@ class Lifecycle:
         if self._state.speculation is not None and self._state.speculation.has_states and seq.has_drafted:
             self._state.prefix_cache.keep_no_more(seq)  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
-            # Its KV is freed by the plan that stores it, so the blocks may take its place.
-            self._state.prefix_cache.store_rest(
-                seq,
-                self._state.used - self._state.budget.use_of(seq.kv_tokens),
-                again=self._state.config.rewind is UNLIMITED,
-            )
+            self._store_rest(seq)
         self._release(seq)
+
+    def _store_rest(self, seq: Sequence) -> None:
+        """Its KV is freed by the plan that stores it, so the blocks may take its place."""
+        used = self._state.used - self._state.budget.use_of(seq.kv_tokens)
+        self._state.prefix_cache.store_rest(seq, used, again=self._state.config.rewind is UNLIMITED)
 
     def forget_drafts(self, seq: Sequence) -> None:
         """Forget what was drafted for a sequence, and how."""

@@ -44,6 +44,10 @@ class Drafting:
             while wishes[0].stands and self._drafter.prepare(wishes[0].seq):
                 self._receive()
             return [wish for wish in wishes if wish.stands]
+        return [wish for wish in self._read_in_turn(wishes) if wish.stands]
+
+    def _read_in_turn(self, wishes: list[Wish]) -> list[Wish]:
+        """Have the drafter read some chunks of those that it has not; the wishes of those that it has."""
         ready, chunks = list[Wish](), 0
         for wish in wishes:
             seq_id = wish.seq.seq_id
@@ -57,7 +61,7 @@ class Drafting:
                 ready.append(wish)
         if chunks:
             self._receive()
-        return [wish for wish in ready if wish.stands]
+        return ready
 
     def _draft(self, wishes: list[Wish], speculation: Speculation) -> None:
         """Make rounds of drafts, as long as a wish is open."""
