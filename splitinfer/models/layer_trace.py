@@ -53,8 +53,9 @@ class RowErrors:
         self.values.append(_relative_errors(got, wanted, given, tolerance))
 
     def add_outputs(self, got: mx.array, wanted: mx.array) -> None:
-        """Note the errors of a stage's own output rows. Whole numbers are among them as bits, and those of -1, a choice
-        that was not made, are no float; a layer's rows that are none are told by the layer."""
+        """Note the errors of a stage's own output rows. Whole numbers cross as bits, and the bits of -1, a choice that
+        was not made, are no float: they count as right where both rows have them. A layer that returns such rows has
+        told so already."""
         same = mx.isnan(got) & mx.isnan(wanted)
         self.add(_BEHIND, mx.where(same, 0, got), mx.where(same, 0, wanted))
 
