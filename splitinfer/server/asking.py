@@ -16,6 +16,7 @@ from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.meters.families import OTHER
+from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.service import Service, UnderWay
 from splitinfer.server.spans import Arrival
@@ -67,7 +68,8 @@ async def all_asked(
     """
     handling = handling_of(request)
     if service.logs_prompts:
-        log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
+        prompts = [with_marks(service.llm, ask.prompt)[0] for ask in asks]  # pictures are megabytes
+        log.info("request %s asks %r", request.state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
     under_way = UnderWay()
     open_things.enter_context(service.cancellable(request.state.request_id, key, under_way))

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,10 +43,15 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def port(llm: LLM) -> Iterator[int]:
-    server = Server(Service(llm, "talking"), Listen(port=0))
-    yield server.port
-    server.close()
+def server(llm: LLM) -> Iterator[Server]:
+    running = Server(Service(llm, "talking"), Listen(port=0))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def port(server: Server) -> int:
+    return server.port
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +98,21 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS
     counted = claude.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
     assert counted.input_tokens >= ROWS
+
+
+def test_the_log_of_prompts_has_marks_for_pictures(
+    server: Server, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server.service.logs_prompts = True
+    try:
+        asked(client, data_url(png()))
+    finally:
+        server.service.logs_prompts = False
+    (said,) = [record.getMessage() for record in caplog.records if " asks " in record.getMessage()]
+    assert QUESTION in said
+    assert "<|image_pad|>" in said
+    assert "base64" not in said
 
 
 def _streamed(client: openai.OpenAI, *urls: str) -> str:
