@@ -92,6 +92,10 @@ class RestartedWorker:
         """The one that runs now."""
         return self._running.process
 
+    def state(self) -> str:
+        """What it has said, for a failure's report."""
+        return self._running.state()
+
     def kill(self) -> None:
         """It is gone on return."""
         self._running.signal(signal.SIGKILL)

@@ -242,7 +242,11 @@ def run(given: argparse.Namespace) -> int:
         more = ("--draft", "ngram")
         server = stack.enter_context(serving(*kept, *more, workers=[worker.address], context=context))
         soak = Soak(time.monotonic() + 60 * given.minutes)
-        asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))
+        try:
+            asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))
+        except OSError as error:
+            print(f"WRONG: {error}; the server: {server.running.state()}\nthe worker: {worker.state()}", flush=True)
+            raise
         soak.weather.troubles += [*wrong_at_the_end(settle(server.look)), *server.end()]
     if soak.curves:
         print(table(soak.curves, (*_MOST_MORE, "compared", "turns", "cached", "kills")))

@@ -55,8 +55,15 @@ def port(server: Server) -> int:
 
 
 @pytest.fixture(scope="module")
-def client(port: int) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+def client(port: int) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def claude(port: int) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0) as made:
+        yield made
 
 
 def asked(client: openai.OpenAI, *urls: str) -> openai.types.chat.ChatCompletion:
@@ -75,7 +82,7 @@ def by_library(llm: LLM, data: bytes) -> str:
     return llm.generate([text], SamplingParams(max_tokens=8), pictures=[[data]])[0].text
 
 
-def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, port: int) -> None:
+def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     assert llm.seeing.mark == "<|vision_start|><|image_pad|><|vision_end|>"
     expected = by_library(llm, png())
     assert by_library(llm, png(seed=2)) != expected
@@ -93,7 +100,6 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert response.output_text == expected
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
     messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}]
-    claude = anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0)
     message = claude.messages.create(model="m", messages=messages, max_tokens=8)  # type: ignore[arg-type]
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS
     counted = claude.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
@@ -125,7 +131,7 @@ def _streamed(client: openai.OpenAI, *urls: str) -> str:
     )
 
 
-def test_streams_say_the_same(llm: LLM, client: openai.OpenAI, port: int) -> None:
+def test_streams_say_the_same(llm: LLM, client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     expected = by_library(llm, png())
     assert _streamed(client, data_url(png())) == expected
     content = [{"type": "input_image", "image_url": data_url(png())}, {"type": "input_text", "text": QUESTION}]
@@ -136,7 +142,6 @@ def test_streams_say_the_same(llm: LLM, client: openai.OpenAI, port: int) -> Non
     messages: Any = [
         {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}
     ]
-    claude = anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0)
     asked_so: Any = {"model": "m", "messages": messages, "max_tokens": 8}
     with claude.messages.stream(**asked_so, extra_body={"temperature": 0}) as stream:
         assert stream.get_final_text() == expected

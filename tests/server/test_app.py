@@ -226,8 +226,9 @@ def test_a_site_that_is_allowed_gets_its_headers(guarded: Server):
 
 
 @pytest.fixture(scope="module")
-def claude(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0)
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0) as made:
+        yield made
 
 
 def test_a_message_is_the_librarys_answer(claude: anthropic.Anthropic, llm: LLM):

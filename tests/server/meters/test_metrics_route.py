@@ -90,11 +90,11 @@ def when(url: str, is_there: Callable[[Samples], bool]) -> Samples:
 
 
 def test_what_is_told_is_what_was_counted(url: str, llm: LLM):
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="user", max_retries=0)
     before = samples_in(scrape(url))
-    answer = client.completions.create(
-        model="demo", prompt="Once upon a time", max_tokens=6, n=2, extra_body={"ignore_eos": True}
-    )
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="user", max_retries=0) as client:
+        answer = client.completions.create(
+            model="demo", prompt="Once upon a time", max_tokens=6, n=2, extra_body={"ignore_eos": True}
+        )
     assert answer.usage is not None
 
     def is_over(now: Samples) -> bool:
