@@ -160,8 +160,7 @@ class Running:
             code = self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still there after {seconds} s; it said: {self.err[-2000:]}") from None
-        self._out.close()
-        self._err.close()
+        self._close()
         return code
 
     def end(self) -> None:
@@ -172,6 +171,10 @@ class Running:
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
+        self._close()
+
+    def _close(self) -> None:
+        """All three pipes: one that is left to the garbage collector fails the test that runs then."""
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
