@@ -107,12 +107,12 @@ def call_grammar(
 ) -> Grammar:
     """An answer that calls one of some functions. With ``must`` false, any text is admitted; calls of ``strict``
     functions then have their schemas. ``tools``: each with ``name`` and ``parameters``. ``form``: a JSON schema, and
-    an answer that calls nothing has this form; it is all that is admitted if the model's syntax is not known.
+    an answer that need not call and does not has this form; all have it if the model's syntax is not known.
 
     Raises:
         RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
     """
-    asked = "tool_choice" if must else "strict"
+    asked, form = ("tool_choice", None) if must else ("strict", form)
     known = None if syntax is None else SYNTAXES.get(syntax)
     if known is None and form is not None:
         return form

@@ -79,10 +79,7 @@ def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                schema = json.loads(grammar.text)
-                _check_numbers(schema)
-                as_object = grammar.text if isinstance(schema, dict) else json.dumps({} if schema else {"enum": []})
-                return str(compiler.grammar_from_json_schema(as_object, _DEFAULTS, _OVERRIDES))
+                return str(compiler.grammar_from_json_schema(json.dumps(_schema(grammar)), _DEFAULTS, _OVERRIDES))
             case GrammarKind.REGEX:
                 return str(compiler.grammar_from_regex(grammar.text))
             case GrammarKind.LARK:
@@ -97,13 +94,17 @@ def json_in_lark(grammar: Grammar) -> str:
     Raises:
         RequestError: it has numbers that cannot be compared.
     """
-    schema = json.loads(grammar.text)
-    _check_numbers(schema)
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"enum": []}
+    schema = _schema(grammar)
     options = schema.get("x-guidance")
     options = {**_DEFAULTS, **(options if isinstance(options, dict) else {}), **_OVERRIDES}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
+def _schema(grammar: Grammar) -> dict[str, Any]:
+    """A JSON schema as an object, its numbers checked."""
+    schema = json.loads(grammar.text)
+    _check_numbers(schema)
+    return schema if isinstance(schema, dict) else {} if schema else {"enum": []}
 
 
 def _check_numbers(value: Any) -> None:

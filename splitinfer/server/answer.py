@@ -297,8 +297,8 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
     seen, prompt, text = await read_prompt(llm, ask.prompt, known)
     room = llm.context_length - len(seen.tokens)
     if ask.has_formed_calls:
-        tools, form = ask.must_call or ask.tools, None if ask.must_call else ask.form
-        grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=form)
+        tools = ask.must_call or ask.tools
+        grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=ask.form)
         ask = replace(ask, sampling={**ask.sampling, "grammar": grammar})
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []

@@ -135,6 +135,7 @@ def test_in_a_syntax_that_is_not_known_an_answer_has_its_form(made: AnswerForms)
     for syntax in (None, "pythonic"):
         assert call_grammar(syntax, FUNCTIONS, json.dumps, must=False, form=form) is form
     known = call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=form)
+    assert call_grammar("mistral", FUNCTIONS, json.dumps, form=form) == call_grammar("mistral", FUNCTIONS, json.dumps)
     assert '"whitespace_flexible": true, "lenient": false, "coerce_one_of": false' in known.text
     with pytest.raises(RequestError, match="more digits"):
         call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=Grammar.json({"const": 2**60}))
