@@ -23,7 +23,8 @@ class NewSequence:
     """A sequence's static data, sent once. Filled by the scheduler.
 
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
-    far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
+    far as there are tokens; the last stage needs the tokens for penalties. ``takes_over``: the ``left`` sequence whose
+    own KV is that of these tokens and perhaps more, so that nothing is copied. ``num_prompt``: positions before it belong
     to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
 
     Raises:
@@ -37,6 +38,7 @@ class NewSequence:
     prefix: tuple[int, ...] = ()
     num_prompt: int = 0
     pictures: tuple[Picture, ...] = ()
+    takes_over: int | None = None
 
     def __post_init__(self) -> None:
         if any(before.end > after.start for before, after in pairwise(self.pictures)):
@@ -214,9 +216,10 @@ class Fetch:
 class StepPlan:
     """One micro-batch for all stages.
 
-    A stage first makes the ``saves``, then frees the ``freed`` sequences, then adds ``new`` ones, which may begin with
-    ``dropped`` blocks for the last time, then drops those and adds ``fetches``, then runs the ``slices``, each of
-    another sequence. ``erased``: keys of files that will not be read again.
+    A stage first makes the ``saves``, then ends the ``left`` sequences, of which it keeps the KV, and the ``freed``
+    ones, of which it keeps nothing; then adds ``new`` ones, which may begin with ``dropped`` blocks for the last time,
+    then drops those and adds ``fetches``, then runs the ``slices``, each of another sequence. ``erased``: keys of files
+    that will not be read again.
 
     Raises:
         ValueError: two slices of one sequence.
@@ -230,6 +233,7 @@ class StepPlan:
     dropped: tuple[int, ...] = ()
     fetches: tuple[Fetch, ...] = ()
     erased: tuple[Key, ...] = ()
+    left: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len({part.seq_id for part in self.slices}) != len(self.slices):
@@ -238,7 +242,12 @@ class StepPlan:
     @property
     def has_commands(self) -> bool:
         """Whether it does anything besides running its slices."""
-        return bool(self.new or self.freed or self.saves or self.dropped or self.fetches or self.erased)
+        return bool(self.new or self.ended or self.saves or self.dropped or self.fetches or self.erased)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """The sequences that no later slice is of."""
+        return (*self.freed, *self.left)
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,5 @@
-"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back and frees them as plans
-command.
+"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back, leaves and frees them as
+plans command.
 
 A step that writes to a sequence's arrays while another step with them is in flight copies all of them: MLX writes in
 place only where nothing else refers to the memory, and the step in flight does. So launching ahead on one sequence
@@ -43,6 +43,7 @@ class KVPool:
     def __init__(self, model: StageModel | WithHeads, rollback: Rollback = Rollback.MODULES) -> None:
         self._model, self.rollback = model, rollback
         self._entries: dict[int, _Entry] = {}
+        self._left: dict[int, _Entry] = {}  # of sequences that have ended
         self._blocks: dict[int, KVBlock] = {}
 
     def open(
@@ -66,6 +67,33 @@ class KVPool:
         caches.pictures = pictures
         self._entries[seq_id] = _Entry(caches)
         return copied
+
+    def leave(self, seq_id: int) -> None:
+        """Keep the KV of a sequence that has ended, for one that takes it over.
+
+        Raises:
+            ProtocolError: the sequence is not open.
+        """
+        entry = self._entries.pop(seq_id, None)
+        if entry is None:
+            raise ProtocolError(f"sequence {seq_id} cannot be left: it is not open")
+        entry.caches.release()
+        self._left[seq_id] = entry
+
+    def take_over(self, seq_id: int, left: int, length: int, pictures: tuple[Picture, ...] = ()) -> None:
+        """Open a sequence in the KV of one that was ``left``, whose first ``length`` tokens are its own. Copies nothing.
+
+        Raises:
+            ProtocolError: the sequence is open already, none was left, or it has fewer tokens or cannot go back so far.
+        """
+        entry = self._left.pop(left, None)
+        if seq_id in self._entries or entry is None or entry.position < length:
+            raise ProtocolError(f"sequence {seq_id} cannot take over {length} tokens of sequence {left}")
+        entry.drafted.clear()
+        if entry.position > length:
+            self._rewind(entry, left, entry.position - length)
+        entry.caches.pictures = pictures
+        self._entries[seq_id] = entry
 
     def save(self, block_id: int, seq_id: int, start: int, end: int) -> KVBlock:
         """Store a copy of a sequence's positions [start, end) as a block.
@@ -147,14 +175,15 @@ class KVPool:
 
     def free(self, seq_id: int) -> None:
         """Free a sequence; an unknown one is no error."""
+        self._left.pop(seq_id, None)
         entry = self._entries.pop(seq_id, None)
         if entry is not None and entry.caches.cohort is not None:
             entry.caches.cohort.forget(entry.caches)
 
     def clear(self) -> None:
         """Free every sequence and every block."""
-        self._entries.clear()
-        self._blocks.clear()
+        for held in (self._entries, self._left, self._blocks):
+            held.clear()
 
     def must_end_first(self, step: Collection[int], in_flight: Sequence[Collection[int]]) -> int:
         """How many of the steps in flight have to be done before a step is launched, because it would copy too much.
@@ -181,8 +210,8 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for all sequences."""
-        return nbytes([entry.caches for entry in self._entries.values()])
+        """Bytes held for all sequences, also for those left."""
+        return nbytes([entry.caches for entry in (*self._entries.values(), *self._left.values())])
 
     @property
     def stored_nbytes(self) -> int:

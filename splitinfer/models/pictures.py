@@ -95,13 +95,13 @@ class PictureTower:
 
     # -- sequences -----------------------------------------------------------------------------
 
-    def open(self, new: Iterable[NewSequence], freed: Iterable[int]) -> None:
-        """Hold the pictures of new sequences until they are freed.
+    def open(self, new: Iterable[NewSequence], ended: Iterable[int]) -> None:
+        """Hold the pictures of new sequences until they have ended.
 
         Raises:
             ProtocolError: one is unknown.
         """
-        for seq_id in freed:
+        for seq_id in ended:
             self._held.pop(seq_id, None)
         for one in new:
             if one.pictures:

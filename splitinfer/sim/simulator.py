@@ -62,7 +62,7 @@ class Answers:
 
     def to(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
         """What is sampled for a plan, and the slices that are computed for it: all but the void ones."""
-        for seq_id in plan.freed:
+        for seq_id in plan.ended:
             self._last_position.pop(seq_id, None)
         sampled, computed = list[SampledSlice](), list[Slice]()
         for part in plan.slices:

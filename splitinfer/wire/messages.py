@@ -23,7 +23,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import RowMask, StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 
 

@@ -160,10 +160,18 @@ class ToyStage:
         self.disks = list(disks)
         self.num_fetched = 0
         self.caches: dict[int, Cache] = {}
+        self.left: dict[int, Cache] = {}
+        self.num_taken_over = 0
         self.blocks: dict[int, StoredBlock] = {}
         self.ever: set[int] = set()
         self.num_computed: dict[int, int] = {}
         self._next_step: int | None = None
+
+    def forget(self) -> None:
+        """What a stage that has started again knows: nothing."""
+        for held in (self.caches, self.left, self.blocks):
+            held.clear()
+        self._next_step = None
 
     def run(self, plan: StepPlan) -> StepResult:
         assert self._next_step is None or plan.step == self._next_step
@@ -171,9 +179,11 @@ class ToyStage:
         assert len(plan.freed) == len(set(plan.freed))
         for save in plan.saves:
             self._save(save)
+        self.left |= {seq_id: self.caches.pop(seq_id) for seq_id in plan.left}
         for seq_id in plan.freed:
-            assert seq_id in self.caches, f"freed {seq_id}, which is not here"
-            del self.caches[seq_id]
+            assert seq_id in self.caches or seq_id in self.left, f"freed {seq_id}, which is not here"
+            self.caches.pop(seq_id, None)
+            self.left.pop(seq_id, None)
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
@@ -224,6 +234,12 @@ class ToyStage:
                 disk.behind.append((chained(save.parent, save.tokens), kept, block))
 
     def _begin(self, new: NewSequence) -> list[int]:
+        if new.takes_over is not None:
+            self.num_taken_over += 1
+            cache = self.left.pop(new.takes_over)
+            assert not self.whole_blocks or len(cache.tokens) == len(new.prefix), "a state cannot go back"
+            assert len(new.prefix) <= cache.sure
+            return cache.tokens[: len(new.prefix)]
         tokens: list[int] = []
         for block_id in new.blocks:
             block = self.blocks[block_id]
@@ -247,7 +263,7 @@ class ToyStage:
     def use(self) -> KVUse:
         """What the caches take, as the stages see it."""
         use = KVUse(stored=len(self.blocks))
-        for cache in self.caches.values():
+        for cache in (*self.caches.values(), *self.left.values()):
             use += use_of(len(cache.tokens), self.block)
         return use
 
@@ -458,6 +474,8 @@ class House:
         """Nothing is lost: what the toy still has is what the index knows."""
         assert self.scheduler.is_idle
         assert not self.toy.caches
+        left = self.scheduler.state.left
+        assert list(self.toy.left) == ([] if left is None else [left.seq_id])
         found = {
             block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.prefix_cache.tree
         }

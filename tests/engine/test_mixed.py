@@ -57,7 +57,9 @@ class Cluster:
     pools: list[Callable[[], KVPool]]
 
     def is_empty(self) -> bool:
-        return all(len(pool()) == 0 and pool().nbytes == 0 for pool in self.pools)
+        """Whether the workers hold no KV but what the last request may have left."""
+        left = self.llm._engine.scheduler.state.left is not None  # type: ignore[union-attr]
+        return all(len(pool()) == 0 and (pool().nbytes > 0) == left for pool in self.pools)
 
 
 @contextmanager

@@ -82,6 +82,48 @@ def test_others_begin_with_stored_blocks_until_they_are_dropped():
     assert len(pool) == 3
 
 
+def test_what_a_sequence_left_is_taken_over_by_the_next():
+    pool = pool_of(KVCache, lambda: WindowKVCache(8))
+    pool.open(1)
+    run(pool, 1, 0, 20)
+    arrays = [array for cache in pool.at(1, 20).own for array in (cache.keys, cache.values)]
+    held = pool.nbytes
+    pool.leave(1)
+    assert (len(pool), pool.nbytes) == (0, held)
+    assert "never opened" in refused(lambda: pool.at(1, 20))
+    pool.take_over(2, 1, 18)
+    caches = pool.at(2, 18)
+    assert caches.place.position == 18
+    assert all(a is b for a, b in zip(arrays, [x for c in caches.own for x in (c.keys, c.values)], strict=True))
+    assert [cache.offset for cache in run(pool, 2, 18, 3).own] == [21, 21]
+
+
+def test_what_was_left_is_freed_or_taken_over_once():
+    pool = pool_of(KVCache)
+    for seq_id in (1, 2):
+        pool.open(seq_id)
+        run(pool, seq_id, 0, 20)
+        pool.leave(seq_id)
+    pool.free(1)
+    assert "take over 3 tokens of sequence 1" in refused(lambda: pool.take_over(3, 1, 3))
+    assert "take over 21 tokens" in refused(lambda: pool.take_over(3, 2, 21))
+    assert refused(lambda: pool.leave(9)) == "sequence 9 cannot be left: it is not open"
+    assert pool.nbytes == 0
+
+
+def test_a_state_that_was_left_is_taken_over_where_it_is():
+    pool = pool_of(KVCache, lambda: ArraysCache(1))
+    for seq_id, length in ((1, 20), (2, 19)):
+        pool.open(seq_id)
+        run(pool, seq_id, 0, 20)
+        pool.leave(seq_id)
+        if length < 20:
+            assert "cannot go back 1 tokens" in refused(lambda: pool.take_over(4, 2, 19))
+        else:
+            pool.take_over(3, 1, 20)
+    assert pool.at(3, 20).place.position == 20
+
+
 def test_what_cannot_be_saved():
     pool = pool_of(KVCache)
     pool.open(1)

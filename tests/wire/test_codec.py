@@ -134,7 +134,7 @@ def _plans() -> st.SearchStrategy[StepPlan]:
     ints = values(tuple[int, ...])
     return st.builds(
         StepPlan, values(int), values(tuple[NewSequence, ...]), each, ints, values(tuple[Save, ...]), ints,
-        values(tuple[Fetch, ...]), values(tuple[bytes, ...]),
+        values(tuple[Fetch, ...]), values(tuple[bytes, ...]), ints,
     )  # fmt: skip
 
 
@@ -143,7 +143,13 @@ def _new_sequences() -> st.SearchStrategy[NewSequence]:
     some = st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(tuple)
     both = st.one_of(st.just(((), ())), st.tuples(some, some))
     return st.builds(
-        lambda i, p, s, b, n: NewSequence(i, p, s, *b, n), values(int), _params(), values(int), both, values(int)
+        lambda i, p, s, b, n, left: NewSequence(i, p, s, *b, n, takes_over=left),
+        values(int),
+        _params(),
+        values(int),
+        both,
+        values(int),
+        values(int | None),
     )
 
 
@@ -202,6 +208,7 @@ PLAN = StepPlan(
     dropped=(3,),
     fetches=(Fetch(7, b"key", 0, 256),),
     erased=(b"old",),
+    left=(8,),
 )
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message

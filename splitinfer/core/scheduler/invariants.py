@@ -26,6 +26,9 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
     assert not set(scheduler.state.freed) & set(ids), "a sequence that has not ended is to be freed"
+    left = scheduler.state.left
+    assert left is None or not (scheduler.running or left.seq_id in scheduler.state.freed), "KV is left in vain"
+    assert set(scheduler.state.newly_left) <= ({left.seq_id} if left is not None else set())
     assert len(scheduler.state.freed) == len(set(scheduler.state.freed)), "a sequence is to be freed twice"
     members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
     assert members <= set(scheduler.running), "a sequence decodes that does not run"
@@ -49,6 +52,7 @@ def _check_memory(scheduler: Scheduler) -> None:
     for seq in scheduler.running.values():
         use += scheduler.state.budget.use_of(seq.kv_tokens)
     assert use == scheduler.state.used, f"{scheduler.state.used} is counted, {use} is used"
+    use += scheduler.state.left_use
     assert scheduler.state.budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
 
 

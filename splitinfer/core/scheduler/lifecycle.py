@@ -1,4 +1,9 @@
-"""Where a sequence is, and its KV with it: it waits, runs, waits again if it is preempted, and ends."""
+"""Where a sequence is, and its KV with it: it waits, runs, waits again if it is preempted, and ends.
+
+When a sequence ends alone its KV is *left* on the stages, beside the blocks that are stored of it: most often, what
+comes next is the next turn of its conversation, which takes the arrays over and copies nothing. Whatever else begins
+frees them, so they never take memory from anybody.
+"""
 
 from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence
@@ -41,9 +46,19 @@ class Lifecycle:
         self._state.prefix_cache.begin(seq, match)
         self._state.used += self._state.budget.use_of(match.num_tokens)
         seq.is_known = True
+        left = self._state.left_for(new)
+        if left is not None:
+            self._take_over(seq, left)
         blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, match.num_tokens)
         params, num_prompt = seq.params.for_stages, seq.num_prompt_tokens
-        return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures)
+        takes_over = None if left is None else left.seq_id
+        return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures, takes_over)
+
+    def _take_over(self, seq: Sequence, left: Sequence) -> None:
+        """Have a sequence go on in the KV of one that is left; its arrays stay as long as they are."""
+        before, seq.kv_floor = seq.kv_tokens, left.kv_tokens
+        self._state.used += self._state.budget.growth(before, seq.kv_tokens)
+        self._state.left = None
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs. Its slices under way still run and are ignored."""
@@ -60,7 +75,32 @@ class Lifecycle:
             self._state.prefix_cache.keep_no_more(seq)  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
             self._store_rest(seq)
+            if self._can_be_left(seq):
+                self._leave(seq)
+                return
         self._release(seq)
+
+    def _can_be_left(self, seq: Sequence) -> bool:
+        """Whether the KV of a sequence that ends may stay: where it was alone, there is room for it beside all blocks,
+        and it can go back to their end."""
+        config, blocks = self._state.config, self._state.prefix_cache
+        if self._state.running or self._state.waiting or config.drafts_at_end or not seq.kv.blocks:
+            return False
+        if not self._state.goes_back and (seq.has_drafted or seq.num_in_flight):
+            return False
+        return self._state.budget.fits(self._state.budget.use_of(seq.kv_tokens) + blocks.use)
+
+    def _leave(self, seq: Sequence) -> None:
+        self._state.used -= self._state.budget.use_of(seq.kv_tokens)
+        self._state.left = seq
+        self._state.newly_left.append(seq.seq_id)
+
+    def free_left(self) -> None:
+        """Have the next plan free the KV that is left, if there is some."""
+        left, self._state.left = self._state.left, None
+        if left is not None:
+            self._state.newly_left.clear()
+            self._state.freed.append(left.seq_id)
 
     def _store_rest(self, seq: Sequence) -> None:
         """Its KV is freed by the plan that stores it, so the blocks may take its place."""

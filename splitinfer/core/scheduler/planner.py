@@ -54,7 +54,8 @@ class StepPlanner:
     def _opened_first(self, decision: Decision) -> Decision:
         """The same, or only its admissions, in an idle pipeline: all stages copy the stored KV that the sequences begin
         with at the same time. With the first chunk, each stage would do it when the stages before it are done."""
-        stored = max((new.match.num_tokens for new in decision.admissions), default=0)
+        copying = (new for new in decision.admissions if self._state.left_for(new) is None)
+        stored = max((new.match.num_tokens for new in copying), default=0)
         is_alone = (self._state.config.num_stages or self._state.config.num_groups) == 1
         if stored < OPENED_FIRST or is_alone or self._state.running or self._state.in_flight:
             return decision

@@ -170,6 +170,12 @@ class Scheduler:
             step, result, returned_at = self._unlearned.popleft()
             self.costs.learn(step.plan.slices, result.figures, returned_at, step.idle_since)
 
+    def forget(self, session: str) -> None:
+        """Free what a session keeps, but for blocks that others begin with, too."""
+        self.prefix_cache.forget(session)
+        if self.state.left is not None and self.state.left.session == session:
+            self._life.free_left()
+
     def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
         disks; its KV is computed again from its tokens.
@@ -179,6 +185,8 @@ class Scheduler:
         """
         self.state.in_flight.clear()
         self.state.freed.clear()
+        self.state.newly_left.clear()
+        self.state.left = None
         self.prefix_cache.clear(kept)
         self.batches.clear()
         regroup(self.state)
@@ -317,8 +325,8 @@ class Scheduler:
 
     @property
     def kv_used(self) -> KVUse:
-        """The KV of all running sequences."""
-        return self.state.used
+        """The KV of all running sequences, and of the one that is left."""
+        return self.state.used + self.state.left_use
 
     @property
     def kv_stored(self) -> KVUse:
@@ -345,8 +353,10 @@ class Scheduler:
             dropped=changes.dropped,
             fetches=changes.fetches,
             erased=changes.erased,
+            left=tuple(self.state.newly_left),
         )
         self.state.freed.clear()
+        self.state.newly_left.clear()
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
@@ -367,6 +377,8 @@ class Scheduler:
             seq.force(forced)
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
+        if decision.admissions or decision.fetching:
+            self._life.free_left()
         return introduced
 
     def _note(self, decision: Decision) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
 from splitinfer.core.kv.prefix_cache import PrefixCache
+from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.decision import Admission
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.microbatches import MicroBatches
@@ -24,6 +26,8 @@ class SchedulerState:
 
     in_flight: the steps under way, oldest first.
     freed: ids of sequences whose KV the next plan frees.
+    left: the sequence that ended last, alone, as long as nothing runs: the stages keep its KV for the next turn of its
+        conversation. newly_left: its id, for the next plan.
     used: the KV of all running sequences.
     now, returned_at: the latest known time and the last result's, in seconds on the first stage's clock.
     share, share_left: prompt tokens for each step of this round, and how many of its steps are still to come.
@@ -41,6 +45,8 @@ class SchedulerState:
     running: dict[int, Sequence] = field(default_factory=dict)
     in_flight: deque[StepInFlight] = field(default_factory=deque)
     freed: list[int] = field(default_factory=list)
+    left: Sequence | None = None
+    newly_left: list[int] = field(default_factory=list)
     used: KVUse = NOTHING
     now: float = 0.0
     returned_at: float = 0.0
@@ -56,7 +62,7 @@ class SchedulerState:
     @property
     def has_changes(self) -> bool:
         """Whether the stages have something to do even without slices."""
-        return bool(self.freed) or self.prefix_cache.has_changes
+        return bool(self.freed or self.newly_left) or self.prefix_cache.has_changes
 
     @property
     def is_full(self) -> bool:
@@ -69,6 +75,25 @@ class SchedulerState:
         """Sequences that decode, or will when a result under way arrives: steps planned now delay its next token."""
         joining = (seq not in self.batches and not seq.num_to_compute for seq in self.running.values())
         return len(self.batches) + sum(joining)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether KV can be rolled back to any token."""
+        return self.config.rewind is UNLIMITED and not self.config.blocks.whole_blocks
+
+    @property
+    def left_use(self) -> KVUse:
+        """The KV of the sequence that is left."""
+        return NOTHING if self.left is None else self.budget.use_of(self.left.kv_tokens)
+
+    def left_for(self, new: Admission) -> Sequence | None:
+        """The sequence that is left, if its KV is that of the tokens that a new one need not compute, and goes back to
+        their end. It must not have grown beyond what is reserved for the new one."""
+        left, end = self.left, new.match.num_tokens
+        if left is None or not 0 < end <= left.num_sure or left.kv_tokens > len(new.seq.tokens):
+            return None
+        is_at_end = end == left.num_scheduled
+        return left if (is_at_end or self.goes_back) and left.tokens[:end] == new.seq.tokens[:end] else None
 
     def policy_input(self, group: int) -> PolicyInput:
         """The policy's input for the step of a group."""

@@ -112,7 +112,7 @@ class Engine:
 
     def drop_session(self, session: str) -> None:
         """Free what a session keeps."""
-        self._inbox.put(lambda: self.scheduler.prefix_cache.forget(session))
+        self._inbox.put(lambda: self.scheduler.forget(session))
 
     def tune(self, policy_config: PolicyConfig, token_budget: Callable[[Pipeline], int], max_running: int) -> None:
         """Go by other rules from the next step on, also after another cut. ``token_budget``: what it is with the open

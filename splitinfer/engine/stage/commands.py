@@ -1,4 +1,4 @@
-"""What a plan has a stage do besides computing: save, free, open, drop, fetch and erase, in this order."""
+"""What a plan has a stage do besides computing: save, leave, free, open, drop, fetch and erase, in this order."""
 
 import time
 
@@ -42,11 +42,14 @@ class Commands:
         if not plan.has_commands:
             return Applied([], Copied(), [], 0.0, ())
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
+        for seq_id in plan.left:
+            self._pool.leave(seq_id)
         for seq_id in plan.freed:
             self._pool.free(seq_id)
+        for seq_id in plan.ended:
             self._histories.pop(seq_id, None)
         if self._tower is not None:
-            self._tower.open(plan.new, plan.freed)
+            self._tower.open(plan.new, plan.ended)
         copied = [array for new in plan.new for array in self._open(new)]
         self._drop(plan)
         began = time.monotonic()
@@ -64,6 +67,9 @@ class Commands:
     def _open(self, new: NewSequence) -> list[mx.array]:
         """Begin a sequence; the arrays that are copied for it."""
         self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
+        if new.takes_over is not None:
+            self._pool.take_over(new.seq_id, new.takes_over, len(new.prefix), new.pictures)
+            return []
         return self._pool.open(new.seq_id, new.blocks, len(new.prefix), new.pictures)
 
     def _drop(self, plan: StepPlan) -> None:

@@ -117,7 +117,7 @@ class PreparedSteps:
         that the plan makes impossible are undone."""
         if not self._prepared and not self._noted:
             return None
-        key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.freed)
+        key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.ended)
         wanted = self._prepared.get(key)
         if wanted is None or key & others or not _agree(wanted.slices, plan.slices) or not wanted.takes(hidden, masks):
             self._undo(others | key)

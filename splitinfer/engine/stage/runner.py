@@ -181,7 +181,7 @@ class StageRunner:
         prepared = self._prepared.take(plan, received, masks)
         applied = self._commands.apply(plan)
         if self._drafter is not None:
-            self._drafter.forget(plan.freed)
+            self._drafter.forget(plan.ended)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)

@@ -3,6 +3,7 @@
 import pytest
 from toy import VOCAB, House, blocks, drain, small
 
+from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler import admission, planner
 from splitinfer.core.sequence import FinishReason
 
@@ -39,6 +40,8 @@ def test_all_stages_copy_much_stored_kv_at_once(
     house = House(token_budget=100, num_groups=num_groups, max_in_flight=3)
     house.add([1, 2, 3, 4, 1], max_tokens=1)
     house.run()
+    house.add([3], max_tokens=1)  # what the first one left is freed
+    house.run()
     if is_busy:
         house.add([0] * 3, max_tokens=30)
         house.step()
@@ -53,6 +56,100 @@ def test_all_stages_copy_much_stored_kv_at_once(
     house.run()
     house.check_answers()
     house.check_kv()
+
+
+def turn(house: House, tokens: list[int]) -> StepPlan:
+    """The plan that begins a request, which then runs to its end."""
+    house.add(tokens, max_tokens=3)
+    plan = house.step()
+    assert plan is not None
+    house.run()
+    house.check_answers()
+    house.check_kv()
+    return plan
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("whole_blocks", [False, True])
+def test_the_next_turn_takes_over_the_kv_that_the_last_one_left(
+    num_groups: int, whole_blocks: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is copied, so there is no plan that only opens it."""
+    monkeypatch.setattr(planner, "OPENED_FIRST", 4)
+    house = House(token_budget=100, num_groups=num_groups, max_in_flight=3, whole_blocks=whole_blocks)
+    turn(house, [1, 2, 3, 4, 1])
+    for number in range(3):
+        plan = turn(house, [*house.tokens(number), 2, 2])
+        assert plan.new[0].takes_over == number
+        assert plan.slices[0].start == len(house.tokens(number)) - 1
+        assert not plan.freed
+    assert house.toy.num_taken_over == 3
+
+
+def test_other_kv_goes_when_a_request_begins():
+    house = House(token_budget=100)
+    turn(house, [1, 2, 3, 4, 1])
+    plan = turn(house, [3, 1, 1])
+    assert plan.freed == (0,)
+    assert plan.new[0].takes_over is None
+    again = turn(house, house.tokens(0) + [2])
+    assert (again.freed, again.new[0].takes_over, again.slices[0].start) == ((1,), None, len(house.tokens(0)) - 1)
+
+
+@pytest.mark.parametrize(("whole_blocks", "taken"), [(False, 1), (True, 0)])
+def test_an_edited_turn_goes_back_in_the_kv_that_was_left(whole_blocks: bool, taken: int):
+    house = House(token_budget=100, whole_blocks=whole_blocks)
+    turn(house, [1, 2, 3, 4, 1])
+    said = house.tokens(0)
+    plan = turn(house, [*said[:6], (said[6] + 1) % 5, 2, 2])
+    assert plan.slices[0].start == (4 if whole_blocks else 6)
+    assert house.toy.num_taken_over == taken
+
+
+def test_a_shorter_request_copies_rather_than_to_hold_more_than_is_reserved():
+    house = House(token_budget=100)
+    house.add([1, 2, 3, 4, 1], max_tokens=30)
+    house.run()
+    turn(house, [*house.tokens(0)[:9], 2])
+    assert house.toy.num_taken_over == 0
+
+
+def test_kv_is_left_where_nobody_else_needs_it():
+    house = House(token_budget=100)
+    for _ in range(2):
+        house.add([1, 2, 3, 4, 1], max_tokens=3)
+    house.run()
+    last = house.scheduler.state.left
+    assert last is not None, "the last of them was alone"
+    assert list(house.toy.left) == [last.seq_id]
+    small = House(token_budget=100, kv=blocks(4))  # two for the sequence, two for what is stored of it
+    turn(small, [1, 2, 3, 4, 1])
+    assert small.toy.left
+    turn(small, [*small.tokens(0), 2])
+    assert not small.toy.left, "it has three, and so has what is stored"
+
+
+def test_what_was_left_goes_with_its_session():
+    house = House(token_budget=100)
+    house.add([1, 2, 3, 4, 1], max_tokens=3, session="ours")
+    house.run()
+    house.scheduler.forget("theirs")
+    assert house.step() is None
+    house.scheduler.forget("ours")
+    plan = house.step()
+    assert plan is not None
+    assert plan.freed == (0,)
+    house.deliver()
+    house.check_kv()
+    assert not house.toy.blocks
+
+
+def test_stages_that_have_lost_everything_have_nothing_left():
+    house = House(token_budget=100)
+    turn(house, [1, 2, 3, 4, 1])
+    house.toy.forget()
+    house.scheduler.replay()
+    assert turn(house, [*house.tokens(0), 2]).new[0].takes_over is None
 
 
 @pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])

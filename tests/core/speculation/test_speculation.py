@@ -75,9 +75,7 @@ def test_tokens_are_those_without_drafts(
                 found.finish(dice.choice(list(found.scheduler.running)))
             if dice.random() < 0.02:
                 found.toy.under_way.clear()
-                found.toy.caches.clear()
-                found.toy.blocks.clear()
-                found.toy._next_step = None
+                found.toy.forget()
                 found.scheduler.replay()
                 found.was_lost = True
         found.run()

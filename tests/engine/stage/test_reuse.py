@@ -38,8 +38,17 @@ def ask(llm: LLM, tokens: list[int], **params: Any) -> splitinfer.RequestOutput:
     return llm.generate([tokens], SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **params}))[0]
 
 
+def num_copied(llm: LLM) -> int:
+    """Bytes of stored KV that its stages have copied."""
+    return sum(stage["bytes_copied"] for stage in llm.stats()["stages"])
+
+
+@pytest.mark.parametrize("is_left", [True, False])
 @pytest.mark.parametrize(("kind", "num_stages"), [*((kind, 2) for kind in KINDS), ("llama", 3), ("gemma3_text", 3)])
-def test_a_second_turn_gets_the_tokens_it_gets_cold(tiny_folder: Callable[..., Path], kind: str, num_stages: int):
+def test_a_second_turn_gets_the_tokens_it_gets_cold(
+    tiny_folder: Callable[..., Path], kind: str, num_stages: int, is_left: bool
+):
+    """In the KV that the first one left; in a copy of its blocks, where another request has come between."""
     folder, (first, more) = tiny_folder(kind), (prompt(150), prompt(9, seed=5))
     cuts = [num_layers(folder) - num_stages + 1, *[1] * (num_stages - 1)]
     asked: list[tuple[list[int], dict[str, Any], splitinfer.RequestOutput]] = []
@@ -47,7 +56,11 @@ def test_a_second_turn_gets_the_tokens_it_gets_cold(tiny_folder: Callable[..., P
         for params in ({}, {"temperature": 0.8, "seed": 3}):
             one = ask(llm, first, **params)
             turn = [*first, *one.token_ids, *more]
+            if not is_left:
+                ask(llm, prompt(3), **params)
+            copied = num_copied(llm)
             hit = ask(llm, turn, **params)
+            assert (num_copied(llm) == copied) is is_left
             edited = [*turn[:140], *more]
             also = ask(llm, edited, **params)
             assert hit.num_cached_tokens == len(first) + len(one.token_ids) - 1
