@@ -81,7 +81,7 @@ class KVPool:
         self._left[seq_id] = entry
 
     def take_over(self, seq_id: int, left: int, length: int, pictures: tuple[Picture, ...] = ()) -> None:
-        """Open a sequence in the KV of one that was ``left``, whose first ``length`` tokens are its own. Copies nothing.
+        """Open a sequence in the KV of one that was ``left``, with its first ``length`` tokens. Copies nothing.
 
         Raises:
             ProtocolError: the sequence is open already, none was left, or it has fewer tokens or cannot go back so far.

@@ -92,7 +92,7 @@ def test_other_kv_goes_when_a_request_begins():
     plan = turn(house, [3, 1, 1])
     assert plan.freed == (0,)
     assert plan.new[0].takes_over is None
-    again = turn(house, house.tokens(0) + [2])
+    again = turn(house, [*house.tokens(0), 2])
     assert (again.freed, again.new[0].takes_over, again.slices[0].start) == ((1,), None, len(house.tokens(0)) - 1)
 
 
