@@ -23,8 +23,8 @@ class NewSequence:
     """A sequence's static data, sent once. Filled by the scheduler.
 
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
-    far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong to
-    the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
+    far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
+    to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
     ``takes_over``: the ``left`` sequence whose KV is that of these tokens, and perhaps more; nothing is copied.
 
     Raises:
