@@ -7,18 +7,20 @@ plans. Prefill, a later chunk, a reused prefix and decode are then the same case
                          ^ first slice starts here      ^ num_prompt_tokens
     num_scheduled ------------------------> moves right with every plan
 
-With speculation, drafts follow the tokens: those ``ahead`` are in plans under way, and those ``drafted`` wait for one.
+With speculation, drafts follow the tokens: those ``ahead`` are in plans under way, and those ``waiting`` are not yet.
 ``num_scheduled`` includes those ahead. Sampled tokens take the drafts' places as long as they are equal; the first
 that differs voids all drafts after it, and ``num_scheduled`` goes back to its position.
 
-    tokens ................. | ahead ......... | drafted ...
+    tokens ................. | ahead ......... | waiting ...
                              sampled next ^      num_scheduled is here
 
 A preempted sequence goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones: they are
 computed again like a prompt.
+
+What the prefix cache and speculation note about a sequence is apart from it (``CachedKV``, ``DraftNotes``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -74,6 +76,63 @@ class CachedKV:
     has_fetched: bool = False
 
 
+@dataclass(slots=True)
+class DraftNotes:
+    """A sequence's drafts, and how its earlier ones fared.
+
+    ahead: those that plans under way hold.
+    waiting: those after them, for the next plan.
+    is_dry: whether there are no more until the next token.
+    were_planned: whether any was in a plan since the stages have the sequence's KV.
+    forced: positions of those that its rules forced; num_forced: tokens that were such drafts.
+    num_misses: times one in a plan was wrong.
+    num_tried, num_right: a drafter's own in plans that came to a verdict, and those of them that were right.
+    """
+
+    ahead: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    is_dry: bool = False
+    were_planned: bool = False
+    forced: set[int] = field(default_factory=set)
+    num_forced: int = 0
+    num_misses: int = 0
+    num_tried: int = 0
+    num_right: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.ahead
+        yield from self.waiting
+
+    def __len__(self) -> int:
+        return len(self.ahead) + len(self.waiting)
+
+    def go(self, count: int) -> tuple[int, ...]:
+        """Move the first waiting ones into a plan; return them."""
+        drafts = tuple(self.waiting[:count])
+        del self.waiting[:count]
+        self.ahead += drafts
+        self.were_planned |= bool(drafts)
+        return drafts
+
+    def missed(self, token_id: int) -> bool:
+        """Take in the token sampled in the first one's place: drop that one if it is equal, else all. Whether plans
+        under way hold wrong ones."""
+        self.is_dry = False
+        first = self.ahead or self.waiting
+        if not first or first[0] == token_id:
+            del first[:1]
+            return False
+        is_planned = bool(self.ahead)
+        self.num_misses += is_planned
+        self.drop()
+        return is_planned
+
+    def drop(self) -> None:
+        """Drop all."""
+        self.ahead, self.waiting, self.is_dry = [], [], False
+        self.forced.clear()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens and how far they have been scheduled. Owned by the scheduler; equal only to itself.
@@ -100,18 +159,10 @@ class Sequence:
     num_preemptions: int = 0  # times it was preempted
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
     num_awaited: int = 0  # how many of them are not void
-    ahead: list[int] = field(default_factory=list)  # drafts that plans under way hold
-    drafted: list[int] = field(default_factory=list)  # drafts after those, for the next plan
-    is_dry: bool = False  # whether there are no more drafts until the next token
-    has_drafted: bool = False  # whether a draft of it was in a plan since the stages have its KV
-    num_misses: int = 0  # times a draft in a plan was wrong
-    num_tried: int = 0  # drafts in plans that came to a verdict
-    num_right: int = 0  # of them, those that were right
-    kv_floor: int = 0  # tokens its KV had room for at the last wrong draft
+    drafts: DraftNotes = field(default_factory=DraftNotes)  # speculation's notes
+    kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
     rules: TokenRules | None = None  # which tokens its answer may have; None: any
-    forced: set[int] = field(default_factory=set)  # positions of drafts that its rules forced
-    num_forced: int = 0  # tokens that were forced drafts
     begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
     scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
     token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
@@ -145,18 +196,18 @@ class Sequence:
     @property
     def stream(self) -> list[int]:
         """Its tokens as they are sent and all drafts, which the next draft follows."""
-        return [*self.sent(0, len(self.tokens)), *self.ahead, *self.drafted]
+        return [*self.sent(0, len(self.tokens)), *self.drafts]
 
     @property
     def num_streamed(self) -> int:
         """The length of ``stream``."""
-        return len(self.tokens) + len(self.ahead) + len(self.drafted)
+        return len(self.tokens) + len(self.drafts)
 
     @property
     def has_guesses(self) -> bool:
         """Whether a drafter's drafts wait, and not only those that its rules force."""
-        first = len(self.tokens) + len(self.ahead)
-        return any(position not in self.forced for position in range(first, first + len(self.drafted)))
+        first = len(self.tokens) + len(self.drafts.ahead)
+        return any(position not in self.drafts.forced for position in range(first, self.num_streamed))
 
     @property
     def answer_stream(self) -> list[int]:
@@ -180,11 +231,7 @@ class Sequence:
 
     def go(self, size: int, num_drafts: int, now: float) -> tuple[int, ...]:
         """Move the next ``size`` known tokens, and the first waiting drafts behind them, into a plan; return them."""
-        drafts = tuple(self.drafted[:num_drafts])
-        token_ids = (*self.sent(self.num_scheduled, self.num_scheduled + size), *drafts)
-        del self.drafted[:num_drafts]
-        self.ahead += drafts
-        self.has_drafted |= bool(drafts)
+        token_ids = (*self.sent(self.num_scheduled, self.num_scheduled + size), *self.drafts.go(num_drafts))
         self.num_scheduled += len(token_ids)
         self.num_in_flight += 1
         self.num_awaited += 1
@@ -194,8 +241,8 @@ class Sequence:
     def hold(self, drafts: Seq[int], are_forced: Iterable[bool]) -> None:
         """Have drafts wait for the next plan; of each, whether its rules forced it."""
         first = self.num_streamed
-        self.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
-        self.drafted += drafts
+        self.drafts.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
+        self.drafts.waiting += drafts
 
     def force(self, token_ids: Seq[int]) -> None:
         """Have tokens that its rules force behind its stream wait for its next plan."""
@@ -204,26 +251,26 @@ class Sequence:
     def extend(self, sampled: Iterable[int], max_len: int, now: float) -> Extension:
         """Append sampled tokens, up to one that ends the sequence. ``max_len``: the model's context in tokens."""
         self.num_awaited -= 1
-        found = Extension(len(self.tokens))
+        found, notes = Extension(len(self.tokens)), self.drafts
         for row, token_id in enumerate(sampled):
             self.token_at = now
-            misses, is_tried, is_forced = self.num_misses, bool(self.ahead), len(self.tokens) in self.forced
+            misses, is_tried, is_forced = notes.num_misses, bool(notes.ahead), len(self.tokens) in notes.forced
             found.reason = self.append(token_id, max_len)
-            self.num_forced += is_tried and is_forced
+            notes.num_forced += is_tried and is_forced
             if is_tried and not is_forced:
-                found.verdicts.append((row, self.num_misses == misses))
-                found.num_right += self.num_misses == misses
+                found.verdicts.append((row, notes.num_misses == misses))
+                found.num_right += notes.num_misses == misses
             if found.reason is not None:
                 break
-        self.num_tried += len(found.verdicts)
-        self.num_right += found.num_right
+        notes.num_tried += len(found.verdicts)
+        notes.num_right += found.num_right
         return found
 
     def forget_stages(self) -> None:
         """Reset all but the tokens, for stages that have nothing of this sequence."""
         self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0
-        self.forget_drafts()
-        self.has_drafted = False
+        self.drafts.drop()
+        self.drafts.were_planned = False
         self.kv_floor = 0
         self.kv = CachedKV()
         self.is_known = False
@@ -233,30 +280,14 @@ class Sequence:
 
         ``max_len`` is the model's context in tokens.
         """
-        self.forced.discard(len(self.tokens))
+        self.drafts.forced.discard(len(self.tokens))
         self.tokens.append(token_id)
-        self._verify_draft(token_id)
+        if self.drafts.missed(token_id):
+            self.kv_floor = self.kv_tokens
+            self.num_scheduled = len(self.tokens) - 1
+            self.num_awaited = 0
         if token_id in self.end_tokens:
             return FinishReason.STOP
         if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
             return FinishReason.LENGTH
         return None
-
-    def _verify_draft(self, token_id: int) -> None:
-        """Drop the first draft if it equals the token sampled in its place, else all drafts."""
-        self.is_dry = False
-        drafts = self.ahead or self.drafted
-        if drafts and drafts[0] == token_id:
-            del drafts[0]
-        elif drafts:
-            self.num_misses += bool(self.ahead)
-            if self.ahead:
-                self.kv_floor = self.kv_tokens
-                self.num_scheduled = len(self.tokens) - 1
-                self.num_awaited = 0
-            self.forget_drafts()
-
-    def forget_drafts(self) -> None:
-        """Drop all drafts."""
-        self.ahead, self.drafted, self.is_dry = [], [], False
-        self.forced.clear()

@@ -51,8 +51,8 @@ class Request:
         self.output.add(event)
         self.output.num_cached_tokens = self._state.sequence.num_cached or 0
         self.output.queue_seconds = self._state.queue_seconds
-        self.output.num_tried_drafts = self._state.sequence.num_tried
-        self.output.num_right_drafts = self._state.sequence.num_right
+        self.output.num_tried_drafts = self._state.sequence.drafts.num_tried
+        self.output.num_right_drafts = self._state.sequence.drafts.num_right
         if self._state.sequence.params.prompt_logprobs is not None and self.output.prompt_logprobs is None:
             scores = list(self._state.sequence.scores)  # all have come before the first token
             self.output.prompt_logprobs = [one for score in scores for one in logprobs_of(score)]

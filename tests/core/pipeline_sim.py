@@ -57,7 +57,7 @@ class PipelineSim(Simulator):
 
     def guess(self, wish: Wish) -> int:
         seq = wish.seq
-        stream = [*[*seq.tokens, *seq.ahead][: wish.position], *(draft.token_id for draft in wish.drafts)]
+        stream = [*[*seq.tokens, *seq.drafts.ahead][: wish.position], *(draft.token_id for draft in wish.drafts)]
         return (next_token(stream, seq.seed) + (not self.is_right(wish))) % VOCAB
 
     def got(self, seq_id: int, token_id: int) -> None:

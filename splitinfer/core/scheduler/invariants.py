@@ -57,7 +57,7 @@ def _check_memory(scheduler: Scheduler) -> None:
 
 
 def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
-    assert 0 <= seq.kv.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
+    assert 0 <= seq.kv.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.drafts.ahead)
     assert seq.finish_reason is None
     in_plans = sum(part.seq_id == seq.seq_id for step in scheduler.state.in_flight for part in step.plan.slices)
     assert seq.num_in_flight == in_plans
@@ -65,8 +65,8 @@ def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     if seq in scheduler.batches:
         assert seq.num_awaited <= 1 or scheduler.speculation is not None, "a sequence decodes twice at a time"
         assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
-        assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
-        assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < scheduler.config.longest(seq) or not seq.ahead
+        assert not seq.drafts.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.drafts.ahead), "a draft got lost"
+        assert seq.num_streamed < scheduler.config.longest(seq) or not seq.drafts.ahead
     else:
-        assert not seq.ahead or (seq.num_awaited and seq.num_scheduled == len(seq.tokens) + len(seq.ahead))
-        assert not seq.drafted
+        assert not seq.drafts.waiting
+        assert not seq.drafts.ahead or (seq.num_awaited and seq.num_scheduled == seq.num_streamed)

@@ -71,7 +71,7 @@ class Lifecycle:
             return
         del self._state.running[seq.seq_id]
         self._state.batches.leave(seq)
-        if self._state.speculation is not None and self._state.speculation.has_states and seq.has_drafted:
+        if self._state.speculation is not None and self._state.speculation.has_states and seq.drafts.were_planned:
             self._state.prefix_cache.keep_no_more(seq)  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
             self._store_rest(seq)
@@ -86,7 +86,7 @@ class Lifecycle:
         config, blocks = self._state.config, self._state.prefix_cache
         if self._state.running or self._state.waiting or config.drafts_at_end or not seq.kv.blocks:
             return False
-        if not self._state.goes_back and (seq.has_drafted or seq.num_in_flight):
+        if not self._state.goes_back and (seq.drafts.were_planned or seq.num_in_flight):
             return False
         return self._state.budget.fits(self._state.budget.use_of(seq.kv_tokens) + blocks.use)
 

@@ -66,7 +66,8 @@ class StepPlanner:
         batches = self._state.batches
         if not self._state.speculates:
             return list(batches.in_turn())
-        return sorted(batches.in_turn(), key=lambda group: not any(seq.drafted for seq in batches.members(group)))
+        have = {group for group in batches.in_turn() if any(seq.drafts.waiting for seq in batches.members(group))}
+        return sorted(batches.in_turn(), key=lambda group: group not in have)
 
     def keeps_decodes_waiting(self, group: int) -> bool:
         """Whether prompts go before the decodes of a group now."""
@@ -131,12 +132,12 @@ class StepPlanner:
     def _follows(self, seq: Sequence) -> bool:
         """Whether a block that waits may go behind those of its sequence that are under way."""
         assert self._state.speculation is not None
-        return bool(seq.drafted) and self._state.speculation.may_follow(seq)
+        return bool(seq.drafts.waiting) and self._state.speculation.may_follow(seq)
 
     def _add_drafts(self, decision: Decision) -> None:
         """Add the drafts that wait, as far as there is room, and memory without eviction or preemption: of this step's
         sequences, and of those whose next token will need a place in theirs."""
-        drafted = [seq for seq in decision.decodes if seq.drafted]
+        drafted = [seq for seq in decision.decodes if seq.drafts.waiting]
         if not drafted:
             return
         room = self._state.config.token_budget - decision.num_tokens
@@ -146,7 +147,7 @@ class StepPlanner:
         reserve = sum((kv.growth(one.kv_tokens, len(one.tokens) + 1) for one in others if one.num_awaited), NOTHING)
         for seq in sorted(drafted, key=lambda one: one.rank):
             end = max(seq.num_scheduled, len(seq.tokens))
-            for count in range(min(len(seq.drafted), room), 0, -1):
+            for count in range(min(len(seq.drafts.waiting), room), 0, -1):
                 if decision.allocation.allocate_spare(seq.kv_tokens, end + count, reserve):
                     decision.drafts[seq.seq_id] = count
                     room -= count
@@ -180,7 +181,7 @@ class StepPlanner:
         self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate], situation: PolicyInput
     ) -> int:
         """Prompt tokens that a step may contain beside the decodes that go."""
-        rows = [max(1, seq.num_to_compute) + len(seq.drafted) for seq in going]
+        rows = [max(1, seq.num_to_compute) + len(seq.drafts.waiting) for seq in going]
         room = self._state.config.token_budget - sum(rows)
         objective = self._state.config.policy_config.itl_slo
         if rules.share < 1:

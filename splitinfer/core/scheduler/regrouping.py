@@ -30,4 +30,5 @@ def _member(state: SchedulerState, seq: Sequence) -> Member:
     """A sequence as the choice of groups sees it."""
     speculation = state.speculation if state.config.speculates else None
     member = Member(0.0, 0) if speculation is None else speculation.member(seq)
-    return replace(member, forced=seq.num_forced / max(1, seq.num_generated - seq.num_forced - seq.num_right))
+    num_chosen = seq.num_generated - seq.drafts.num_forced - seq.drafts.num_right
+    return replace(member, forced=seq.drafts.num_forced / max(1, num_chosen))

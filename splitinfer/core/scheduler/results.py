@@ -86,7 +86,7 @@ class Results:
         if found.reason is not None:
             events[-1] = replace(events[-1], finish_reason=found.reason)
             self._life.end(seq, found.reason)
-        elif speculation is not None and speculation.has_states and seq.has_drafted and not seq.num_awaited:
+        elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
             self._state.prefix_cache.store_full_blocks(seq, self._state.used)  # the state is that at their end only now
         return events
 

@@ -325,13 +325,13 @@ class Scheduler:
 
     @property
     def kv_used(self) -> KVUse:
-        """The KV of all running sequences, and of the one that is left."""
-        return self.state.used + self.state.left_use
+        """The KV of all running sequences."""
+        return self.state.used
 
     @property
     def kv_stored(self) -> KVUse:
-        """The KV of all cached blocks."""
-        return self.prefix_cache.use
+        """The KV that is kept for sequences to come: all cached blocks, and what one has left."""
+        return self.prefix_cache.use + self.state.left_use
 
     @property
     def is_idle(self) -> bool:

@@ -56,13 +56,13 @@ class Wish:
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Wish":
         """A wish for a sequence in its present state."""
-        return cls(seq, count, seq.num_streamed, seq.num_misses)
+        return cls(seq, count, seq.num_streamed, seq.drafts.num_misses)
 
     @property
     def stands(self) -> bool:
         """Whether it is still valid: no draft before its own, or among them, was wrong, and the sequence goes on."""
         seq = self.seq
-        if seq.finish_reason is not None or not seq.is_known or seq.num_misses != self.num_misses:
+        if seq.finish_reason is not None or not seq.is_known or seq.drafts.num_misses != self.num_misses:
             return False
         return all(d.token_id == t for d, t in zip(self.drafts, seq.tokens[self.position :], strict=False))
 
@@ -136,7 +136,7 @@ class Speculation:
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
-        if seq.has_guesses or seq.is_dry or seq.num_to_compute > 1:
+        if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
@@ -160,7 +160,7 @@ class Speculation:
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block behind those under way."""
-        if seq.has_guesses or seq.is_dry or not self.may_follow(seq):
+        if seq.has_guesses or seq.drafts.is_dry or not self.may_follow(seq):
             return None
         return self._wish(seq, self._flights[seq.seq_id].further, longest)
 
@@ -173,14 +173,14 @@ class Speculation:
 
     def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
         known = seq.num_streamed
-        rows = (MAX_ROWS - 1 if not seq.ahead else MAX_ROWS) - len(seq.drafted)
+        rows = (MAX_ROWS - 1 if not seq.drafts.ahead else MAX_ROWS) - len(seq.drafts.waiting)
         count = min(count, rows, longest - 1 - known)
         if self.rewind:
-            count = min(count, self.rewind - len(seq.ahead) - len(seq.drafted))
+            count = min(count, self.rewind - len(seq.drafts))
         if self.has_states and self.keeps_blocks and seq.kv.is_stored:
-            before = known - len(seq.drafted)
-            start = before if seq.ahead else before - 1
-            reaches_end = bool(seq.ahead) and before % self.block == 0
+            before = known - len(seq.drafts.waiting)
+            start = before if seq.drafts.ahead else before - 1
+            reaches_end = bool(seq.drafts.ahead) and before % self.block == 0
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
         return Wish.of(seq, count) if count > 0 else None
 
@@ -212,7 +212,7 @@ class Speculation:
         end = next((i for i, token in enumerate(token_ids) if token in seq.end_tokens), len(token_ids))
         are_forced = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
         seq.hold(token_ids[: len(are_forced)], are_forced)
-        seq.is_dry = len(wish.drafts) < wish.count or len(are_forced) < len(drafts)
+        seq.drafts.is_dry = len(wish.drafts) < wish.count or len(are_forced) < len(drafts)
         self.force(seq, longest)
 
     # -- after a result ------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Masking:
             _Asked(seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits)
             for part in plan.slices
             if (seq := running.get(part.seq_id)) is not None and seq.rules is not None and part.num_logits
-            for answer in [[*seq.tokens, *seq.ahead][seq.num_prompt_tokens : part.end]]
+            for answer in [[*seq.tokens, *seq.drafts.ahead][seq.num_prompt_tokens : part.end]]
         ]
         return self._thread.submit(_masks_of, asked) if asked else None
 

@@ -112,7 +112,7 @@ class NGramDrafter:
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
         """Yield drafts until the last tokens have not occurred before."""
         index = self._indices.setdefault(seq.seq_id, NGramIndex())
-        ahead = [*seq.ahead, *seq.drafted]
+        ahead = [*seq.drafts]
         for _ in range(count):
             token_id = index.guess(seq.tokens, ahead)
             if token_id is None:

@@ -41,7 +41,7 @@ class ModelWithNGrams:
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """See ``Drafter``: the guesses first, then the model's drafts behind them."""
         given = [self._guesses(seq, count) for seq, count in zip(seqs, counts, strict=True)]
-        ahead = [[*seq.ahead, *seq.drafted] for seq in seqs]
+        ahead = [[*seq.drafts] for seq in seqs]
         for found in self._model.draft_together(seqs, counts, given):
             for seq, before, draft in zip(seqs, ahead, found, strict=True):
                 if draft is None:
@@ -58,5 +58,5 @@ class ModelWithNGrams:
         self._model.forget(seq_id)
 
     def _guesses(self, seq: Sequence, count: int) -> list[int]:
-        guesses = self._eithers.of(seq.seq_id).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
+        guesses = self._eithers.of(seq.seq_id).guesses(seq.tokens, [*seq.drafts], count)
         return guesses if self._has_drafted else []

@@ -187,7 +187,7 @@ def test_a_result_that_differs_overtakes_a_wish() -> None:
     found.deliver()
     assert not wish.stands
     found.scheduler.take(wish)
-    assert found.sequences[seq_id].drafted == []
+    assert found.sequences[seq_id].drafts.waiting == []
     found.run()
     found.check_answers()
 
@@ -303,7 +303,7 @@ def test_caches_that_go_back_a_little_are_not_asked_for_more() -> None:
     most = []
 
     def guess(wish: Wish) -> list[Draft]:
-        most.append(len(wish.seq.ahead) + wish.count)
+        most.append(len(wish.seq.drafts.ahead) + wish.count)
         return right_guesses(wish)
 
     found.guess = guess

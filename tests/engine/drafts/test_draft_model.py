@@ -48,10 +48,10 @@ def test_it_says_what_it_says_alone(model: DraftModel) -> None:
     expected = plain_greedy(DRAFT, PROMPT, 20)
     seq = Sequence(1, list(PROMPT), GREEDY, 0)
     said = guesses(model, seq, 5)
-    seq.ahead = list(said)
+    seq.drafts.ahead = list(said)
     said += guesses(model, seq, 7)
     seq.tokens += said[:6]
-    seq.ahead, seq.drafted = said[6:9], said[9:]
+    seq.drafts.ahead, seq.drafts.waiting = said[6:9], said[9:]
     said += guesses(model, seq, 8)
     assert said == expected
     model.forget(1)
@@ -221,7 +221,7 @@ def test_a_round_is_one_step_of_the_model(model: DraftModel, monkeypatch: pytest
     )
     for _ in range(2):  # what was computed for drafts is not computed again behind them
         for seq, drafts in zip(seqs, in_turns(model, seqs, [4, 4, 4, 2, 4]), strict=True):
-            seq.ahead += [draft.token_id for draft in drafts]
+            seq.drafts.ahead += [draft.token_id for draft in drafts]
     assert rows[-4:] == [[1] * 5, [1] * 5, [1] * 4, [1] * 4]
     assert model._step.way is Way.ROWS
     for seq in seqs:

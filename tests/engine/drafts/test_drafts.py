@@ -354,7 +354,7 @@ def test_ngrams_follow_a_text_that_repeats() -> None:
     drafter: Drafter = NGramDrafter()
     seq = Sequence(1, [4, 5, 6, 7, 4, 5], SamplingParams(), 0)
     assert [d.token_id for d in drafter.drafts(seq, 4)] == [6, 7, 4, 5]
-    seq.ahead = [6, 9]
+    seq.drafts.ahead = [6, 9]
     assert [d.token_id for d in drafter.drafts(seq, 4)] == []
     other = Sequence(2, [8, 3, 8], SamplingParams(), 0)
     rounds = drafter.draft_together([seq, other, Sequence(3, [1, 2], SamplingParams(), 0)], [0, 3, 5])
