@@ -41,9 +41,10 @@ def test_more_tokens_never_take_less_room(a: int, b: int):
 
 @given(lengths, st.integers(16, 100), st.integers(0, 100))
 def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: int):
-    """On any stage of some layers, within a step's share of one layer's."""
+    """On any stage of some layers: whole blocks are counted, and the phases are not quite even."""
     held = [room(length, phase) for i in range(first, first + num_layers) for phase in phases_of(i)]
-    assert sum(held) / len(held) == pytest.approx(mean_room(length), rel=0.02, abs=BLOCK)
+    mean, counted = sum(held) / len(held), mean_room(length)
+    assert counted - BLOCK - 0.01 * length <= mean <= counted + 0.01 * length
 
 
 def grown(num_layers: int, ends: Sequence[int]) -> Iterator[float]:
