@@ -136,9 +136,14 @@ class Sampler:
         """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it. ``keys``:
         uint32 [n, 2], the rows' random keys where their positions are not known yet."""
         alike: dict[_Structure, list[int]] = defaultdict(list)
+        known = dict[int, int]()
         for i, row in enumerate(rows):
-            alike[_Structure.of(row)].append(i)
-        return [self._choose_alike(logits, rows, keys, *one) for one in alike.items()]
+            if row.only is not None and row.only < logits.shape[-1]:
+                known[i] = row.only
+            else:
+                alike[_Structure.of(row)].append(i)
+        choices = [Choice(tuple(known), mx.array([*known.values()], mx.uint32), None)] if known else []
+        return choices + [self._choose_alike(logits, rows, keys, *one) for one in alike.items()]
 
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
