@@ -2,7 +2,7 @@
 
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
 Where a mask leaves one token, which is so of all that a grammar forces, that is looked up once, when the mask is read:
-nothing need be computed to choose it.
+such a row needs no logits (``models.rows.Part.known``).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,6 +49,12 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
     """The rows with logits of some slices, with their masks."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
+
+
+def known_rows(part: Slice, rows: Sequence[Row], masks: Masks) -> set[int]:
+    """Those of a slice's tokens behind which only one may come, by number: they want no logits."""
+    first = len(part.token_ids) - part.num_logits
+    return {first + i for i, row in enumerate(with_masks((part,), rows, masks())) if row.only is not None}
 
 
 class StageMasks:

