@@ -24,7 +24,7 @@ arrays: if anything it computes depends on what a passthrough returned, or on a 
 earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_cache
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
 from splitinfer.models.layers import StandIn, call_model, find_layers, last_rows, replaced, rows_at, type_name
-from splitinfer.models.rows import attend_by_rows
+from splitinfer.models.rows import RowStep, attend_by_rows
 from splitinfer.models.stand_ins import Keep, Reached, Relay, Tap, Watch, Watched, between
 from splitinfer.models.structure import CannotTrace, ModelStructure
 from splitinfer.models.watches import adding, tapping
@@ -198,7 +198,12 @@ class StageModel:
         return SequenceCaches(full, own, place)
 
     def __call__(
-        self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None = None, num_logits: int = 0
+        self,
+        tokens: mx.array,
+        caches: SequenceCaches,
+        hidden: mx.array | None = None,
+        num_logits: int = 0,
+        known: Callable[[], Collection[int]] = tuple,
     ) -> mx.array:
         """Build the graph of one slice; computes nothing yet.
 
@@ -208,14 +213,21 @@ class StageModel:
             hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey), but where there
                 are pictures among the tokens: then what ``PictureTower.rows`` returns for them.
             num_logits: the number of last rows that want logits; used only on the last stage.
+            known: returns those of them that want none after all (``rows.Part``).
 
         Returns:
-            [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage
-            [1, num_logits, vocabulary] logits (for 0, of one row that need not be evaluated).
+            [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage [1, R, vocabulary]
+            logits of the R rows that want them (if none does, of some that need not be evaluated).
         """
         num_rows = max(num_logits, 1)
-        output = self._run(tokens, caches, hidden, num_rows)
-        return last_rows(output, num_rows, 1) if self.is_last else output
+        first = tokens.shape[1] - num_rows
+
+        def keep(array: mx.array, axis: int) -> mx.array:
+            last, left = last_rows(array, num_rows, axis), set(range(num_rows)) - {row - first for row in known()}
+            return mx.take(last, mx.array(sorted(left)), axis) if 0 < len(left) < num_rows else last
+
+        output = self._run(tokens, caches, hidden, keep)
+        return output if self._is_tapped or not self.is_last else keep(output, 1)
 
     @property
     def may_go_by_rows(self) -> bool:
@@ -224,32 +236,29 @@ class StageModel:
         borders = [border for border in (self._incoming, self._outgoing) if border is not None]
         return all(border.is_plain for border in borders) and all(axis == 1 for _, axis in self._result_rows)
 
-    def by_rows(
-        self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, logit_rows: mx.array | None
-    ) -> mx.array:
+    def by_rows(self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, step: RowStep) -> mx.array:
         """Build the graph of one step of many sequences; computes nothing yet, and advances no sequence.
 
         Args:
             tokens: [T, 1] token ids.
-            caches: the full-length list of ``RowCache`` objects, bound to the step.
+            caches: the full-length list of ``RowCache`` objects, bound to ``step``.
             hidden: [T, 1, d] from the previous stage; ``None`` on the first stage.
-            logit_rows: [R] rows that want logits, ``None`` for all; used only on the last stage.
 
         Returns:
-            [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits.
+            [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits of the rows that want them.
         """
         self._relay.received = {} if hidden is None else {self.start: [hidden]}
         logits, given = self._call(
             tokens,
             caches,
-            lambda array, _axis: rows_at(array, logit_rows),
-            lambda: caches[0].step.positions[..., None],
+            lambda array, _axis: rows_at(array, step.logit_rows),
+            lambda: step.positions[..., None],
             hidden if self.is_first else None,
         )
         if self._outgoing is not None:
             return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
-        return logits if self._is_tapped else rows_at(logits, logit_rows)
+        return logits if self._is_tapped else rows_at(logits, step.logit_rows)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
@@ -274,14 +283,14 @@ class StageModel:
         real, stand_in._real = stand_in._real, Watched(stand_in._real, watch)
         return stand_in, real
 
-    def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
+    def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, keep: Keep) -> mx.array:
         if self._incoming is not None:
             self._receive(self._incoming, caches, hidden, tokens.shape[1])
         start, end = caches.place.position, caches.place.position + tokens.shape[1]
         logits, given = self._call(
             tokens,
             caches.full,
-            lambda array, axis: last_rows(array, num_rows, axis),
+            keep,
             lambda: caches.positions(start, end),
             hidden if self.is_first else None,
         )
@@ -306,6 +315,7 @@ class StageModel:
         except Reached:
             pass
         given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, {}, {}, []
+        self._relay.keep = None  # it holds the step
         return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
@@ -369,7 +379,9 @@ class StageModel:
         """Whether what follows the last layer works on rows independently."""
         with uncompiled():
             try:
-                logits = self._run(mx.zeros((1, 3), mx.int32), self.make_caches(), None, 1)
+                logits = self._run(
+                    mx.zeros((1, 3), mx.int32), self.make_caches(), None, lambda array, axis: last_rows(array, 1, axis)
+                )
             except (ValueError, RuntimeError, IndexError):
                 return False
         return logits.shape[1] == 1

@@ -186,10 +186,10 @@ class StepModel:
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             noting = self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])
             with children_replaced(noting), part.caches.seeing_both_ways(part.start, part.count):
-                y = self.stage(ids, part.caches, given, part.num_logits)
+                y = self.stage(ids, part.caches, given, part.num_logits, part.known)
             kept = self.stage.take_tapped()
             last += [] if kept is None else [kept]
-            if part.num_logits or not self.stage.is_last:
+            if not self.stage.is_last or part.logit_rows:
                 outputs.append(y[0])
         self.tapped = mx.concatenate(last) if last else None
         return outputs
@@ -211,7 +211,6 @@ class StepModel:
                 part.block.given(ids[rows], None if hidden is None else hidden[rows])
         if ordered.to_step is not None:
             ids, hidden = ids[ordered.to_step], None if hidden is None else hidden[ordered.to_step]
-        wants = any(part.num_logits for part in parts)
         for cache in self._caches:
             cache.bind(ordered.step)
         try:
@@ -219,7 +218,7 @@ class StepModel:
                 for part in parts:
                     masks.enter_context(part.caches.seeing_both_ways(part.start, part.count))
                 y = self.stage.by_rows(
-                    ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step.logit_rows
+                    ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step
                 )
         finally:
             for cache in self._caches:
@@ -229,7 +228,7 @@ class StepModel:
         kept = self.stage.take_tapped()
         self.tapped = kept if kept is None or ordered.to_step is None else kept[mx.argsort(ordered.to_step)]
         if self.stage.is_last:
-            return self._logits(y[:, 0], parts, ordered) if wants else []
+            return self._logits(y[:, 0], parts, ordered) if any(part.logit_rows for part in parts) else []
         return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]
 
     def _logits(self, logits: mx.array, parts: Sequence[Part], ordered: _Ordered) -> list[mx.array]:
@@ -238,7 +237,7 @@ class StepModel:
             return [logits]
         found, at = {}, 0
         for part in ordered.step.parts:
-            found[id(part)] = range(at, at := at + part.num_logits)
+            found[id(part)] = range(at, at := at + len(part.logit_rows))
         order = [row for part in parts for row in found[id(part)]]
         return [logits if order == sorted(order) else logits[mx.array(order)]]
 

@@ -85,7 +85,8 @@ def known(llm: LLM, unknown: Sequence[Canary]) -> list[Canary]:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. ``expected``: the text of its (first) answer; ``None``: it has none. ``status``: that it must get."""
+    """A request. ``expected``: the text of its (first) answer; ``None``: it has none. ``status``: that it must get.
+    ``held_back``: what an answer that is cancelled may say behind that: all but the end of a stop string."""
 
     kind: str
     path: str
@@ -95,6 +96,11 @@ class Ask:
     streams: bool = False
     method: str = "POST"
     status: int = 200
+    held_back: str = ""
+
+    def may_say(self, text: str) -> bool:
+        """Whether an answer that is cancelled may be this text."""
+        return ((self.expected or "") + self.held_back).startswith(text)
 
     @property
     def is_answered(self) -> bool:
@@ -109,16 +115,18 @@ def chat(canary: Canary, chance: random.Random) -> Ask:
     """A chat, some with more choices, probabilities, tools or a stop string."""
     body = {"messages": [{"role": "user", "content": canary.prompt}], "max_tokens": canary.num_tokens}
     body |= canary.sampling
-    kind, more, expected = chance.choice(
+    kind, more = chance.choice(
         (
-            ("chat", {}, canary.chat),
-            ("chat n=3", {"n": 3}, canary.chat),
-            ("chat logprobs", {"logprobs": True, "top_logprobs": 3}, canary.chat),
-            ("chat tools", {"tools": [TOOL], "tool_choice": "auto"}, canary.chat),
-            _stopped("chat stop", "stop", canary),
+            ("chat", {}),
+            ("chat n=3", {"n": 3}),
+            ("chat logprobs", {"logprobs": True, "top_logprobs": 3}),
+            ("chat tools", {"tools": [TOOL], "tool_choice": "auto"}),
+            ("chat stop", _stop(canary)),
         )
     )
-    return _maybe_streamed(Ask(kind, "/v1/chat/completions", body | more, "chat", expected), chance)
+    expected, stop, _ = canary.chat.partition(more["stop"][0]) if "stop" in more else (canary.chat, "", "")
+    ask = Ask(kind, "/v1/chat/completions", body | more, "chat", expected, held_back=stop[:-1])
+    return _maybe_streamed(ask, chance)
 
 
 def completion(canary: Canary, chance: random.Random) -> Ask:
@@ -190,11 +198,11 @@ KINDS: tuple[tuple[Callable[[Canary, random.Random], Ask], int], ...] = (
 """Kinds, and how often each comes."""
 
 
-def _stopped(kind: str, field: str, canary: Canary) -> tuple[str, dict[str, Any], str]:
-    """A chat that ends before the middle of what it would say."""
+def _stop(canary: Canary) -> dict[str, Any]:
+    """A stop string in the middle of what is said, if there is one."""
     middle = len(canary.chat) // 2
     stop = canary.chat[middle : middle + 3]
-    return (kind, {field: [stop]}, canary.chat.partition(stop)[0]) if stop.strip() else (kind, {}, canary.chat)
+    return {"stop": [stop]} if stop.strip() else {}
 
 
 def _maybe_streamed(ask: Ask, chance: random.Random) -> Ask:
@@ -203,8 +211,7 @@ def _maybe_streamed(ask: Ask, chance: random.Random) -> Ask:
 
 def streamed(ask: Ask) -> Ask:
     """The same as a stream."""
-    body = {**ask.body, "stream": True}
-    return Ask(f"{ask.kind}, stream", ask.path, body, ask.api, ask.expected, streams=True)
+    return replace(ask, kind=f"{ask.kind}, stream", body={**ask.body, "stream": True}, streams=True)
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -80,11 +80,11 @@ class Serving:
 
 
 class RestartedWorker:
-    """`splitinfer worker` on a port of its own, that is started there again when it is gone."""
+    """`splitinfer worker` with ``args`` on a port of its own, that is started there again when it is gone."""
 
-    def __init__(self, kv_dir: str = "none") -> None:
-        self._kv_dir = kv_dir
-        self._running = _worker(0, kv_dir)
+    def __init__(self, *args: str) -> None:
+        self._args = args
+        self._running = _worker(0, *args)
         self.address = self._running.address
 
     @property
@@ -104,21 +104,21 @@ class RestartedWorker:
     def start_again(self) -> None:
         """Somebody starts it."""
         self._running.end()
-        self._running = _worker(int(self.address.rpartition(":")[2]), self._kv_dir)
+        self._running = _worker(int(self.address.rpartition(":")[2]), *self._args)
 
     def end(self) -> None:
         """It stays gone."""
         self._running.end()
 
 
-def _worker(port: int, kv_dir: str) -> RunningWorker:
-    return RunningWorker("worker", "--name", "back", "--port", str(port), "--kv-dir", kv_dir)
+def _worker(port: int, *args: str) -> RunningWorker:
+    return RunningWorker("worker", "--name", "back", "--port", str(port), *args)
 
 
 @contextmanager
-def restarted_worker(kv_dir: str = "none") -> Iterator[RestartedWorker]:
-    """A worker that can be killed."""
-    made = RestartedWorker(kv_dir)
+def restarted_worker(*args: str) -> Iterator[RestartedWorker]:
+    """A worker that can be killed; it keeps no KV on disk unless ``args`` say where."""
+    made = RestartedWorker(*(args or ("--kv-dir", "none")))
     try:
         yield made
     finally:

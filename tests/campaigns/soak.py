@@ -237,10 +237,10 @@ def run(given: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(open(f"{given.out}.jsonl", "w", encoding="utf-8")) if given.out else None
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
-        kept = ("--kv-dir", str(disk / "front"), "--kv-disk-gb", str(given.disk_gb), "--kv-gb", str(given.kv_gb))
-        worker = stack.enter_context(restarted_worker(str(disk / "back")))
-        more = ("--draft", "ngram")
-        server = stack.enter_context(serving(*kept, *more, workers=[worker.address], context=context))
+        front, back = (("--kv-dir", str(disk / name), "--kv-disk-gb", str(given.disk_gb)) for name in ("front", "back"))
+        worker = stack.enter_context(restarted_worker(*back))
+        more = ("--kv-gb", str(given.kv_gb), "--draft", "ngram")
+        server = stack.enter_context(serving(*front, *more, workers=[worker.address], context=context))
         soak = Soak(time.monotonic() + 60 * given.minutes)
         try:
             asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))

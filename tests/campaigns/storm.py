@@ -177,7 +177,7 @@ class Client:
 
     def _finished(self, ask: Ask, fate: str, what: str, text: str) -> None:
         if fate == "cancelled" and ask.expected:  # somewhere in the middle, or just behind the end
-            is_begun = ask.expected.startswith(text)
+            is_begun = ask.may_say(text)
             self.weather.count(ask, fate, "whole" if text == ask.expected else "cut" if is_begun else "other")
             if not is_begun:
                 self.weather.troubles.append(f"{ask.kind}, {fate}: said {text!r} of {ask.expected!r}")

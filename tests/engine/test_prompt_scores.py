@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -16,7 +17,6 @@ from splitinfer.core.plan import Slice
 from splitinfer.core.scheduler import planner
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.engine.stage import runner, scores
-from splitinfer.engine.stage.history import History
 
 PARAMS = SamplingParams(
     max_tokens=20, prompt_logprobs=2, temperature=1.0, seed=1, logit_bias={4: 100.0}, ignore_eos=True
@@ -80,9 +80,9 @@ def _most_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each step that scores, how many rows' logits are computed for that."""
     found, plain = list[int](), scores.scored
 
-    def noting(logits: mx.array, slices: tuple[Slice, ...], histories: dict[int, History]) -> object:
+    def noting(logits: mx.array, slices: tuple[Slice, ...], *more: Any) -> object:
         found.append(sum(len(part.scored) for part in slices))
-        return plain(logits, slices, histories)
+        return plain(logits, slices, *more)
 
     monkeypatch.setattr(runner, "scored", noting)
     return found

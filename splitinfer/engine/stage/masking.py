@@ -1,6 +1,8 @@
 """Masks on the last stage: tokens that may not be chosen have no probability, whatever the filters are.
 
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
+Where a mask leaves one token, which is so of all that a grammar forces, that is looked up once, when the mask is read:
+such a row needs no logits (``models.rows.Part.known``).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitinfer.core.plan import RowMask, Slice
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.row import Mask, Row
 from splitinfer.grammar.masks import MaskReceiver
 
-RowMasks = dict[tuple[int, int], mx.array]
-"""By sequence and row with logits: bool [vocabulary]."""
+RowMasks = dict[tuple[int, int], Mask]
+"""By sequence and row with logits."""
 
 Masks = Callable[[], RowMasks]
 """Those of a step, which may have to be waited for."""
@@ -25,23 +27,22 @@ def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """[n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are left
     out, too."""
     width = logits.shape[-1]
-    masks = [_fitted(row.mask, width) for row in rows if row.mask is not None]
+    masks = [_fitted(row.mask.allowed, width) for row in rows if row.mask is not None]
     return mx.where(mx.stack(masks), logits, -mx.inf)
 
 
-def _fitted(mask: mx.array, width: int) -> mx.array:
-    return mask[:width] if width <= mask.size else mx.pad(mask, (0, width - mask.size))
+def _fitted(allowed: mx.array, width: int) -> mx.array:
+    return allowed[:width] if width <= allowed.size else mx.pad(allowed, (0, width - allowed.size))
 
 
-def as_array(words: NDArray[np.uint32], vocab_size: int) -> mx.array:
-    """A mask's words as bool [vocabulary]."""
-    bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
-    return mx.array(bits.view(np.bool_))
+def _of_words(words: NDArray[np.uint32], vocab_size: int) -> Mask:
+    allowed = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+    return Mask(mx.array(allowed), int(allowed.argmax()) if np.count_nonzero(allowed) == 1 else None)
 
 
-def mask_of(raw: bytes, vocab_size: int) -> mx.array:
-    """A mask's bytes as bool [vocabulary]."""
-    return as_array(np.frombuffer(raw, np.uint32), vocab_size)
+def mask_of(raw: bytes, vocab_size: int) -> Mask:
+    """A mask of its bytes."""
+    return _of_words(np.frombuffer(raw, np.uint32), vocab_size)
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
@@ -50,22 +51,28 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
 
+def known_rows(part: Slice, rows: Sequence[Row], masks: Masks) -> set[int]:
+    """Those of a slice's tokens behind which only one may come, by number: they want no logits."""
+    first = len(part.token_ids) - part.num_logits
+    return {first + i for i, row in enumerate(with_masks((part,), rows, masks())) if row.only is not None}
+
+
 class StageMasks:
     """The masks that the last stage has, as differences come in; each is unpacked once."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._receiver = MaskReceiver(vocab_size)
-        self._arrays: dict[int, tuple[NDArray[np.uint32], mx.array]] = {}  # by slot
+        self._masks: dict[int, tuple[NDArray[np.uint32], Mask]] = {}  # by slot
 
     def clear(self) -> None:
         """Begin again."""
         self._receiver.clear()
-        self._arrays.clear()
+        self._masks.clear()
 
-    def blank(self) -> mx.array:
+    def blank(self) -> Mask:
         """A mask to be filled."""
-        return mx.array(np.zeros(self._vocab_size, np.bool_))
+        return Mask(mx.array(np.zeros(self._vocab_size, np.bool_)))
 
     def read(self, masks: Iterable[RowMask]) -> RowMasks:
         """The masks of a step's rows.
@@ -73,10 +80,10 @@ class StageMasks:
         Raises:
             ProtocolError: one cannot be read.
         """
-        return {place: self._array(*found) for place, found in self._receiver.decode(masks).items()}
+        return {place: self._mask(*found) for place, found in self._receiver.decode(masks).items()}
 
-    def _array(self, slot: int, words: NDArray[np.uint32]) -> mx.array:
-        kept = self._arrays.get(slot)
+    def _mask(self, slot: int, words: NDArray[np.uint32]) -> Mask:
+        kept = self._masks.get(slot)
         if kept is None or kept[0] is not words:
-            kept = self._arrays[slot] = words, as_array(words, self._vocab_size)
+            kept = self._masks[slot] = words, _of_words(words, self._vocab_size)
         return kept[1]

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +30,7 @@ from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
-from splitinfer.engine.stage.masking import Masks, StageMasks, with_masks
+from splitinfer.engine.stage.masking import Masks, StageMasks, known_rows, with_masks
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
@@ -233,15 +234,16 @@ class StageRunner:
         """The slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
         hidden = hidden if self._tower is None else self._tower.rows(slices)
-        parts = []
+        parts, rows = [], list[Row]()
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)
             block = self._pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
-        wanted = slices if self._model.is_last else ()
-        rows = tuple(row for part in wanted for row in self._histories[part.seq_id].rows(part))
+            own = [*self._histories[part.seq_id].rows(part)] if self._model.is_last else []
+            known = partial(known_rows, part, own, masks) if own and masks is not None else tuple
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block, known))
+            rows += own
         token_ids = [t for part in slices for t in part.token_ids]
-        return slices, parts, self._build(slices, parts, token_ids, hidden, rows, masks)
+        return slices, parts, self._build(slices, parts, token_ids, hidden, tuple(rows), masks)
 
     def _build(
         self,
@@ -261,9 +263,7 @@ class StageRunner:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
         if masks is not None:
             rows = with_masks(slices, rows, masks())
-        if joined is None:
-            return StepGraph(None, None, rows, (), pending)
-        logits, scores = scored(joined, slices, self._histories)
+        logits, scores = scored(mx.zeros((0, 1)) if joined is None else joined, slices, parts, self._histories)
         choices = tuple(self._sampler.choose(logits, rows)) if rows else ()
         return StepGraph(None, None, rows, choices, pending, scores)
 

@@ -16,7 +16,8 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.masking import mask_of
+from splitinfer.engine.stage.row import Mask, Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.models.graph import uncompiled
 
@@ -46,7 +47,12 @@ def row(params: SamplingParams, position: int = 5, seed: int = 1, recent: Sequen
 
 
 def choose(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[SampledToken]:
-    return read(Sampler(vocab).choose(logits, rows), rows)
+    """Of logits for each row, also where they are not wanted."""
+    return read(Sampler(vocab).choose(wanted(logits, rows), rows), rows)
+
+
+def wanted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    return logits[mx.array([i for i, one in enumerate(rows) if one.only is None], dtype=mx.int32)]
 
 
 def ids(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[int]:
@@ -152,6 +158,13 @@ MANY_PARAMS = [
     SamplingParams(frequency_penalty=1.5, logit_bias={3: 20.0, 8: -100.0}),
     SamplingParams(temperature=0.5, repetition_penalty=2.0, frequency_penalty=-1.0, logit_bias={5: 2.5}),
 ]
+
+
+def mask(allowed: set[int]) -> Mask:
+    return mask_of(np.packbits([i in allowed for i in range(128)], bitorder="little").tobytes(), VOCAB)
+
+
+some_tokens = st.sets(st.integers(0, VOCAB - 1), min_size=1)
 some_rows = st.builds(
     Row,
     params=st.sampled_from(MANY_PARAMS),
@@ -159,6 +172,7 @@ some_rows = st.builds(
     position=st.integers(1, 2**20),
     recent=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=REPETITION_CONTEXT).map(tuple),
     answer=st.lists(st.integers(0, VOCAB - 1), max_size=40).map(tuple),
+    mask=st.none() | some_tokens.map(mask) | st.integers(0, VOCAB - 1).map(lambda token: mask({token})),
 )
 
 
@@ -196,6 +210,30 @@ def test_the_choice_follows_the_distribution():
     drawn = ids(logits, [row(WARM, position=i) for i in range(5000)], vocab=4)
     counts = np.bincount(drawn, minlength=4)
     assert (abs(counts - 5000 * shares) < 5 * np.sqrt(5000 * shares * (1 - shares))).all(), counts
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(some_rows, min_size=1, max_size=7), st.integers(0, 100))
+def test_a_token_that_alone_may_come_is_the_one_that_would_be_drawn(rows: list[Row], seed: int):
+    logits = made_up(len(rows), seed=seed)
+    drawn = [replace(one, mask=one.mask and replace(one.mask, only=None)) for one in rows]
+    assert choose(logits, rows) == choose(logits, drawn)
+
+
+def test_nothing_is_computed_for_a_token_that_alone_may_come():
+    sampler, allowed = Sampler(VOCAB), [{4}, {96}, {7, 9}, {30}]
+    kinds = [WARM, GREEDY, WARM, replace(WARM, logprobs=1)]
+    rows = [replace(row(params), mask=mask(one)) for params, one in zip(kinds, allowed, strict=True)]
+    known = sampler.choose(made_up(0), rows[:2])
+    assert sampler.num_traced == 0
+    assert [token.token_id for token in read(known, rows[:2])] == [4, 96]
+    tokens = read(sampler.choose(made_up(2), rows), rows)
+    assert [token.token_id in one for token, one in zip(tokens, allowed, strict=True)] == [True] * 4
+    assert sampler.num_traced == 2
+    assert (tokens[0].logprob, tokens[3].logprob) == (None, 0.0)
 
 
 # -- widths ----------------------------------------------------------------------------------------

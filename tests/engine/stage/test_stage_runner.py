@@ -14,7 +14,9 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.launched import Finished, Launched
+from splitinfer.engine.stage.row import Mask
 from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models import kv_pool
 from splitinfer.models.checkpoint import open_folder
@@ -24,6 +26,7 @@ from splitinfer.models.tensors import to_buffer
 VOCAB = 160
 PROMPT = prompt(20)
 GREEDY = SamplingParams()
+WARM = SamplingParams(temperature=1.0)
 
 
 def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunner:
@@ -419,6 +422,47 @@ def test_a_block_whose_first_draft_is_wrong_is_void(steps: Steps, expected: list
     wrong = (expected[4] + 1) % 100
     assert last_rows(steps, Slice(1, 24, (wrong, 5), 2, num_drafts=2)) == ([()], 0)
     assert steps.carry_on(1, 24, expected[4], 2) == expected[4:7]
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM, replace(WARM, logprobs=2)], ids=["greedy", "warm", "logprobs"])
+def test_rows_of_which_the_masks_leave_one_token_are_as_if_it_were_drawn(
+    halves: list[StageRunner], monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+):
+    """Right drafts and wrong ones, with logits for some of the rows, for none, and beside a sequence without masks and
+    a prompt that is scored."""
+    logits, scores = list[int](), SamplingParams(prompt_logprobs=2)
+    choose = Sampler.choose
+
+    def note(sampler: Sampler, rows: mx.array, *more: Any) -> list[Choice]:
+        logits.append(rows.shape[0])
+        return choose(sampler, rows, *more)
+
+    monkeypatch.setattr(Sampler, "choose", note)
+    found = []
+    for is_known in True, False:
+        steps, said = Steps(*halves), list[SampledSlice]()
+        steps.run(Slice(1, 0, tuple(PROMPT), 1), new=[NewSequence(1, params, 3)])
+        steps.run(Slice(2, 0, tuple(PROMPT[:9]), 1), new=[NewSequence(2, params, 4)])
+        for start, only in (20, (5, 6, 7, None)), (24, (8, 9, None, 10)), (28, (11, 12, 13, 14)), (32, (None, 3, 1, 2)):
+            masks = {(1, row): _only(token, is_known) for row, token in enumerate(only) if token is not None}
+            drafts = tuple(4 if token is None else token for token in only[:3])
+            slices = [Slice(1, start, (1, *drafts), 4, 3), Slice(2, start // 2 - 1, (5, 6), 2, 1)]
+            scored, new = Slice(start, 0, (7, 8, 9), 1, scored=(8, 9)), NewSequence(start, scores, 5)
+            for own, opened in (slices[:1], []), (slices, []), ([scored, *slices], [new]):
+                plan, hidden = steps.plan(*own, new=opened), None
+                for runner in halves:
+                    done = runner.finish(runner.launch(plan, hidden, lambda masks=masks: masks))
+                    hidden = done.hidden
+                said += done.sampled
+        found.append((said, logits[2:]))
+        logits.clear()
+    assert found[0][0] == found[1][0]
+    wanted = [4, 6, 7] * 4 if params.logprobs is not None else [1, 3, 4, 1, 3, 4, 0, 2, 3, 1, 3, 4]
+    assert (found[0][1], found[1][1]) == (wanted, [4, 6, 7] * 4)
+
+
+def _only(token: int, is_known: bool) -> Mask:
+    return Mask(mx.arange(VOCAB) == token, token if is_known else None)
 
 
 def test_void_beside_others(steps: Steps, expected: list[int]):
