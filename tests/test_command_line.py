@@ -17,6 +17,7 @@ from splitinfer.cli import pipeline
 from splitinfer.cli.options import PipelineOptions, plain_settings
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.settings import Settings
 
@@ -68,6 +69,12 @@ def test_the_demo_is_offered_at_a_terminal(monkeypatch: pytest.MonkeyPatch, caps
     assert said.err.count("No model is named.") == 2
     assert said.err.endswith("splitinfer chat --model OWNER/MODEL\n")
     pipeline._offer_demo(asks=False)
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_told_before_a_model_is_loaded(prompt: str):
+    with pytest.raises(ConfigError, match="there is no prompt"):
+        pipeline._prompt_text(prompt, chat=False)
 
 
 def test_a_raw_prompt_is_greedy_unless_something_is_said(asked: list[SamplingParams]):
