@@ -126,7 +126,7 @@ class TcpTransport:
             _discard(socket, monitor)
             if problem.errno == errno.EADDRINUSE:
                 raise AddressInUse(f"{address} is in use") from None
-            raise AddressError(f"cannot listen on {address}: {problem}") from None
+            raise AddressError(f"cannot listen on {address}: {os.strerror(problem.errno or 0)}") from None
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, check_opening)
 
@@ -237,7 +237,8 @@ def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
         found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
         number = problem.errno if isinstance(problem, sockets.gaierror) else None
-        raise _UnresolvedError(f"cannot resolve the host of {address}: {problem}", number or 0) from None
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise _UnresolvedError(f"cannot resolve the host of {address}: {reason}", number or 0) from None
     return list(dict.fromkeys(HostPort(str(entry[4][0]), wanted.port) for entry in found))
 
 

@@ -197,10 +197,9 @@ def _prompt_text(prompt: str | None, chat: bool) -> str | None:
     if prompt is not None:
         if chat:
             raise ConfigError("--prompt answers and ends, --chat opens the REPL; give one of them")
-        return prompt
-    if chat or sys.stdin.isatty():
+    elif chat or sys.stdin.isatty():
         return None
-    text = sys.stdin.read()
+    text = sys.stdin.read() if prompt is None else prompt
     if not text.strip():
         raise ConfigError("there is no prompt: give --prompt TEXT, text on standard input, or --chat")
     return text

@@ -169,7 +169,8 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
         ready = [
             {"name": host.name, "address": host.url(ssh.hostname(host)), "key": up.key} for host, up in started if up
         ]
-    write(state_folder() / "last.json", last.encode())
+    if ready:  # a mistyped host does not replace those that `down` has to know
+        write(state_folder() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
         raise ConfigError(problems(failed))

@@ -139,7 +139,7 @@ class LLM(Texts, Operated):
         self._ids = itertools.count(1)
         if (self.settings.context or 0) > self._checkpoint.context_length:
             most = self._checkpoint.context_length
-            log.warning("a context of %d tokens is more than the model has: %d hold", self.settings.context, most)
+            log.warning("the model's context is %s tokens; %s were asked for", f"{most:,}", f"{self.settings.context:,}")
         setup = PipelineSetup(
             self.layout,
             self.settings,

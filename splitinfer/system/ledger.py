@@ -124,7 +124,7 @@ class Ledger:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("memory is counted as if no other splitinfer ran on this machine: %s", error)
+                log.warning("memory is counted as if no other splitinfer ran on this machine: %s", error.strerror or error)
             return False
         return True
 

@@ -109,6 +109,7 @@ def test_silent_connections_are_shut(monkeypatch: pytest.MonkeyPatch, caplog: py
                 while stranger.recv(4096):
                     pass  # ends when the other side hangs up
     assert "without opening a link" in caplog.text
+    assert "(0 " not in caplog.text
 
 
 def raw_dealer(address: str, message: list[bytes]) -> list[bytes]:
