@@ -166,9 +166,15 @@ def call_model(
     """The logits of [B, n] tokens.
 
     ``positions``: theirs, [B, n], or [3, B, n]. A model that would note them on itself is given them, because its next
-    call may be for another sequence. ``embeddings``: [B, n, d], in place of the tokens' own.
+    call may be for another sequence; one that does not say in which form forgets what it noted. ``embeddings``:
+    [B, n, d], in place of the tokens' own.
     """
-    extra = {"position_ids": _as_noted(model, positions())} if hasattr(model, "_position_ids") else {}
+    extra = {}
+    if hasattr(model, "_position_ids"):
+        if hasattr(model, "get_rope_index"):
+            extra["position_ids"] = _as_noted(model, positions())
+        else:
+            model._position_ids = None
     if embeddings is not None:
         extra["inputs_embeds"] = embeddings
     result = model(tokens, cache=caches, **extra)

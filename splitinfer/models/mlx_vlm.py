@@ -36,7 +36,7 @@ from splitinfer.models.layers import StandIn
 
 _PACKAGE = "mlx_vlm"
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
-_NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer")  # how its modules' names begin
+_NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer", "generate")  # how its modules' names begin
 _loading = threading.Lock()
 
 

@@ -28,7 +28,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from splitinfer.errors import CannotCut
+from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.border import Border, Row
 from splitinfer.models.caches import Cache, arrays_of, fresh_caches
 from splitinfer.models.graph import Graph, uncompiled
@@ -81,6 +81,7 @@ class ModelStructure:
 
     Raises:
         CannotCut: it does not run its layers one after the other, each once.
+        ModelError: its own code fails.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -146,9 +147,17 @@ class ModelStructure:
             stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
             with uncompiled(), replaced(self.slots, stand_ins):
                 tokens, caches = mx.zeros((1, rows), mx.int32), fresh_caches(self.model)
-                call_model(self.model, tokens, caches, lambda: mx.arange(rows)[None])
+                self._call(tokens, caches)
             self._given_with[rows] = found
         return self._given_with[rows]
+
+    def _call(self, tokens: mx.array, caches: Sequence[Cache], at: int = 0) -> mx.array:
+        """The model's own call. ``at``: the position of the first token."""
+        try:
+            return call_model(self.model, tokens, caches, lambda: mx.arange(at, at + tokens.shape[1])[None])
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelError(f"{self.name} does not answer tokens alone: its own code fails ({reason})") from error
 
     @property
     def reads_tokens(self) -> bool:
@@ -300,7 +309,7 @@ class ModelStructure:
         with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
             at = sum(self._rows[:step])
             tokens = mark(self._named, f"tokens {step}", mx.zeros((1, rows), mx.int32))
-            logits = call_model(self.model, tokens, caches, lambda: mx.arange(at, at + rows)[None])
+            logits = self._call(tokens, caches, at)
         if order != list(range(self.num_layers)):
             times = "more than once" if len(order) > self.num_layers else "not one after the other"
             raise CannotCut(f"{self.name} runs its layers {times}, so no part of it can run alone")

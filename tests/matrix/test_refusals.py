@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from splitinfer.errors import CannotCut
+from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models import structure
 from splitinfer.models.cut import StageModel
 
@@ -144,6 +144,15 @@ def test_refused(walk: Walk, reason: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(structure, "_MOST_AGAIN", 0)
     with pytest.raises(CannotCut, match=reason):
         _logits(walk, [2])
+
+
+@pytest.mark.parametrize("borders", [[], [2]])
+def test_code_that_fails_is_one_sentence(borders: list[int]) -> None:
+    def failing(*_given: Any) -> mx.array:
+        raise AttributeError("no pixels")
+
+    with pytest.raises(ModelError, match=r"toy does not answer tokens alone: .*AttributeError: no pixels"):
+        _logits(failing, borders)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (2, 2), (-1, 3)])
