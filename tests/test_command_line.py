@@ -136,7 +136,7 @@ def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
     [
         (["coord", "--nope"], "splitinfer: no such option: --nope"),
         (["coord", "--temp", "x"], "splitinfer: '--temp' must be a valid number; see splitinfer coord --help"),
-        (["serve", "--port", "99999"], "splitinfer: '--port' must be less than or equal to 65535; see splitinfer serve"),
+        (["serve", "--port", "99999"], "splitinfer: '--port' must be less than or equal to 65535; see"),
         (["serve", "--codec", "zip"], "splitinfer: '--codec': 'zip' is not one of 'none', 'fp16'"),
         (["chatt"], "splitinfer: no such command 'chatt'. Did you mean 'chat'? See splitinfer --help"),
         (["nope"], "splitinfer: no such command 'nope'; see splitinfer --help"),

@@ -166,7 +166,7 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
     from splitinfer.cli.serving import Access, opened_server, service_settings
 
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-    gate, servers = access.gate(), list[Draining]()
+    gate, servers = access.gate_at(port), list[Draining]()
     with (
         open_llm(layout_of(options, settings), options.model, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,

@@ -246,7 +246,7 @@ def _serve(chosen: "Chosen", settings: "Settings", port: int) -> int:
     from splitinfer.cli.serving import Access, opened_server, service_settings
 
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-    gate, servers = access.gate(), list[Draining]()
+    gate, servers = access.gate_at(port), list[Draining]()
     with (
         open_llm(chosen, None, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,
