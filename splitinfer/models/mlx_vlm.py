@@ -170,15 +170,27 @@ def whole(folder: Path, origin: Path) -> nn.Module:
         origin: where its files are, also afterwards.
 
     Raises:
-        ValueError: a file is missing from which the model makes n-grams of its tokens.
+        ValueError: it answers no text token after token, or a file is missing from which it makes n-grams of its tokens.
     """
     utils = module("utils")
-    architecture, _ = utils.get_model_and_args(utils.load_config(folder), folder)
+    architecture, name = utils.get_model_and_args(utils.load_config(folder), folder)
     if hasattr(architecture.ModelConfig, "model_path"):
         architecture.ModelConfig.model_path = property(lambda _self: None, lambda _self, _path: None)
     model: nn.Module = utils.load_model(folder, lazy=True)
+    if not hasattr(model, "language_model"):
+        raise ValueError(f"{name} has no language model")
+    if _fills_in(model):
+        raise ValueError(f"{name} fills in many masked tokens at a time, and is not asked for the next one")
     without_detours(with_ngrams(model.language_model, origin))
     return model
+
+
+def _fills_in(model: nn.Module) -> bool:
+    """Whether a model's answer begins as masked tokens, which it fills in, unless it is asked for one after another."""
+    config = model.config
+    masked = any(getattr(config, each, None) is not None for each in ("mask_token_id", "canvas_length"))
+    by_itself = masked and callable(getattr(model.language_model, "generate", None))
+    return by_itself and getattr(config, "default_generation_mode", None) != "ar"
 
 
 def without_detours(model: nn.Module) -> nn.Module:

@@ -143,6 +143,8 @@ def _weights(path: str, x: mx.array) -> mx.array:
         return mx.random.randint(0, 2**15, x.shape).astype(x.dtype)
     if x.dtype in (mx.int32, mx.int64):  # numbers that a model's class has made, as for hashing
         return x
+    if x.ndim == 0:  # a factor, which a class may make 0
+        return mx.where(x == 0, mx.ones_like(x), x)
     spread: mx.array = _spread(path, x)
     # A tied head over large embeddings repeats its input for ever.
     return spread * 0.1 if "embed" in path else spread

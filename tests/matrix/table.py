@@ -132,7 +132,7 @@ def vlm(arguments: Sequence[str]) -> int:
     known, before = written("mlx-vlm")
     others = {name: before[name] for name in vlm_configs.CONFIGS if name in before and name not in named}
     now = others | {name: row(name, f) for name, f in findings.items()}
-    changes = _changes(before, now, list(now))
+    changes = _changes(before, now, [configs.architecture(name) for name in now])
     print(f"\nmlx-vlm {known or 'unknown'} in the table, {version('mlx-vlm')} installed")
     print("\n".join([*wrong, *changes]) or "nothing changed")
     if "--write" in arguments and not wrong:

@@ -73,7 +73,7 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
 
 def saved(name: str, folder: Path) -> nn.Module:
     """A language model with random weights, written as a checkpoint."""
-    config = vlm_configs.CONFIGS[name]
+    config = (vlm_configs.CONFIGS | vlm_configs.MASKED)[name]
     model = compare.build(config, make=compare.mlx_vlms)
     (folder / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
     weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
@@ -122,6 +122,39 @@ def test_a_model_that_neither_has_is_one_sentence(tmp_path: Path) -> None:
         survey(open_folder(tmp_path), 0, 1, None)
 
 
+@pytest.mark.parametrize("error", [ImportError, AssertionError, ZeroDivisionError, NotImplementedError])
+def test_a_class_that_fails_is_one_sentence(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("klear", tmp_path)
+
+    def failing(_config: object) -> None:
+        raise error("heads must be even")
+
+    monkeypatch.setattr(mlx_vlm.module("models.klear"), "Model", failing)
+    with pytest.raises(ModelError, match="heads must be even"):
+        survey(open_folder(tmp_path), 0, 1, None)
+
+
+def test_a_model_without_a_language_model_is_one_sentence(tmp_path: Path) -> None:
+    config = {"model_type": "dinov2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    package = mlx_vlm.module("models.dinov2")
+    weights = dict(tree_flatten(package.Model(package.ModelConfig.from_dict(config)).parameters()))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    with pytest.raises(ModelError, match="dinov2 has no language model"):
+        survey(open_folder(tmp_path), 0, 1, None)
+
+
+def test_a_model_that_fills_in_masked_tokens_is_refused(tmp_path: Path) -> None:
+    """Its logits are of the tokens that are masked, and not of the next one. One that does either is run."""
+    saved("llada2_moe", tmp_path)
+    with pytest.raises(ModelError, match="llada2_moe fills in many masked tokens at a time"):
+        survey(open_folder(tmp_path), 0, 1, None)
+    saved("nemotron_labs_diffusion", tmp_path)
+    survey(open_folder(tmp_path), 0, 1, None)
+
+
 def test_a_choice_among_tokens_crosses_once_there_are_enough() -> None:
     """hy_v4's shared layers are given what an earlier layer chose, once there are more tokens than it may choose."""
     config = vlm_configs.CONFIGS["hy_v4"]
@@ -166,13 +199,14 @@ build_model(checkpoint, placeholders_of(checkpoint), None)
 assert not mlx_vlm_of(checkpoint, sees=False)
 assert not any(name.startswith("mlx_vlm") for name in sys.modules)
 already = set(sys.modules)
-for name in ("qwen3_vl", "gemma4", "glm5_next", "qwen4_exp", "deepseek_v4", "deepseek_v41"):
+for name in sys.argv[2:]:
     mlx_vlm.module(f"models.{name}")
 mlx_vlm.module("utils")
 heavy = {"transformers", "PIL", "cv2", "huggingface_hub", "requests", "torch", "mlx_lm"} & set(sys.modules) - already
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama"))], check=True, timeout=60)
+    names = {configs.architecture(name) for name in vlm_configs.CONFIGS}
+    subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama")), *names], check=True, timeout=60)
 
 
 def test_a_promise_is_kept_when_it_is_used() -> None:

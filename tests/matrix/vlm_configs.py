@@ -6,7 +6,7 @@ smaller than the prompts, so that layers do choose.
 
 from typing import Any
 
-from configs import _BASE, _EXPERTS, _INDEXED, _LATENT, _LINEAR, _SLIDING_FULL, VOCAB, WINDOW, Config
+from configs import _BASE, _EXPERTS, _INDEXED, _LATENT, _LINEAR, _SLIDING_FULL, _SPECIFIC, VOCAB, WINDOW, Config
 
 _VISION: Config = {
     "model_type": "vision", "depth": 2, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32,
@@ -23,18 +23,26 @@ _IMAGES: Config = {
 _SECTIONS: Config = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
 
 
-def _with_tower(name: str, text: str = "", tower: str = "", **changes: Any) -> Config:
-    """A model with a tower for pictures, of the type ``tower``, in front of a language model of the type ``text``."""
+def _with_tower(
+    name: str, text: str = "", tower: str = "", seeing: Config | None = None, others: Config | None = None, **changes: Any
+) -> Config:
+    """A model with a tower for pictures, of the type ``tower``, in front of a language model of the type ``text``.
+    ``seeing``: of the tower; ``others``: of neither."""
     language = {**_BASE, "model_type": text or f"{name}_text", "head_dim": 8, **changes}
-    vision = {**_VISION, "model_type": tower or name}
+    vision = {**_VISION, "model_type": tower or name, **(seeing or {})}
     projector = {"model_type": "mlp_gelu", "input_dim": 16, "n_embed": 32}
     parts = {"text_config": language, "vision_config": vision, "projector_config": projector}
-    return {**_BASE, **_IMAGES, "model_type": name, **parts}
+    return {**_BASE, **_IMAGES, "model_type": name, **parts, **(others or {})}
 
 
 def _alone(name: str, **changes: Any) -> Config:
     """A language model whose configuration is the whole one."""
     return {**_BASE, **_IMAGES, "model_type": name, "head_dim": 8, **changes}
+
+
+def _without(config: Config, *names: str) -> Config:
+    """Some classes refuse what they do not know."""
+    return {name: value for name, value in config.items() if name not in names}
 
 
 _EXPERTS_EVERYWHERE: Config = {**_EXPERTS, "mlp_only_layers": [], "shared_expert_intermediate_size": 16}
@@ -57,6 +65,9 @@ _CONVOLUTIONS: Config = {
     "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2,
     "block_dim": 32, "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1,
     "block_auto_adjust_ff_dim": False,
+}  # fmt: skip
+_OMNI: Config = {
+    **_BASE, **_EXPERTS_EVERYWHERE, "model_type": "qwen3_omni_moe_text", "head_dim": 8, "rope_scaling": _SECTIONS,
 }  # fmt: skip
 
 CONFIGS: dict[str, Config] = {
@@ -176,4 +187,103 @@ CONFIGS: dict[str, Config] = {
     "qwen3_5_text": _alone("qwen3_5_text", **_HALF),
     "qwen3_5_moe_text": _alone("qwen3_5_moe_text", **{**_EXPERTS_EVERYWHERE, **_HALF}),
     "z1t": _alone("z1t"),
+    "clef": _with_tower(
+        "clef", tower="qwen3_5",
+        others={"head_config": {
+            "hidden_size": 32, "width": 16, "routing_layers": 1, "layers": 1, "heads": 2, "feedforward": 16,
+        }},
+        **_HALF,
+    ),
+    "decider2": _alone("decider2", **_HALF),
+    "deepseekocr_2": _with_tower("deepseekocr_2", "deepseek_v2", "vision"),
+    "ernie4_5_moe_vl": {
+        **_without(_alone("ernie4_5_moe_vl"), "head_dim"), "moe_num_experts": [4, 4], "moe_intermediate_size": [32, 16],
+        "moe_k": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_num_shared_experts": 1,
+        "mrope_section": [1, 1, 2], "freq_allocation": 2, "pixel_hidden_size": 16,
+        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4},
+    },
+    "falcon_ocr": _with_tower("falcon_ocr"),
+    "falcon_perception": _with_tower("falcon_perception"),
+    "glm_ocr": {
+        **_IMAGES, "model_type": "glm_ocr",
+        "text_config": {**_without(_BASE, "rope_theta"), "head_dim": 8, "rope_parameters": _SECTIONS},
+        "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32},
+    },
+    "got": _with_tower("got"),
+    "granite4_vision": _with_tower(
+        "granite4_vision", "granitemoehybrid", "siglip_vision_model", {"hidden_size": 64, "num_attention_heads": 1},
+        {"deepstack_layer_map": [[0, 1]]}, **_GRANITE,
+    ),
+    "hrm_text": _alone("hrm_text", num_layers_per_stack=1, H_cycles=1, L_cycles=2),
+    "hunyuan_vl": _with_tower(
+        "hunyuan_vl", "hunyuan_vl", attention_head_dim=8,
+        rope_scaling={"type": "xdrope", "xdrope_section": [1, 1, 1, 1], "alpha": 1000.0},
+    ),
+    "idefics2": _with_tower(
+        "idefics2", "mistral", others={"perceiver_config": {
+            "model_type": "perceiver", "num_key_value_heads": 2, "resampler_depth": 1, "resampler_head_dim": 8,
+            "resampler_n_heads": 4, "resampler_n_latents": 4,
+        }},
+    ),
+    "indic_ocr": _with_tower("indic_ocr", tower="qwen3_5", **_HALF),
+    "limite": _alone(
+        "limite", rope_n_pairs=2, ve_layers=[1, 2], ve_dim=8, ve_gate_channels=4, attn_gate_channels=8,
+        mudd_layers=[2, 3], mudd_tap_idx={"2": [0, 1], "3": [0, 2]}, mudd_inter=8, mudd_taps=2, global_layers=[1, 3],
+        xsa_layers=[1, 2], sliding_window=WINDOW, softcap_logits={"kind": "sigmoid", "a": 30.0, "b": 0.0, "c": 3.0},
+    ),
+    "llava_bunny": _with_tower(
+        "llava_bunny", "qwen2", "siglip_vision_model",
+        others={"auto_map": {"AutoModelForCausalLM": "bunny"}, "mm_hidden_size": 16},
+    ),
+    "mage_vl": _with_tower("mage_vl", "qwen3", "mage_vl_vision", {"hidden_size": 64}),
+    "mllama": _with_tower("mllama", "mllama", cross_attention_layers=[1, 3]),
+    "molmo": _with_tower(
+        "molmo", "molmo", d_model=32, n_heads=4, n_kv_heads=2, n_layers=4, mlp_hidden_size=64, embedding_size=VOCAB,
+        additional_vocab_size=4,
+    ),
+    "molmo_point": _with_tower(
+        "molmo_point", "molmo2_text", "molmo2", others={"adapter_config": {
+            "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+            "intermediate_size": 16, "text_hidden_size": 32, "vit_layers": [-1, -2],
+        }},
+    ),
+    "moondream3": _with_tower(
+        "moondream3", "moondream3", num_key_value_heads=4, rope_dim=4, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, moe_start_layer=1,
+    ),
+    "multi_modality": _with_tower(
+        "multi_modality", "llama", "vision", {"params": {}},
+        {"projector_config": {
+            "cls": "MlpProjector", "model_type": "mlp_gelu", "params": {"projector_type": "mlp_gelu", "input_dim": 16, "n_embed": 32, "depth": 1},
+        }},
+    ),
+    "nemotron_h_nano_omni": _with_tower("nemotron_h_nano_omni", "nemotron_h", num_hidden_layers=7, **_SPECIFIC["nemotron_h"]),
+    "nemotron_labs_diffusion": _alone("nemotron_labs_diffusion"),
+    "phi4_siglip": {
+        "model_type": "phi4-siglip", "mm_hidden_size": 16,
+        "text_config": _without(_BASE, "max_position_embeddings", "tie_word_embeddings", "attention_bias"),
+        "vision_config": {
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "patch_size": 4, "num_patches": 4,
+        },
+    },
+    "plamo2vl": _with_tower(
+        "plamo2vl", "plamo2", "siglip_vision_model", hidden_size_per_head=8, mamba_num_heads=4, mamba_d_state=8,
+        mamba_d_conv=3, full_attention_idx=[1, 3], attention_window_size=WINDOW,
+    ),
+    "qwen3_omni_moe": {
+        "model_type": "qwen3_omni_moe", "enable_audio_output": False,
+        "thinker_config": {
+            **_IMAGES, "text_config": _OMNI, "vision_config": {**_VISION, "model_type": "qwen3_omni_moe_vision_encoder"},
+            "audio_config": {
+                "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
+                "num_hidden_layers": 1, "output_dim": 32, "downsample_hidden_size": 8,
+            },
+        },
+        "talker_config": {"text_config": _OMNI, "code_predictor_config": _OMNI, "num_code_groups": 2},
+        "code2wav_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "decoder_dim": 16},
+    },
 }  # fmt: skip
+
+MASKED: dict[str, Config] = {"llada2_moe": _alone("llada2_moe", **_EXPERTS)}
+"""Models that are not asked for the next token."""
