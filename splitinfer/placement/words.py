@@ -37,7 +37,7 @@ def why(plan: Plan, best: Best) -> list[str]:
 
 def _chat(plan: Plan, best: Best) -> Iterator[str]:
     seconds = _seconds(plan, best, 1)
-    beside = _ms(1 / best.figures.one - sum(seconds.values()))
+    beside = _ms(max(0.0, round(1 / best.figures.one - sum(seconds.values()), 6)))  # a difference of near-equals
     if len(seconds) == 1:
         yield f"A token takes {_times(seconds)} and {beside} for everything else; no other machine would be faster."
         return

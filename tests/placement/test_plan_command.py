@@ -1,6 +1,7 @@
 """The command: tables, a layout on disk that is never lost, and mistakes in one sentence."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_three_cuts_and_a_layout(plan):
         (each["name"], each["layers"]) for each in document["best"]["throughput"]["stages"]
     ]
     assert layout.model == "other/model"
+
+
+def test_the_machines_that_the_book_describes_can_be_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    book = Path(__file__).parents[2] / "docs" / "fast" / "planning.md"
+    (machines,) = re.findall(r"^```yaml\n(.*?)^```$", book.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("machines.yaml").write_text(machines)
+    done = CliRunner().invoke(app, ["plan", "--profiles", "machines.yaml", "--for", "throughput", "--out", "my.yaml"])
+    assert done.exit_code == 0
+    assert [done.stdout.count(f"best for {aim}") for aim in ("chat", "throughput", "context")] == [1, 1, 1]
+    assert "on studio and 0 ms for everything else" in " ".join(done.stdout.split())
+    assert read_layout(Path("my.yaml")).num_layers == 66
 
 
 def test_a_file_that_is_there_is_kept(plan):
