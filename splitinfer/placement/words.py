@@ -38,7 +38,7 @@ def why(plan: Plan, best: Best) -> list[str]:
 
 def _chat(plan: Plan, best: Best) -> Iterator[str]:
     seconds = _seconds(plan, best, 1)
-    rest = 1 / best.figures.one - sum(seconds.values())
+    rest = max(0.0, 1 / best.figures.one - sum(seconds.values()))  # a difference of near-equals
     if len(seconds) == 1:
         beside = f" and {_ms(rest)} for everything else" if rest > _NOTHING else ""
         yield f"A token takes {_times(seconds)}{beside}; no other machine would be faster."
