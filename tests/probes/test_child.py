@@ -248,5 +248,6 @@ def test_its_process_ends_without_a_word_from_its_threads():
     request = json.dumps({"function": "no_such:probe", "options": {}, "skip": []})
     code = "import atexit, runpy; atexit.register(print, 'finalised'); "
     code += "runpy.run_module('splitinfer.probes.child', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code, request], capture_output=True, text=True, timeout=60, check=False)
+    words = [sys.executable, "-c", code, request]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "ModuleNotFoundError" in done.stdout, "finalised" in done.stderr) == (1, True, False)
