@@ -73,7 +73,7 @@ def build_with_pictures(
             cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
             own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
             model = (_seeing if sees else _built)(folder, checkpoint.folder, own)
-        except Exception as error:  # noqa: BLE001 - a model's code may raise anything
+        except Exception as error:  # a model's code may raise anything
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
     model = cast_floats(model, dtype)
     return (model.language_model, model) if sees else (model, None)
