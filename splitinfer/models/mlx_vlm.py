@@ -170,7 +170,7 @@ def whole(folder: Path, origin: Path) -> nn.Module:
         origin: where its files are, also afterwards.
 
     Raises:
-        ValueError: it answers no text token after token, or a file is missing from which it makes n-grams of its tokens.
+        ValueError: it is not asked for one token after another, or a file is missing from which it makes n-grams.
     """
     utils = module("utils")
     architecture, name = utils.get_model_and_args(utils.load_config(folder), folder)

@@ -155,7 +155,7 @@ class ModelStructure:
         """The model's own call. ``at``: the position of the first token."""
         try:
             return call_model(self.model, tokens, caches, lambda: mx.arange(at, at + tokens.shape[1])[None])
-        except Exception as error:
+        except Exception as error:  # a model's code may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise ModelError(f"{self.name} does not answer tokens alone: its own code fails ({reason})") from error
 

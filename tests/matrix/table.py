@@ -46,7 +46,11 @@ _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
 {num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
 {none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and are compared in the
-same way with plain mlx-vlm. Others were not examined; like any model, they are refused where a cut cannot be right.
+same way with plain mlx-vlm.
+
+What mlx-vlm has besides is in the first table, or shares the class of a model above (`d1`), or is refused with a
+sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`), decodes what an encoder has read (`florence2`,
+`nemotron_parse`), fails by itself on text alone (`minicpmo`), or is no language model.
 
 | architecture | right / cuts | any chunking | rollback | many sequences | kept KV | notes |
 |---|---|---|---|---|---|---|

@@ -36,7 +36,7 @@ from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.structure import ModelStructure
 
 KNOWN, ROWS = table.written("mlx-vlm")
-USUAL = ("qwen3_vl", "qwen4_exp", "hy_v4")
+USUAL = ("qwen3_vl", "qwen4_exp", "hy_v4", "hunyuan_vl")
 same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table is for another: scripts/matrix --vlm")
 
 
@@ -55,7 +55,8 @@ def test_the_table_has_every_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["klear", "qwen4_exp/ple", *map(effort.long, ("deepseek_v41", "glm5_next", "deepseek_v4"))]
+    "name",
+    ["klear", "qwen4_exp/ple", *map(effort.long, ("deepseek_v41", "glm5_next", "deepseek_v4", "hunyuan_vl", "limite"))],
 )
 def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""

@@ -24,7 +24,12 @@ _SECTIONS: Config = {"type": "default", "rope_type": "default", "mrope_section":
 
 
 def _with_tower(
-    name: str, text: str = "", tower: str = "", seeing: Config | None = None, others: Config | None = None, **changes: Any
+    name: str,
+    text: str = "",
+    tower: str = "",
+    seeing: Config | None = None,
+    others: Config | None = None,
+    **changes: Any,
 ) -> Config:
     """A model with a tower for pictures, of the type ``tower``, in front of a language model of the type ``text``.
     ``seeing``: of the tower; ``others``: of neither."""
@@ -254,10 +259,13 @@ CONFIGS: dict[str, Config] = {
     "multi_modality": _with_tower(
         "multi_modality", "llama", "vision", {"params": {}},
         {"projector_config": {
-            "cls": "MlpProjector", "model_type": "mlp_gelu", "params": {"projector_type": "mlp_gelu", "input_dim": 16, "n_embed": 32, "depth": 1},
+            "cls": "MlpProjector", "model_type": "mlp_gelu",
+            "params": {"projector_type": "mlp_gelu", "input_dim": 16, "n_embed": 32, "depth": 1},
         }},
     ),
-    "nemotron_h_nano_omni": _with_tower("nemotron_h_nano_omni", "nemotron_h", num_hidden_layers=7, **_SPECIFIC["nemotron_h"]),
+    "nemotron_h_nano_omni": _with_tower(
+        "nemotron_h_nano_omni", "nemotron_h", num_hidden_layers=7, **_SPECIFIC["nemotron_h"],
+    ),
     "nemotron_labs_diffusion": _alone("nemotron_labs_diffusion"),
     "phi4_siglip": {
         "model_type": "phi4-siglip", "mm_hidden_size": 16,
@@ -274,7 +282,8 @@ CONFIGS: dict[str, Config] = {
     "qwen3_omni_moe": {
         "model_type": "qwen3_omni_moe", "enable_audio_output": False,
         "thinker_config": {
-            **_IMAGES, "text_config": _OMNI, "vision_config": {**_VISION, "model_type": "qwen3_omni_moe_vision_encoder"},
+            **_IMAGES, "text_config": _OMNI,
+            "vision_config": {**_VISION, "model_type": "qwen3_omni_moe_vision_encoder"},
             "audio_config": {
                 "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
                 "num_hidden_layers": 1, "output_dim": 32, "downsample_hidden_size": 8,
