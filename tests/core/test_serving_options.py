@@ -31,7 +31,7 @@ def test_units_become_seconds():
     [
         ({"itl_slo_ms": 0}, "itl_slo_ms must be a number of milliseconds from 0.001 to 3,600,000, not 0"),
         ({"token_budget": 0}, "token_budget must be a whole number from 1 to 1,000,000, not 0"),
-        ({"policy": "fair"}, "policy must be one of stall_free, prefill_first, watermark, decode_first, not 'fair'"),
+        ({"policy": "fair"}, f"policy must be one of {', '.join(PolicyName)}, not 'fair'"),
         ({"prefill_share": 2}, "prefill_share must be a number from 0.01 to 1, not 2"),
     ],
 )

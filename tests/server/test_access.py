@@ -82,6 +82,14 @@ def test_the_page_says_who_may_what(applications: tuple[Guard, Guard]):
     assert seen == set(rows)
 
 
+def test_the_table_of_routes_has_every_route(applications: tuple[Guard, Guard]):
+    written = re.sub("^.*?## Routes\n|\n## .*", "", (DOCS.parent / "server.md").read_text(), flags=re.DOTALL)
+    shown = {re.sub(r"\b[A-Z]{2,}$", "{}", name) for name in re.findall("`([A-Z]+ /[^`]*)`", written)}
+    of_server = {f"{method} {re.sub('{.*}', '{}', path)}" for method, path in routes_of(applications[0])}
+    heads = {f"HEAD {name.removeprefix('GET ')}" for name in of_server if name.startswith("GET ")}
+    assert of_server - heads - {"POST /chat/completions"} == shown
+
+
 TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
           "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "", "localhost:x")  # fmt: skip
 FOREIGN: list[Headers] = [
