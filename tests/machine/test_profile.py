@@ -61,7 +61,7 @@ def test_a_link_that_was_measured_one_way_serves_both() -> None:
         (lambda: LayerProfile("a", -1), "greater than or equal to 0"),
         (lambda: LinkProfile("a", "b", 0.1, 0.0), "greater than 0"),
         (lambda: Profiles.from_dict({}), "model: field required"),
-        (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "version": 9}), "version 9, not 1; measure again"),
+        (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "version": 9}), "version 9, not 2; measure again"),
         (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "machines": [{}]}), "machines.0.name: field required"),
         (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "links": [{"from": 1}]}), "links.0.source: field required"),
         (lambda: MachineProfile.from_dict({"name": "a", "layers": {"k": {"coefficients": [-1]}}}), "most_rows|12 numb"),

@@ -66,7 +66,7 @@ def test_the_machines_that_the_book_describes_can_be_planned_for(plan, monkeypat
     code, lines, error = plan(None, "--profiles", "machines.yaml", "--for", "throughput", "--out", "my.yaml")
     assert (code, error) == (0, None)
     assert all(any(f"best for {aim}" in line for line in lines) for aim in ("chat", "throughput", "context"))
-    assert "on studio and 0 ms for everything else" in " ".join(" ".join(lines).split())
+    assert "for everything else" not in " ".join(" ".join(lines).split()), "it is nothing"
     assert read_layout(Path("my.yaml")).num_layers == 66
 
 
