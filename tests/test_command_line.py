@@ -17,6 +17,7 @@ from splitinfer.cli import pipeline
 from splitinfer.cli.options import PipelineOptions, plain_settings
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.settings import Settings
 
@@ -68,6 +69,12 @@ def test_the_demo_is_offered_at_a_terminal(monkeypatch: pytest.MonkeyPatch, caps
     assert said.err.count("No model is named.") == 2
     assert said.err.endswith("splitinfer chat --model OWNER/MODEL\n")
     pipeline._offer_demo(asks=False)
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_told_before_a_model_is_loaded(prompt: str):
+    with pytest.raises(ConfigError, match="there is no prompt"):
+        pipeline._prompt_text(prompt, chat=False)
 
 
 def test_a_raw_prompt_is_greedy_unless_something_is_said(asked: list[SamplingParams]):
@@ -128,7 +135,10 @@ def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
     ("words", "sentence"),
     [
         (["coord", "--nope"], "splitinfer: no such option: --nope"),
-        (["coord", "--temp", "x"], "splitinfer: '--temp': "),
+        (["coord", "--temp", "x"], "splitinfer: '--temp' must be a valid number; see splitinfer coord --help"),
+        (["serve", "--port", "99999"], "splitinfer: '--port' must be less than or equal to 65535; see"),
+        (["serve", "--codec", "zip"], "splitinfer: '--codec': 'zip' is not one of 'none', 'fp16'"),
+        (["chatt"], "splitinfer: no such command 'chatt'. Did you mean 'chat'? See splitinfer --help"),
         (["nope"], "splitinfer: no such command 'nope'; see splitinfer --help"),
         (["coord", "--layout", "demo", "--logprobs", "2"], "--logprobs is printed with --json only; add --json; see s"),
     ],

@@ -198,14 +198,9 @@ class ListenerHub(Hub):
 
     def _warn(self, connection: _Connection, problem: str) -> None:
         if self._warnings.allows(connection.peer, time.monotonic()):
-            log.warning(
-                "%s: not a usable peer at %s: %s (%d earlier ones not mentioned)",
-                self.address,
-                connection.peer,
-                problem,
-                self._warnings.num_suppressed,
-            )
-            self._warnings.num_suppressed = 0
+            count, self._warnings.num_suppressed = self._warnings.num_suppressed, 0
+            others = f" ({count} earlier ones not mentioned)" if count else ""
+            log.warning("%s: not a usable peer at %s: %s%s", self.address, connection.peer, problem, others)
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:

@@ -49,6 +49,7 @@ _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.05
+_NO_ANSWER = "connected, but no answer"
 _ONE_OF_MANY_SECONDS = 1.0  # how long one of several addresses of a host may take before the next is tried
 
 _WHY_REFUSED = {
@@ -126,7 +127,7 @@ class TcpTransport:
             _discard(socket, monitor)
             if problem.errno == errno.EADDRINUSE:
                 raise AddressInUse(f"{address} is in use") from None
-            raise AddressError(f"cannot listen on {address}: {problem}") from None
+            raise AddressError(f"cannot listen on {address}: {os.strerror(problem.errno or 0)}") from None
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, check_opening)
 
@@ -186,7 +187,7 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions, open
         socket.connect(f"tcp://{host}")
         _wait(socket, monitor, zmq.POLLOUT, until, "not reachable")
         socket.send_multipart(encode(Kind.OPEN, seq=0, header=opening), zmq.NOBLOCK)
-        _wait(socket, monitor, zmq.POLLIN, until, "connected, but no answer")
+        _wait(socket, monitor, zmq.POLLIN, until, _NO_ANSWER)
         _check_answer(socket, address, options)
         is_open = True
     except zmq.ZMQError as problem:
@@ -212,7 +213,11 @@ def _wait(
         if socket in ready:  # checked first: an answer counts even if the connection ended after it
             return
         if monitor in ready:
-            event, _ = parse_event(monitor.recv_multipart())
+            event, value = parse_event(monitor.recv_multipart())
+            if event == zmq.Event.CONNECTED:
+                trouble = _NO_ANSWER
+            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and not _was_refused(socket, value):
+                raise _AttemptFailedError(_NO_ANSWER)
             if event & _HANDSHAKE_FAILED:
                 raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:
@@ -220,6 +225,12 @@ def _wait(
             if event == zmq.Event.DISCONNECTED:
                 raise _AttemptFailedError("the connection was closed before a link was open")
     raise _AttemptFailedError(trouble)
+
+
+def _was_refused(socket: zmq.Socket[bytes], number: int) -> bool:
+    """Whether a handshake that failed with an error of sockets may have failed because of keys: a listener with another
+    key only hangs up. One that says nothing, or dies, has refused nothing."""
+    return socket.MECHANISM == zmq.CURVE and number == errno.EPIPE
 
 
 def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
@@ -237,7 +248,8 @@ def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
         found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
         number = problem.errno if isinstance(problem, sockets.gaierror) else None
-        raise _UnresolvedError(f"cannot resolve the host of {address}: {problem}", number or 0) from None
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise _UnresolvedError(f"cannot resolve the host of {address}: {reason}", number or 0) from None
     return list(dict.fromkeys(HostPort(str(entry[4][0]), wanted.port) for entry in found))
 
 

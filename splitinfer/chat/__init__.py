@@ -27,5 +27,6 @@ def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers
         screen = LineScreen(sys.stdin)
         chat = Chat(llm, params, screen)
         return chat.run() or int(chat.has_refused)
-    with TerminalScreen(history_file(), offers) as terminal:
-        return Chat(llm, params, terminal).run()
+    history = history_file()
+    with TerminalScreen(history, offers) as terminal:
+        return Chat(llm, params, terminal, rescues=history and history.parent).run()

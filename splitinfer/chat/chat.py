@@ -1,5 +1,6 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -46,13 +47,16 @@ class Screen(Protocol):
 
 
 class Chat:
-    """One conversation. ``has_refused``: some input could not be carried out."""
+    """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder in which it is
+    saved if the pipeline is lost."""
 
-    def __init__(self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: Screen) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: Screen, rescues: Path | None = None
+    ) -> None:
         self.conversation = Conversation()
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
         self.has_refused = False
-        self._llm, self._screen = llm, screen
+        self._llm, self._screen, self._rescues = llm, screen, rescues
         self._pictures = ""  # that go with the next question
         self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
@@ -89,6 +93,7 @@ class Chat:
                     break
         except SplitinferError as error:
             self._screen.say(str(error))
+            self._rescue()
             return 1
         finally:
             self._llm.forget(SESSION)
@@ -137,6 +142,8 @@ class Chat:
                 write(event.text)
         output = request.result()
         if output.error is not None:
+            if output.text:
+                self._record(asked, output)
             raise SplitinferError(output.error)
         if output.token_ids:
             self._held = formatting.held(output, self._llm.stats())
@@ -262,16 +269,21 @@ class Chat:
             self._pictures += marked(str(Path(name).expanduser().absolute()))
             self._screen.say(f"{name} goes with your next message")
 
-    def _save(self, name: str) -> None:
+    def _rescue(self) -> None:
+        """Save what the loss of the pipeline would take with it."""
+        if self._rescues is not None and self.conversation.turns:
+            name = str(self._rescues / time.strftime("chat-%Y%m%d-%H%M%S.json"))
+            self._save(name, f"; next time, go on with: /load {name}")
+
+    def _save(self, name: str, hint: str = "") -> None:
         try:
-            with Path(name).expanduser().open("x", encoding="utf-8") as file:
-                file.write(portable(to_json(self.conversation)))
+            _write_new(Path(name).expanduser(), portable(to_json(self.conversation)))
         except FileExistsError:
             self._refuse(f"{name} already exists; choose another name")
         except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
             self._refuse(f"{name} cannot be written: {_reason(error)}")
         else:
-            self._screen.say(f"{_turns(self.conversation)} saved to {name}")
+            self._screen.say(f"{_turns(self.conversation)} saved to {name}{hint}")
 
     def _load(self, name: str) -> None:
         try:
@@ -290,6 +302,17 @@ class Chat:
         self.conversation, self._asked = conversation, ""
         self._held = 0
         self._llm.forget(SESSION)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a new file, whole or not at all. Raises OSError, ValueError: it is there, or cannot be written."""
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except (OSError, ValueError):
+            path.unlink()
+            raise
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -103,22 +103,27 @@ class TerminalScreen:
         )
         self._signals = _Signals(self._prompt)
         self._offered = offers(self._signals.take)
+        self._meanwhile = ExitStack()  # from an input to the next one
 
     def __enter__(self) -> Self:
         self._offered.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._meanwhile.close()
         self._offered.__exit__(kind, error, _)
 
     def read(self, draft: str = "") -> str | None:
         self._hint = ""
         self._signals.forget()
+        self._meanwhile.close()
         _write("\n")
         try:
-            return self._prompt.prompt(default=draft, pre_run=self._signals.leave_if_due)
+            text = self._prompt.prompt(default=draft, pre_run=self._signals.leave_if_due)
         except EOFError:
             return None
+        self._meanwhile.enter_context(_typed_later(self._prompt.app.input))
+        return text
 
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
@@ -132,7 +137,7 @@ class TerminalScreen:
                 _write(("" if has_begun else _ERASE) + flow.feed(text))
                 has_begun = True
 
-        with self._signals.go_to(abort), _typed_later(self._prompt.app.input):
+        with self._signals.go_to(abort):
             _write(WAITING)
             yield write
         _write(flow.end() if has_begun else _ERASE)
@@ -265,7 +270,7 @@ def history_file() -> Path | None:
 
 @contextmanager
 def _typed_later(source: Input) -> Iterator[None]:
-    """What is typed or pasted meanwhile waits for the prompt, whole, instead of mixing with the answer.
+    """What is typed or pasted meanwhile waits for the prompt, whole, instead of mixing with what is shown.
 
     It is taken from the terminal at once: of a line that nobody takes, a terminal keeps 4,095 bytes, and a Ctrl-C
     behind it waits, too. NOFLSH: a Ctrl-C throws nothing of it away."""

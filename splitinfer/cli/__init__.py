@@ -80,7 +80,7 @@ def main() -> NoReturn:
     """Run the command that the arguments name, then end the process with its exit code."""
     sys.setswitchinterval(_SWITCH)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="splitinfer", standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # that has printed the help
             typer.echo(sentence_of(error), err=True)
@@ -96,4 +96,6 @@ def sentence_of(error: Any) -> str:
     """What is wrong with the arguments, as any other error of the command line is said."""
     command = "splitinfer" if error.ctx is None else error.ctx.command_path
     said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
-    return f"splitinfer: {said[:1].lower()}{said[1:]}; see {command} --help"
+    said = said.replace("Value error, ", "").replace(": Input should be", " must be").partition(", unable to parse")[0]
+    joint = " See" if said.endswith("?") else "; see"
+    return f"splitinfer: {said[:1].lower()}{said[1:]}{joint} {command} --help"

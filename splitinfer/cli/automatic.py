@@ -30,12 +30,13 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     assert options.model is not None
     if options.workers is not None:
         return planned(options.model, named(options.workers), settings, options)
+    chosen = None if options.auto else alone(options.model, settings)  # before seconds are spent on looking
     workers = paired(Keyring().known(), own_versions())
     if options.auto and workers:
         return planned(options.model, workers, settings, options)
     if options.auto:
         errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
-    chosen = alone(options.model, settings)
+    chosen = chosen or alone(options.model, settings)
     names = " and ".join(each["name"] for each in workers)
     found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
     errors.print(chosen.text + found, soft_wrap=True)

@@ -117,7 +117,7 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's, or that of the last `up`.",
+        help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's; for `up`, the last one.",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")]

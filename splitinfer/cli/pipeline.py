@@ -166,7 +166,7 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
     from splitinfer.cli.serving import Access, opened_server, service_settings
 
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-    gate, servers = access.gate(), list[Draining]()
+    gate, servers = access.gate_at(port), list[Draining]()
     with (
         open_llm(layout_of(options, settings), options.model, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,
@@ -197,10 +197,9 @@ def _prompt_text(prompt: str | None, chat: bool) -> str | None:
     if prompt is not None:
         if chat:
             raise ConfigError("--prompt answers and ends, --chat opens the REPL; give one of them")
-        return prompt
-    if chat or sys.stdin.isatty():
+    elif chat or sys.stdin.isatty():
         return None
-    text = sys.stdin.read()
+    text = sys.stdin.read() if prompt is None else prompt
     if not text.strip():
         raise ConfigError("there is no prompt: give --prompt TEXT, text on standard input, or --chat")
     return text

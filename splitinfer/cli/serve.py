@@ -99,7 +99,7 @@ def serve(
         access = Access(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
-        gate, spans = access.gate(), spans_to(otlp)  # before minutes of loading
+        gate, spans = access.gate_at(port), spans_to(otlp)  # before minutes of loading
         settings = service_settings(settings_of(options))
         from splitinfer.cli.draining import open_llm
 

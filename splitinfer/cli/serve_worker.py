@@ -165,14 +165,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listen(address: str, options: LinkOptions) -> Listener:
+    shown = address.replace("rdma", "tcp", 1)  # as it stands in layouts
     try:
         return listen(address, options=options)
     except AddressInUse as error:
-        raise ConfigError(
-            f"{address.replace('rdma', 'tcp', 1)} is in use; is a worker running already? Choose another with --port"
-        ) from error
+        raise ConfigError(f"{shown} is in use; is a worker running already? Choose another with --port") from error
     except AddressError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{error}; --host is an address of this machine".replace(address, shown)) from error
 
 
 def _bracketed(host: str) -> str:

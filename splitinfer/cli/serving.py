@@ -15,7 +15,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, is_loopback, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
-from splitinfer.server.running import Listen, Server, check_tls
+from splitinfer.server.running import Listen, Server, check_port, check_tls
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Spans
 from splitinfer.system.open_files import make_room
@@ -37,6 +37,12 @@ class Access:
     origins: tuple[str, ...] = ()
     certificate: Path | None = None
     certificate_key: Path | None = None
+
+    def gate_at(self, port: int) -> Gate:
+        """The rules, once it is known that the server can listen there. Raises ConfigError: it cannot; as ``gate``."""
+        gate = self.gate()
+        check_port(self.host, port)
+        return gate
 
     def gate(self) -> Gate:
         """The rules.

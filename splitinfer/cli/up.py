@@ -169,7 +169,8 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
         ready = [
             {"name": host.name, "address": host.url(ssh.hostname(host)), "key": up.key} for host, up in started if up
         ]
-    write(state_folder() / "last.json", last.encode())
+    if ready:  # a mistyped host does not replace those that `down` has to know
+        write(state_folder() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
         raise ConfigError(problems(failed))
@@ -245,7 +246,7 @@ def _serve(chosen: "Chosen", settings: "Settings", port: int) -> int:
     from splitinfer.cli.serving import Access, opened_server, service_settings
 
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-    gate, servers = access.gate(), list[Draining]()
+    gate, servers = access.gate_at(port), list[Draining]()
     with (
         open_llm(chosen, None, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,

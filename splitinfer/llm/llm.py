@@ -138,8 +138,8 @@ class LLM(Texts, Operated):
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         if (self.settings.context or 0) > self._checkpoint.context_length:
-            most = self._checkpoint.context_length
-            log.warning("a context of %d tokens is more than the model has: %d hold", self.settings.context, most)
+            most, asked = f"{self._checkpoint.context_length:,}", f"{self.settings.context:,}"
+            log.warning("the model's context is %s tokens; %s were asked for", most, asked)
         setup = PipelineSetup(
             self.layout,
             self.settings,

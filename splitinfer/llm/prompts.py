@@ -166,9 +166,11 @@ class PromptEncoder(Texts):
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")
         if len(tokens) >= context_length:
+            most = self._checkpoint.context_length
+            more = f"; the model has {most:,} (see --context)" if most > context_length else ""
             raise ContextExceeded(
                 f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
-                f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
+                f"the answer's first token included{more}"
             )
         self._check_ids(tokens)
 

@@ -35,6 +35,7 @@ _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 
 FIRST_LAYERS = "splitinfer_first_layers"  # in a configuration: its files of weights hold a model of more layers
 _OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
+_NAMED = 3  # tensors of many that are missing
 CONFIGURATION = CONFIGS
 """The files of a model's folder that say how to build it."""
 
@@ -74,9 +75,17 @@ def build_with_pictures(
             own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
             model = (_seeing if sees else _built)(folder, checkpoint.folder, own)
         except Exception as error:  # a model's code may raise anything
-            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
+            reason = _few_lines(str(error))
+            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({reason})") from error
     model = cast_floats(model, dtype)
     return (model.language_model, model) if sees else (model, None)
+
+
+def _few_lines(text: str) -> str:
+    """The first lines as one: mlx-lm lists every tensor that is missing, or too many."""
+    lines = [line.strip() for line in text.splitlines()]
+    more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
+    return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
 
 
 def _num_layers(config: Mapping[str, Any]) -> int | None:

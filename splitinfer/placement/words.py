@@ -12,6 +12,7 @@ from splitinfer.placement.plan import Best, Plan
 from splitinfer.placement.screen import Screen
 
 _GB = 1e9
+_NOTHING = 1e-6  # seconds
 _EVEN = 0.05  # difference of stages that counts as none
 
 
@@ -37,11 +38,12 @@ def why(plan: Plan, best: Best) -> list[str]:
 
 def _chat(plan: Plan, best: Best) -> Iterator[str]:
     seconds = _seconds(plan, best, 1)
-    beside = _ms(1 / best.figures.one - sum(seconds.values()))
+    rest = max(0.0, 1 / best.figures.one - sum(seconds.values()))  # a difference of near-equals
     if len(seconds) == 1:
-        yield f"A token takes {_times(seconds)} and {beside} for everything else; no other machine would be faster."
+        beside = f" and {_ms(rest)} for everything else" if rest > _NOTHING else ""
+        yield f"A token takes {_times(seconds)}{beside}; no other machine would be faster."
         return
-    yield f"A token takes {_times(seconds)}, one stage after the other, and {beside} for links and everything else."
+    yield f"A token takes {_times(seconds)}, one stage after the other, and {_ms(rest)} for links and everything else."
     slowest, figures = max(seconds, key=seconds.__getitem__), best.figures
     if figures.one_with_drafts is None:
         yield f"Chunks of a long prompt overlap the stages; {slowest} is the bottleneck."

@@ -27,6 +27,7 @@ from splitinfer.core.json_text import dumps
 from splitinfer.errors import CannotFit
 from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, failed, from_data, passed
 from splitinfer.probes.registry import Probe
+from splitinfer.shutdown import shutdown
 
 HANGING = 15.0  # seconds without a word, after which a probe that overran was hanging and not slow; at least
 _COMMAND = (sys.executable, "-m", "splitinfer.probes.child")
@@ -327,4 +328,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    shutdown.exit(main())  # Python's own end would stop threads inside MLX, and std::terminate with them

@@ -166,7 +166,7 @@ def read_keys(path: Path) -> list[ApiKey]:
         number = next((f"key {part + 1} of " for part in error.errors()[0]["loc"] if isinstance(part, int)), "")
         raise ConfigError(f"{number}{path}: {_sentence(error)}") from error
     except _UNREADABLE as error:
-        reason = str(error).replace("\n", " ")
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).replace("\n", " ")
         raise ConfigError(f"the API keys {path} cannot be read: {reason}") from error
 
 

@@ -6,6 +6,7 @@ that can be wrong is the time.
 """
 
 import asyncio
+import errno
 import logging
 import math
 import socket
@@ -152,7 +153,7 @@ class Server:
     def __init__(self, service: Service, listen: Listen) -> None:
         self.service = service
         self._app, self._connections = make_app(service), Connections(listen.limits)
-        self._socket = _bound(listen)
+        self._socket = Listening(_bound(listen.host, listen.port), listen.limits.most)
         self.port: int = self._socket.getsockname()[1]
         """The port, also where a free one was taken."""
         config = uvicorn.Config(
@@ -249,11 +250,16 @@ def _where(error: BaseException | None) -> str:
     return "" if error is None else "".join(traceback.format_tb(error.__traceback__))
 
 
-def _bound(listen: Listen) -> Listening:
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError: the server cannot listen there now."""
+    _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.create_server((listen.host, listen.port), family=family)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"the server cannot listen on {listen.host}:{listen.port}: {reason}") from error
-    return Listening(made, listen.limits.most)
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        cure = "; choose another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"the server cannot listen on {host}:{port}: {reason}{cure}") from error

@@ -124,7 +124,8 @@ class Ledger:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("memory is counted as if no other splitinfer ran on this machine: %s", error)
+                reason = error.strerror or error
+                log.warning("memory is counted as if no other splitinfer ran on this machine: %s", reason)
             return False
         return True
 

@@ -67,6 +67,8 @@ class Tokenizer:
             wrapper = load(path, eos_token_ids=eos_token_ids)
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = str(error).strip().split("\n", 1)[0]
+            if not [*path.glob("tokenizer.*"), *path.glob("tekken.json")]:
+                reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
         return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)

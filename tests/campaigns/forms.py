@@ -9,16 +9,19 @@ so nothing but the mask makes a form.
     speed      tokens a second of 1, 8, 16 streams to those without a form, bounded and unbounded schemas; nothing
                forced goes out
     gain       tokens a second to those without a form, beside the limit that the share of forced tokens sets
-    hostile    100 hostile schemas submitted beside 8 streams: the streams' longest gap
+    hostile    100 hostile schemas submitted beside 8 streams: the streams' longest gap, and that beside requests that
+               are not
 """
 
 import argparse
 import random
+import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,7 @@ from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.models.hub import open_model
 from splitinfer.places import caches
 
-from .hostile_schemas import hostile
+from .hostile_schemas import Form, hostile
 from .tekken import model
 
 Schema = dict[str, Any]
@@ -194,34 +197,49 @@ def gain(folder: Path, count: int) -> None:
 
 
 def hostile_beside(folder: Path, count: int) -> None:
-    """Hostile schemas beside streams."""
-    streams, refused, sent, others = 8, dict[str, int](), 0, list[Request]()
+    """Hostile schemas beside streams, and as many requests without a form as of these were taken."""
+    streams, schemas = 8, list(hostile())
     with opened(folder, streams, 8) as llm:
-        quiet = [llm.submit(PROMPT, params(UNBOUNDED, seed, count)) for seed in range(streams)]
-        _longest(quiet)
-        requests = [llm.submit(PROMPT, params(UNBOUNDED, seed, 100 * count)) for seed in range(streams)]
-        time.sleep(2)
-        began, slowest = time.monotonic(), 0.0
-        for schema in hostile():
-            at = time.monotonic()
-            try:
-                sent += 1
-                others.append(llm.submit(PROMPT, params(schema, 1, 40)))
-            except (SplitinferError, ValueError) as error:
-                words = str(error)[:70]
-                refused[words] = refused.get(words, 0) + 1
-            slowest = max(slowest, time.monotonic() - at)
-        took = time.monotonic() - began
-        ends = Counter(str(other.result().error or other.output.finish_reason)[:70] for other in others)
-        for request in requests:
-            request.abort()
-        alone, beside = _longest(quiet), _longest(requests)
-    for words, number in [*refused.items(), *ends.items()]:
+        alone = _longest([llm.submit(PROMPT, params(UNBOUNDED, seed, count)) for seed in range(streams)])
+        beside = _beside(llm, streams, count, schemas)
+        usual = _beside(llm, streams, count, [None] * beside.ends.total())
+    for words, number in [*beside.refused.items(), *beside.ends.items()]:
         print(f"{number}: {words}")
     print(
-        f"hostile: {sent} schemas, {sum(refused.values())} refused, in {took:.1f} s, the slowest {slowest:.2f} s; "
-        f"longest gap of {streams} streams {1000 * beside:.0f} ms, {1000 * alone:.0f} without"
+        f"hostile: {len(schemas)} schemas, {beside.refused.total()} refused, in {beside.took:.1f} s, the slowest "
+        f"{beside.slowest:.2f} s; longest gap of {streams} streams {1000 * beside.gap:.0f} ms, {1000 * usual.gap:.0f} "
+        f"beside {usual.ends.total()} requests without a form, {1000 * alone:.0f} alone"
     )
+
+
+@dataclass
+class _Beside:
+    """What became of requests beside streams, whose longest ``gap`` this was. ``took``: seconds to submit them all."""
+
+    gap: float = 0.0
+    took: float = 0.0
+    slowest: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+
+
+def _beside(llm: LLM, streams: int, count: int, several: Sequence[Form | None]) -> _Beside:
+    found, others = _Beside(), list[Request]()
+    requests = [llm.submit(PROMPT, params(UNBOUNDED, seed, 100 * count)) for seed in range(streams)]
+    time.sleep(2)
+    for one in several:
+        at = time.monotonic()
+        try:
+            others.append(llm.submit(PROMPT, params(one, 1, 40)))
+        except (SplitinferError, ValueError) as error:
+            found.refused[re.sub("[0-9]+,[0-9,]+$", "more", str(error))[:70]] += 1
+        seconds = time.monotonic() - at
+        found.took, found.slowest = found.took + seconds, max(found.slowest, seconds)
+    found.ends.update(str(other.result().error or other.output.finish_reason)[:70] for other in others)
+    for request in requests:
+        request.abort()
+    found.gap = _longest(requests)
+    return found
 
 
 def _longest(requests: list[Any]) -> float:

@@ -27,6 +27,7 @@ from tests.campaigns.up import ROOT, Campaign
 
 SECONDS = 240.0  # for the next thing on a screen; measuring takes 12 of them on each machine
 PROMPT, ANSWERED = "/help lists the commands.", r"tok/s · first token"
+LEAST = 5.0  # tokens a second of the demo, planned from figures of machines that never computed before
 CODE = re.compile(r"this machine's code: (\w{3}-\w{3})")
 
 
@@ -88,7 +89,9 @@ def init(evening: Evening) -> None:
         codes = [CODE.search(evening.sees(each, CODE.pattern + r"(?s:.*):")) for each in (there, here)]
         for terminal, code in zip((here, there), codes, strict=True):
             evening.types(terminal, code[1] if code else "no code")
-        evening.sees(here, r"Chat with: splitinfer chat --layout demo-pair.yaml")
+        said = evening.sees(here, r"Chat with: splitinfer chat --layout demo-pair.yaml")
+        expected = re.search(r"Expected: (\S+) tokens a second", said)
+        evening.campaign.check(expected and float(expected[1]) > LEAST, "the machines were measured as far too slow")
         evening.campaign.check(here.end() == 0, "init did not end with 0")
         with evening.terminal(studio, "splitinfer", "chat", "--layout", "demo-pair.yaml") as terminal:
             evening.chats(terminal)

@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=20_000, help="tokens that the agents' prompts share")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of the curves")
     parser.add_argument("--kv-gb", type=float, default=0.05, help="little, so that KV is given up")
-    parser.add_argument("--disk-gb", type=float, default=0.2)
+    parser.add_argument("--disk-gb", type=float, default=0.05, help="of each; little, so that it is full long before")
     parser.add_argument("--out", help="of the curves: the name of two files, without .jsonl and .png")
     signal.signal(signal.SIGTERM, _end)
     sys.exit(1 if run(parser.parse_args()) else 0)

@@ -271,6 +271,21 @@ def test_a_pipeline_that_is_gone_ends_the_chat():
     assert run("one", llm=llm)[1].said == ["it was gone before"]
 
 
+def test_what_a_lost_pipeline_would_take_with_it_is_saved(tmp_path: Path):
+    llm = MadeUpLLM()
+
+    class Lost(Script):
+        def read(self, draft: str) -> str | None:
+            llm.failure = "worker mini is gone" if len(self.answers) == 1 else None
+            return super().read(draft)
+
+    screen = Lost("one", "two", "three")
+    assert Chat(llm, SamplingParams(max_tokens=10), screen, tmp_path).run() == 1  # type: ignore[arg-type]
+    (file,) = tmp_path.iterdir()
+    assert screen.said == ["worker mini is gone", f"2 turns saved to {file}; next time, go on with: /load {file}"]
+    assert run(f"/load {file}")[0].conversation.turns == (Turn("one", "yes it is"), Turn("two", "yes it"))
+
+
 def test_temperature():
     chat, screen, _ = run("/temp", "/temp 0.7", "/temp -1", "/temp nan", "/temp warm")
     assert chat.params.temperature == 0.7
@@ -342,6 +357,15 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
         "No such file or directory",
     ]
     assert (chat.conversation, chat.has_refused, code) == (Conversation(), True, 0)
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "talk.json"
+    with monkeypatch.context() as full:
+        full.setattr("splitinfer.chat.chat.to_json", lambda _conversation: "one\ud800")
+        screen = run("one", f"/save {file}")[1]
+    assert screen.said[-1].startswith(f"{file} cannot be written: ")
+    assert run("one", f"/save {file}")[1].said[-1] == f"1 turn saved to {file}"
 
 
 def test_layout_knows_the_tokens_held_and_the_last_look():

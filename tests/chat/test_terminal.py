@@ -55,6 +55,12 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert re.search(r"front +0-5", table)
     assert re.search(r"back +6-11", table)
 
+    terminal.type("/plan\r")  # takes a second; what is typed meanwhile is not echoed
+    as_before: list[bool] = []
+    terminal.until(lambda text: as_before.append(terminal.is_as_before()) or "measure" in text)
+    assert not any(as_before)
+    terminal.until(PROMPT)
+
     terminal.type("\x1b[200~two\nlines\x1b[201~")  # a paste
     terminal.type("\r")
     terminal.until(lambda text: len(text) > 700)  # of which the prompt, drawn again, is a part

@@ -55,7 +55,7 @@ def test_requests_that_cannot_be():
         for prompt, words in (
             ([], "empty"),
             ("", "empty"),
-            ([5] * 5000, "5,000 tokens, but the context is 100"),
+            ([5] * 5000, r"5,000 tokens, but the context is 100, .*; the model has 4,096 \(see --context\)$"),
             ([5] * 100, "100 tokens"),
             ([5, 2048], "2048 is not in"),
             ([-1], "-1 is not in"),

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,19 @@ def test_the_chat_and_the_server_share_an_engine(tmp_path: Path):
         assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 4
         running.signal(signal.SIGINT)
         assert running.wait(10) == 130
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        running = Running("serve", "--layout", "demo", "--port", str(port))
+        try:
+            assert running.wait(30) == 1
+        finally:
+            running.end()
+    (sentence,) = running.complaints
+    assert sentence.endswith(f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port")
+    assert "needs" not in running.err, "it was loaded"
 
 
 def test_beyond_this_machine_keys_are_needed():

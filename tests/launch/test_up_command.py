@@ -107,6 +107,15 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
     assert command._meant((), None, 5577, None) == last
 
 
+def test_hosts_of_which_none_started_replace_nobody(machines: MadeUpMachines):
+    last = Last(from_words(["mini"]), "demo")
+    command._bring_up(last)
+    machines.broken = {"air"}
+    with pytest.raises(ConfigError, match="air did not start"):
+        command._bring_up(Last(from_words(["air"]), "demo"))
+    assert command._known((), None) == last.hosts
+
+
 def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     hosts = (MINI, AIR)
     assert (command._down(hosts), command._status(hosts)) == (0, 0)

@@ -13,7 +13,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
-from splitinfer.errors import CannotFit, ConfigError, LayoutError
+from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError
 from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from
 from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
@@ -60,6 +60,12 @@ def test_paired_workers_are_named_and_used_when_told_to(
     chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto), Settings())
     assert (chosen is found) == auto
     assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto
+
+
+def test_a_wrong_model_is_told_before_anybody_is_looked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: pytest.fail("it looked for workers"))
+    with pytest.raises(ModelError, match="there is no model"):
+        commands.layout_of(PipelineOptions(model="none-such"), Settings())
 
 
 # -- workers --------------------------------------------------------------------------------------

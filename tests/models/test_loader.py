@@ -243,6 +243,18 @@ def test_a_missing_tensor_is_named(tiny_folder: Folder, tmp_path: Path):
         survey(checkpoint, 0, 4, None)
 
 
+def _without_nine(weights: dict[str, mx.array]) -> None:
+    for name in [name for name in weights if ".layers.1." in name or ".layers.2." in name][:9]:
+        del weights[name]
+
+
+def test_many_missing_tensors_are_a_few_names_and_a_number(tiny_folder: Folder, tmp_path: Path):
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "m", _without_nine)
+    with pytest.raises(ModelError, match=r"Missing 9 parameters: \S+, \S+, \S+ and 6 more\)$") as found:
+        survey(checkpoint, 0, 4, None)
+    assert "\n" not in str(found.value)
+
+
 def test_a_tensor_of_another_shape_is_named(tiny_folder: Folder, tmp_path: Path):
     name = "model.layers.2.mlp.up_proj.weight"
     change = {name: mx.zeros((3, 3))}

@@ -1,6 +1,7 @@
 """The command: tables, a layout on disk that is never lost, and mistakes in one sentence."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_three_cuts_and_a_layout(plan):
         (each["name"], each["layers"]) for each in document["best"]["throughput"]["stages"]
     ]
     assert layout.model == "other/model"
+
+
+def test_the_machines_that_the_book_describes_can_be_planned_for(plan, monkeypatch: pytest.MonkeyPatch):
+    book = Path(__file__).parents[2] / "docs" / "fast" / "planning.md"
+    (machines,) = re.findall(r"^```yaml\n(.*?)^```$", book.read_text(), re.MULTILINE | re.DOTALL)
+    Path("machines.yaml").write_text(machines)
+    monkeypatch.setattr(sys.modules[__name__], "_QUICK", [])  # as many streams as the command takes by default
+    code, lines, error = plan(None, "--profiles", "machines.yaml", "--for", "throughput", "--out", "my.yaml")
+    assert (code, error) == (0, None)
+    assert all(any(f"best for {aim}" in line for line in lines) for aim in ("chat", "throughput", "context"))
+    assert "on studio and 0 ms for everything else" in " ".join(" ".join(lines).split())
+    assert read_layout(Path("my.yaml")).num_layers == 66
 
 
 def test_a_file_that_is_there_is_kept(plan):

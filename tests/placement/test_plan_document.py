@@ -12,7 +12,7 @@ from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import Origin, as_dict, layout_of, layout_text
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Figures, Plan
-from splitinfer.placement.words import why
+from splitinfer.placement.words import _seconds, why
 from tests.placement.rigs import GB, rig
 
 _ORIGIN = Origin("2026-01-31", "9.8.7", "profiles.yaml")
@@ -76,6 +76,9 @@ def test_why_says_who_is_slow_and_what_memory_forces():
         assert "full" in " ".join(why(plan, long))
     alone = replace(_BEST, cut=Cut((0,), (12,)), faster=None)
     assert "m1 and m2 get no layers" in " ".join(why(plan, alone))
+    (seconds,) = _seconds(plan, alone, 1).values()
+    nothing_else = replace(alone, figures=replace(alone.figures, one=1 / (seconds * (1 + 1e-13))))
+    assert " ms on m0; no other machine would be faster." in " ".join(why(plan, nothing_else))
 
 
 def test_a_plan_is_a_line_of_json():

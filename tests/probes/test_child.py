@@ -1,6 +1,7 @@
 """A probe in a process of its own: whatever ends it is a finding, and no probe takes the time of another."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -240,3 +241,13 @@ def test_a_model_that_does_not_fit_is_a_fault_of_the_memory_and_not_of_what_was_
 def test_a_command_may_print_much():
     found = run_for([sys.executable, "-c", "print('x' * 300_000)"], 20)
     assert (found.code, len(found.out)) == (0, 300_001)
+
+
+def test_its_process_ends_without_a_word_from_its_threads():
+    """Python's own end stops threads that are inside MLX, which ended the process with SIGABRT now and then."""
+    request = json.dumps({"function": "no_such:probe", "options": {}, "skip": []})
+    code = "import atexit, runpy; atexit.register(print, 'finalised'); "
+    code += "runpy.run_module('splitinfer.probes.child', run_name='__main__')"
+    words = [sys.executable, "-c", code, request]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "ModuleNotFoundError" in done.stdout, "finalised" in done.stderr) == (1, True, False)

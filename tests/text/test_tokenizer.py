@@ -165,7 +165,7 @@ def test_messages_without_text(tokenizer: Tokenizer, messages: list[dict[str, st
 def test_no_tokenizer(tmp_path: Path):
     with pytest.raises(ModelError, match=r"there is no model folder .*gone"):
         Tokenizer.from_folder(tmp_path / "gone")
-    with pytest.raises(ModelError, match=r"the model folder .* has no readable tokenizer: ") as caught:
+    with pytest.raises(ModelError, match=r"has no readable tokenizer: there is no tokenizer\.json") as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_text("{")

@@ -17,10 +17,11 @@ import psutil
 import pytest
 import zmq
 from contract import QUICK, SECONDS, pair, reason_at, until
+from curve import secured
 from echoes import echo, process
 
 import transports
-from transports import Frame, LinkOptions
+from transports import Frame, LinkOptions, LinkTimeout
 from transports.framing import VERSION, Kind, encode
 from transports.listener_hub import UNKNOWN, WarningLimiter, _Connection, _name_peer, _shut_connection
 
@@ -109,6 +110,26 @@ def test_silent_connections_are_shut(monkeypatch: pytest.MonkeyPatch, caplog: py
                 while stranger.recv(4096):
                     pass  # ends when the other side hangs up
     assert "without opening a link" in caplog.text
+    assert "(0 " not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("open_seconds", "dies", "said"),
+    [(SECONDS, False, "connected, but no answer"), (0.1, False, "no answer from"), (SECONDS, True, "refused")],
+    ids=["silent", "silent until zmq gives up", "dies"],
+)
+@pytest.mark.parametrize("options", [QUICK, secured(QUICK)], ids=["plain", "with keys"])
+def test_who_does_not_shake_hands_refuses_nothing(
+    options: LinkOptions, open_seconds: float, dies: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that stands still, or dies meanwhile, or a program that is no peer: nothing was said of keys."""
+    monkeypatch.setattr("transports.tcp.OPEN_SECONDS", open_seconds)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        dying = threading.Timer(0.2, stranger.close if dies else lambda: None)
+        dying.start()
+        with pytest.raises(LinkTimeout, match=said):
+            transports.connect(f"tcp://127.0.0.1:{stranger.getsockname()[1]}", timeout=1.0, options=options)
+        dying.join(SECONDS)
 
 
 def raw_dealer(address: str, message: list[bytes]) -> list[bytes]:

@@ -51,7 +51,8 @@ def test_a_name_without_an_address():
     assert found.unreachable is not None
     assert (found.unreachable.host, found.unreachable.is_name) == ("no-such-machine.invalid", True)
     assert found.unreachable.error == socket.EAI_NONAME
-    assert "cannot resolve the host of tcp://no-such-machine.invalid:5577" in str(found)
+    assert "cannot resolve the host of tcp://no-such-machine.invalid:5577: " in str(found)
+    assert "Errno" not in str(found)
 
 
 def test_a_name_that_is_no_name():

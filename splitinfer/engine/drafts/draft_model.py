@@ -274,9 +274,9 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        # The next round may read what is chosen, so the host has an array of its own (``Device.launch``).
-        read = chosen + 0 if self._may_go_ahead(lines) else chosen
-        ticket = self._device.launch((read,), (chosen,), round_of(len(lines)), time.monotonic())
+        # The next round may read what is chosen: then the host has an array of its own (``Device.launch``).
+        read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
+        ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:

@@ -66,6 +66,12 @@ class Acceptor:
         self._listener.close()
         self._thread.join(timeout=1.0)
 
+    def release(self, owner: Connection | None) -> None:
+        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it."""
+        with self._lock:
+            if self._owner is owner:
+                self._owner = None
+
     def _accept_all(self) -> None:
         while True:
             try:

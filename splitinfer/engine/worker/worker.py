@@ -358,6 +358,7 @@ class Worker:
         reason = one_line(reason)
         log.warning("session ended: %s", reason)
         owner = self._owner
+        self._acceptor.release(owner)
         if owner is not None and owner.link.closed is None:
             try:
                 owner.send(Fault(reason, no_memory, is_ending))

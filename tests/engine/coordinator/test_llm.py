@@ -181,7 +181,7 @@ def test_stats_are_plain_numbers(llm: LLM) -> None:
     ("bad", "sentence"),
     [
         ([], "the prompt is empty"),
-        ([5] * 5000, "the prompt has 5,000 tokens, but the context is 4,096"),
+        ([5] * 5000, "the prompt has 5,000 tokens, but the context is 4,096, the answer's first token included$"),
         ([5, 99999], "token id 99999 is not in the model's vocabulary of 2,048"),
         ([-1], "token id -1 is not"),
     ],

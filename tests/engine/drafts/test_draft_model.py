@@ -64,6 +64,16 @@ def test_it_draws_with_the_targets_noise(model: DraftModel) -> None:
     model.forget(2)
 
 
+def test_what_depends_on_the_drafts_before_is_drawn_when_these_are_read(model: DraftModel) -> None:
+    params = SamplingParams(repetition_penalty=1.5)
+    seq, longer = (Sequence(seq_id, list(PROMPT), params, 0) for seq_id in (7, 8))
+    for _ in range(12):
+        longer.tokens += guesses(model, longer, 1)
+    assert guesses(model, seq, 12) == longer.tokens[len(PROMPT) :] != plain_greedy(DRAFT, PROMPT, 12)
+    model.forget(7)
+    model.forget(8)
+
+
 def test_it_follows_every_rollback(model: DraftModel) -> None:
     """After a miss the stream is another; what it says is what a fresh one says to it."""
     seq = Sequence(3, list(PROMPT), GREEDY, 0)

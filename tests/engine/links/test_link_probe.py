@@ -1,6 +1,7 @@
 """Links measured in open sessions: what the emulated wire is like comes out, and peers that lie are told so."""
 
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import cast
@@ -23,6 +24,7 @@ from splitinfer.wire.messages import Connect, Connected, Echo, Echoed, Expect, F
 from splitinfer.wire.session import Session
 from transports import Frame, connect, listen
 from transports.emulated import LinkProfile, emulate, installed
+from transports.inproc import InprocLink
 
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 Made = list[tuple[Exchange, float]]
@@ -221,6 +223,19 @@ def test_a_next_stage_that_answers_wrong_ends_the_session(two: list[str], name: 
     assert "could not measure the link to the next stage" in fault.reason
     assert words in fault.reason
     again = Coordinator.at(two[0])  # and the worker serves on
+    assert isinstance(again.receive(again.asks(Echo(1))), Echoed)
+    again.link.close()
+
+
+def test_who_has_heard_that_the_session_is_over_may_come_again_at_once(
+    two: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the worker still closes its link."""
+    close = InprocLink.close
+    monkeypatch.setattr(InprocLink, "close", lambda *told: (time.sleep(0.3), close(*told)))
+    coordinator = Coordinator.at(two[0])
+    assert isinstance(coordinator.receive(coordinator.asks(MeasureNext())), Fault)
+    again = Coordinator.at(two[0])
     assert isinstance(again.receive(again.asks(Echo(1))), Echoed)
     again.link.close()
 

@@ -38,7 +38,7 @@ function App() {
 function Key({ enter }) {
   const [key, setKey] = useState("");
   return html`<form class="key-form" onSubmit=${(event) => { event.preventDefault(); enter(key); setKey(""); }}>
-    <h2>A key is needed</h2><p class="dim">The server's owner makes one with <code>splitinfer keys add</code>.</p>
+    <h2>A key is needed</h2><p class="dim">The server's owner makes one with <code>splitinfer keys add NAME --file KEYS</code>.</p>
     <label>Key<input type="password" name="key" autocomplete="current-password" value=${key} onInput=${(event) => setKey(event.currentTarget.value)} /></label>
     <button type="submit" class="primary" disabled=${!key.trim()}>Enter</button></form>`;
 }

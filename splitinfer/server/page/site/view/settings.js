@@ -11,7 +11,7 @@ export function Settings({ conversation, defaults, actions }) {
   const sampling = (conversation ? conversation.sampling : defaults.sampling) ?? {};
   const set = (name, value) => actions.configure({ sampling: { [name]: value } });
   const numSet = FIELDS.filter(([name]) => sampling[name] !== undefined && sampling[name] !== "").length;
-  return html`<details class="settings"><summary>Settings${system.trim() ? " · system message" : ""}${numSet ? ` · ${numSet} set` : ""}</summary>
+  return html`<details class="settings" name="panel"><summary>Settings${system.trim() ? " · system message" : ""}${numSet ? ` · ${numSet} set` : ""}</summary>
     <div class="fields">
       <label class="whole">System message<textarea rows="3" value=${system} onInput=${(event) => actions.configure({ system: event.currentTarget.value })}></textarea></label>
       <label>Preset<select name="preset" value=${presetOf(sampling) ?? ""} onChange=${(event) => actions.configure({ sampling: PRESETS.find(([name]) => name === event.currentTarget.value)?.[1] ?? {} })}>
