@@ -55,9 +55,9 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert re.search(r"front +0-5", table)
     assert re.search(r"back +6-11", table)
 
-    terminal.type("/plan\r")  # takes a second; what is typed meanwhile is not echoed
+    terminal.type("/plan\r")  # what is typed meanwhile is not echoed; the cut is the best, or another one is
     as_before: list[bool] = []
-    terminal.until(lambda text: as_before.append(terminal.is_as_before()) or "measure" in text)
+    terminal.until(lambda text: as_before.append(terminal.is_as_before()) or "current" in text)
     assert not any(as_before)
     terminal.until(PROMPT)
 
