@@ -103,15 +103,16 @@ class TerminalScreen:
         )
         self._signals = _Signals(self._prompt)
         self._offered = offers(self._signals.take)
-        self._meanwhile = ExitStack()  # from an input to the next one
+        self._open, self._meanwhile = ExitStack(), ExitStack()  # the latter from an input to the next one
 
     def __enter__(self) -> Self:
-        self._offered.__enter__()
+        self._open.enter_context(self._offered)
+        self._open.enter_context(_without_echo(self._prompt.app.input.fileno()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._meanwhile.close()
-        self._offered.__exit__(kind, error, _)
+        self._open.__exit__(kind, error, _)
 
     def read(self, draft: str = "") -> str | None:
         self._hint = ""
@@ -269,15 +270,26 @@ def history_file() -> Path | None:
 
 
 @contextmanager
+def _without_echo(fd: int) -> Iterator[None]:
+    """A terminal that shows no key by itself and gives each at once, also in the moments in which nobody reads. The
+    prompt's own mode begins with this one and goes back to it. NOFLSH: a Ctrl-C throws nothing away that was typed."""
+    before = termios.tcgetattr(fd)
+    during = [*before]
+    during[3] = during[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
+    termios.tcsetattr(fd, termios.TCSANOW, during)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+@contextmanager
 def _typed_later(source: Input) -> Iterator[None]:
     """What is typed or pasted meanwhile waits for the prompt, whole, instead of mixing with what is shown.
 
     It is taken from the terminal at once: of a line that nobody takes, a terminal keeps 4,095 bytes, and a Ctrl-C
-    behind it waits, too. NOFLSH: a Ctrl-C throws nothing of it away."""
+    behind it waits, too."""
     fd, keys = source.fileno(), list[KeyPress]()
-    before = termios.tcgetattr(fd)
-    during = [*before]
-    during[3] = during[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
     stopped, stop = os.pipe()
 
     def take() -> None:
@@ -285,7 +297,6 @@ def _typed_later(source: Input) -> Iterator[None]:
             keys.extend(source.read_keys())
 
     taking = threading.Thread(target=take, name="typed", daemon=True)
-    termios.tcsetattr(fd, termios.TCSANOW, during)
     _write(_MARK_PASTES)
     taking.start()
     try:
@@ -296,7 +307,6 @@ def _typed_later(source: Input) -> Iterator[None]:
         for end in (stopped, stop):
             os.close(end)
         store_typeahead(source, keys)
-        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def _text(text: str) -> Text:
