@@ -116,9 +116,10 @@ def test_no_token_comes_twice_where_the_step_that_was_expected_fails(
 def test_stored_blocks_go_when_there_is_no_memory(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # In one group they take 28 steps, in two more: the 20th is behind the prompts, and never the last.
     failing.use(
         monkeypatch,
-        {0: failing.FailingDevice(computes_at_launch=False, at_launch=failing.nth(30, DeviceFailed("none", True)))},
+        {0: failing.FailingDevice(computes_at_launch=False, at_launch=failing.nth(20, DeviceFailed("none", True)))},
     )
     with pipeline(folder, CUTS, max_running=12) as llm:
         assert answers(llm, 12) == expected
