@@ -49,17 +49,17 @@ _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.05
+_HANG_UPS = 3  # in a row that count as a refusal
 _NO_ANSWER = "connected, but no answer"
 _ONE_OF_MANY_SECONDS = 1.0  # how long one of several addresses of a host may take before the next is tried
 
+_NO_DETAIL = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 _WHY_REFUSED = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not admit this machine's key",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one end of the link is encrypted and the other is not",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it does not have the expected key, or ended the handshake",
+    _NO_DETAIL: "it does not have the expected key, or ended the handshake",
 }
-_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | (
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-)
+_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | (zmq.Event.HANDSHAKE_FAILED_PROTOCOL | _NO_DETAIL)
 
 _contexts_lock = threading.Lock()
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
@@ -67,6 +67,11 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 class _AttemptFailedError(Exception):
     """This attempt to connect failed; another may succeed."""
+
+
+class _HungUpError(_AttemptFailedError):
+    """The peer hung up in the handshake. An encrypted listener does so to a plain link, often before it has said that
+    it is encrypted; a process that dies does so once."""
 
 
 class _UnresolvedError(AddressError):
@@ -79,11 +84,13 @@ class _UnresolvedError(AddressError):
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Attempts that failed, at all addresses of a host: the last one's trouble; ``unresolved``: it has no address."""
+    """Attempts that failed, at all addresses of a host: the last one's trouble, and whether the peer hung up;
+    ``unresolved``: it has no address."""
 
     trouble: str
     hosts: list[HostPort]
     unresolved: Unreachable | None = None
+    hung_up: bool = False
 
 
 class TcpListener(Listener):
@@ -138,11 +145,14 @@ class TcpTransport:
             raise AddressError(f"{address!r} has port 0, which only a listener can use")
         if options.security is not None and options.security.peer is None:
             raise ValueError("an encrypted link needs the listener's key")
-        until = time.monotonic() + timeout
+        until, hang_ups = time.monotonic() + timeout, 0
         while True:
             tried = self._try_all(wanted, address, until, options, opening)
             if not isinstance(tried, _Tried):
                 return tried
+            hang_ups = hang_ups + 1 if tried.hung_up else 0
+            if hang_ups == _HANG_UPS:
+                raise LinkRefused(_WHY_REFUSED[_NO_DETAIL])
             left = until - time.monotonic()
             if left <= 0:
                 raise _no_answer(tried, address, timeout)
@@ -157,14 +167,14 @@ class TcpTransport:
         except _UnresolvedError as problem:
             # Retried: the name of a machine that is starting cannot be resolved yet.
             return _Tried(str(problem), [], Unreachable(wanted.host, problem.number, is_name=True))
-        trouble = ""
+        trouble, hung_up = "", False
         for host in hosts:
             share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
             try:
                 return _open(host, address, share, options, opening)
             except _AttemptFailedError as problem:
-                trouble = str(problem)
-        return _Tried(trouble, hosts)
+                trouble, hung_up = str(problem), isinstance(problem, _HungUpError)
+        return _Tried(trouble, hosts, hung_up=hung_up)
 
 
 def _no_answer(tried: _Tried, address: str, timeout: float) -> LinkTimeout:
@@ -216,8 +226,10 @@ def _wait(
             event, value = parse_event(monitor.recv_multipart())
             if event == zmq.Event.CONNECTED:
                 trouble = _NO_ANSWER
-            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and not _was_refused(socket, value):
-                raise _AttemptFailedError(_NO_ANSWER)
+            if event == _NO_DETAIL and value != errno.EPIPE:
+                raise _AttemptFailedError(_NO_ANSWER)  # it says nothing, or is dead, and has refused nothing
+            if event == _NO_DETAIL and socket.MECHANISM == zmq.NULL:
+                raise _HungUpError(_NO_ANSWER)
             if event & _HANDSHAKE_FAILED:
                 raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:
@@ -225,12 +237,6 @@ def _wait(
             if event == zmq.Event.DISCONNECTED:
                 raise _AttemptFailedError("the connection was closed before a link was open")
     raise _AttemptFailedError(trouble)
-
-
-def _was_refused(socket: zmq.Socket[bytes], number: int) -> bool:
-    """Whether a handshake that failed with an error of sockets may have failed because of keys: a listener with another
-    key only hangs up. One that says nothing, or dies, has refused nothing."""
-    return socket.MECHANISM == zmq.CURVE and number == errno.EPIPE
 
 
 def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:

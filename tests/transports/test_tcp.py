@@ -21,7 +21,7 @@ from curve import secured
 from echoes import echo, process
 
 import transports
-from transports import Frame, LinkOptions, LinkTimeout
+from transports import Frame, LinkOptions, LinkRefused, LinkTimeout
 from transports.framing import VERSION, Kind, encode
 from transports.listener_hub import UNKNOWN, WarningLimiter, _Connection, _name_peer, _shut_connection
 
@@ -130,6 +130,27 @@ def test_who_does_not_shake_hands_refuses_nothing(
         with pytest.raises(LinkTimeout, match=said):
             transports.connect(f"tcp://127.0.0.1:{stranger.getsockname()[1]}", timeout=1.0, options=options)
         dying.join(SECONDS)
+
+
+def hang_up(stranger: socket.socket, times: int) -> None:
+    """As an encrypted listener does that has read a plain greeting before it has said what it wants."""
+    for _ in range(times):
+        with stranger.accept()[0] as connection:
+            while len(connection.recv(64, socket.MSG_PEEK)) < 10:
+                pass
+            connection.recv(64)
+    stranger.close()
+
+
+@pytest.mark.parametrize(("times", "error"), [(3, LinkRefused), (1, LinkTimeout)], ids=["always", "once"])
+def test_who_hangs_up_again_and_again_refuses_a_plain_link(times: int, error: type[Exception]) -> None:
+    """And who does it once, and is gone, may have died."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        hanging_up = threading.Thread(target=hang_up, args=(stranger, times))
+        hanging_up.start()
+        with pytest.raises(error):
+            transports.connect(f"tcp://127.0.0.1:{stranger.getsockname()[1]}", timeout=1.0, options=QUICK)
+        hanging_up.join(SECONDS)
 
 
 def raw_dealer(address: str, message: list[bytes]) -> list[bytes]:
