@@ -59,7 +59,7 @@ _WHY_REFUSED = {
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one end of the link is encrypted and the other is not",
     _NO_DETAIL: "it does not have the expected key, or ended the handshake",
 }
-_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | (zmq.Event.HANDSHAKE_FAILED_PROTOCOL | _NO_DETAIL)
+_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | _NO_DETAIL
 
 _contexts_lock = threading.Lock()
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}

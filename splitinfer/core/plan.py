@@ -216,10 +216,10 @@ class Fetch:
 class StepPlan:
     """One micro-batch for all stages.
 
-    A stage first makes the ``saves``, then ends the ``left`` sequences, of which it keeps the KV, and the ``freed``
-    ones, of which it keeps nothing; then adds ``new`` ones, which may begin with ``dropped`` blocks for the last time,
-    then drops those and adds ``fetches``, then runs the ``slices``, each of another sequence. ``erased``: keys of files
-    that will not be read again.
+    A stage first makes the ``saves``, then ends the ``left`` sequences but keeps their KV, then frees the ``freed``
+    ones, then adds ``new`` ones, which may begin with ``dropped`` blocks for the last time, then drops those and adds
+    ``fetches``, then runs the ``slices``, each of another sequence. ``erased``: keys of files that will not be read
+    again.
 
     Raises:
         ValueError: two slices of one sequence.

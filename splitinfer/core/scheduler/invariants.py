@@ -27,7 +27,9 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
     assert not set(scheduler.state.freed) & set(ids), "a sequence that has not ended is to be freed"
     left = scheduler.state.left
-    assert left is None or not (scheduler.running or left.seq_id in scheduler.state.freed), "KV is left in vain"
+    assert left is None or not (scheduler.running or left.seq_id in scheduler.state.freed), (
+        "an ended sequence keeps its KV beside one that runs"
+    )
     assert set(scheduler.state.newly_left) <= ({left.seq_id} if left is not None else set())
     assert len(scheduler.state.freed) == len(set(scheduler.state.freed)), "a sequence is to be freed twice"
     members = {seq.seq_id for group in scheduler.batches.groups for seq in group}

@@ -44,21 +44,15 @@ class Lifecycle:
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
         seq.comes_back |= match.is_everything
         self._state.prefix_cache.begin(seq, match)
-        self._state.used += self._state.budget.use_of(match.num_tokens)
         seq.is_known = True
         left = self._state.left_for(new)
-        if left is not None:
-            self._take_over(seq, left)
+        if left is not None:  # it goes on in those arrays, which stay as long as they are
+            seq.kv_floor, self._state.left = left.kv_tokens, None
+        self._state.used += self._state.budget.use_of(seq.kv_tokens)
         blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, match.num_tokens)
         params, num_prompt = seq.params.for_stages, seq.num_prompt_tokens
         takes_over = None if left is None else left.seq_id
         return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures, takes_over)
-
-    def _take_over(self, seq: Sequence, left: Sequence) -> None:
-        """Have a sequence go on in the KV of one that is left; its arrays stay as long as they are."""
-        before, seq.kv_floor = seq.kv_tokens, left.kv_tokens
-        self._state.used += self._state.budget.growth(before, seq.kv_tokens)
-        self._state.left = None
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence that waits or runs. Its slices under way still run and are ignored."""
