@@ -11,7 +11,7 @@ import pytest
 from effort import thorough
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS_MORE = ("browser", "drive", "looking", "prometheus", "staged_live")  # a browser, Prometheus, a command to run
+NEEDS_MORE = ("browser", "drive", "looking", "prometheus")  # a browser, Prometheus, a command to run
 SCRIPTS = sorted(
     path.relative_to(ROOT)
     for path in (ROOT / "tests" / "campaigns").glob("*.py")
