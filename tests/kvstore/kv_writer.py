@@ -1,11 +1,8 @@
 """A process that writes KV, for tests: ``kv_writer.py MODE FOLDER ...``. What goes wrong is said on stderr."""
 
-import itertools
 import logging
 import os
 import random
-import resource
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,32 +20,6 @@ def say(text: str) -> None:
     os.write(1, text.encode() + b"\n")
 
 
-def fork(path: Path) -> None:
-    """Start a process that writes without end, for every line of stdin; it says its id, and every key it has written.
-    All end with this one."""
-    started: list[int] = []
-    for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            _write_without_end(path, first_token=int(line) * 10**6)
-        started.append(pid)
-    for pid in started:
-        os.kill(pid, signal.SIGKILL)  # one that is dead already is not yet waited for, so it is no other's id
-        os.waitpid(pid, 0)
-
-
-def _write_without_end(path: Path, first_token: int) -> None:
-    store = KVStore(Disk(path, 10**9), GROUP, LAYERS, {})
-    say(f"pid {os.getpid()}")
-    for i in itertools.count():
-        record = block(first_token + i, size=50_000, pieces=4)
-        store.put(record, buffers(record))
-        if i % 4 == 3:
-            assert store.flush(30)
-            for key in store.written():
-                say(key.hex())
-
-
 def step(path: Path) -> None:
     """Write one block, a piece for every line of stdin, as the first thing in a container."""
     os.getpid = lambda: 1
@@ -61,22 +32,6 @@ def step(path: Path) -> None:
 
     Folder(path).write(GROUP, name_of(FIRST), FIRST, pieces())
     say("done")
-
-
-def limit(path: Path) -> None:
-    """Write blocks as long as files may have 3,000 bytes, then others."""
-    store = KVStore(Disk(path, 10**9), GROUP, LAYERS, {})
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    for i, size in enumerate((5000, 3000, 1000, 5000)):
-        record = block(i, size=size, pieces=2)
-        store.put(record, buffers(record))
-    assert store.flush(30)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    record = block(9, size=5000)
-    store.put(record, buffers(record))
-    assert store.flush(30)
-    say(str(len(store.written())))
 
 
 def share(path: Path, seed: int, cap: int) -> None:
@@ -103,4 +58,4 @@ def share(path: Path, seed: int, cap: int) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     mode, folder, *more = sys.argv[1:]
-    {"fork": fork, "step": step, "limit": limit, "share": share}[mode](Path(folder), *map(int, more))
+    {"step": step, "share": share}[mode](Path(folder), *map(int, more))

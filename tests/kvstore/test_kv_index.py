@@ -54,18 +54,6 @@ def test_the_names_of_others_say_nothing(name: str):
     assert parse(name) is None
 
 
-@settings(deadline=None)
-@given(st.lists(st.text("0129٢²ab", min_size=1, max_size=3), min_size=4, max_size=4))
-@example(["0", "9", "0", "8"])
-@example(["00", "9", "0", "8"])
-@example(["0", "٩", "0", "8"])
-def test_what_is_parsed_is_the_name_of_that_file(numbers: list[str]):
-    """So that a file that is listed is found, and one that is to go does go."""
-    name = "-".join(["6b" * 16, "70" * 16, *numbers]) + ".kv"
-    parsed = parse(name)
-    assert parsed is None or str(parsed) == name
-
-
 def named(layers: Sequence[tuple[int, int]]) -> list[FileName]:
     return [FileName(b"", b"", 0, 9, first, last) for first, last in layers]
 
@@ -169,19 +157,6 @@ def test_names_that_lead_in_a_circle_have_an_end():
     files = [StoredFile("group", name, 1, 0.0) for name in names]
     assert lineage(files, "group", names[0].key) == set(files)
     assert len(surplus(files, 1)) == 2
-
-
-def test_below_the_cap_nothing_goes():
-    files = [StoredFile("group", name, 10, 0.0) for name in named([(0, 4), (4, 8)])]
-    assert surplus(files, 20) == []
-    assert len(surplus(files, 19)) == 1
-
-
-def test_blocks_of_one_key_in_two_groups_are_strangers():
-    """The use of one does not keep what comes before the other."""
-    parents = [StoredFile(group, FileName(b"p" * 16, b"r" * 16, 0, 4, 0, 4), 1, 1.0) for group in "ab"]
-    child = StoredFile("a", FileName(b"c" * 16, b"p" * 16, 4, 8, 0, 4), 1, 2.0)
-    assert surplus([*parents, child], 2) == [parents[1]]
 
 
 def test_a_very_long_conversation_goes_from_its_end():

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_rig
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.kvstore import store as module
-from splitinfer.kvstore.files import ABOUT, Folder
+from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 
@@ -157,17 +156,6 @@ def test_what_is_there_already_is_told_of_and_not_written(open_store: Open, gate
     new = open_store()
     new.offer()
     assert put(new, record) == (record.key,)
-    assert gate.num_written == 1
-
-
-def test_what_is_put_twice_at_once_is_written_once(open_store: Open, gate: Gate):
-    store, record = open_store(), block()
-    gate.opened.clear()
-    for _ in range(3):
-        store.put(record, buffers(record))
-    gate.opened.set()
-    assert store.flush(30)
-    assert set(store.written()) == {record.key}
     assert gate.num_written == 1
 
 
@@ -414,17 +402,6 @@ def writer(mode: str, *args: object, **options: Any) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_file_that_may_not_grow_leaves_nothing(open_store: Open, path: Path):
-    with writer("limit", path, stderr=subprocess.PIPE) as process:
-        said, complaints = process.communicate(timeout=60)
-    assert process.returncode == 0, complaints
-    assert said == "2\n"
-    assert complaints.count("WARNING") == complaints.count("File too large") == 2
-    assert "Traceback" not in complaints
-    assert sorted(open_store().offer()) == sorted([block(2).key, block(9, size=5000).key])
-    assert len(list((path / GROUP).iterdir())) == 3, "both, and what says whose they are"
-
-
 def test_where_nothing_can_be_kept_nothing_is(open_store: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "a file").write_text("of another")
     store, record = open_store(at=tmp_path / "a file" / "kv"), block()
@@ -573,33 +550,6 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
 # -- several at once ---------------------------------------------------------------------------------
 
 
-def test_stores_in_two_threads_on_one_folder(open_store: Open, path: Path, caplog: pytest.LogCaptureFixture):
-    """Two stages of one machine, and the cap of both is met all the time."""
-    conversations = [chain(4, 1000 * i) for i in range(6)]
-
-    def work(store: KVStore, seed: int) -> None:
-        pick = random.Random(seed)
-        for _ in range(40):
-            conversation = pick.choice(conversations)
-            put(store, *conversation[: pick.randint(1, 4)])
-            for record in pick.sample(conversation, 2):
-                num_right[seed] += holds(store, record)
-            store.offer()
-
-    num_right = [0, 0, 0]
-    stores = [open_store(layers, cap=30_000) for layers in ((0, 4), (4, 8), (0, 4))]
-    threads = [threading.Thread(target=work, args=(store, seed)) for seed, store in enumerate(stores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(num_right)
-    assert warnings(caplog) == []
-    new = open_store()
-    assert all(store is not None for store in map(new.get, new.offer()))
-    assert not list(path.rglob("*.tmp"))
-
-
 def test_stores_in_two_processes_on_one_folder(open_store: Open, path: Path):
     processes = [writer("share", path, seed, 40_000, stderr=subprocess.PIPE) for seed in range(2)]
     for process in processes:
@@ -617,34 +567,6 @@ def test_stores_in_two_processes_on_one_folder(open_store: Open, path: Path):
 
 
 # -- processes that are killed -----------------------------------------------------------------------
-
-
-def test_a_process_killed_at_any_moment_leaves_only_whole_files(open_store: Open, path: Path):
-    pick, told = random.Random(1), set[Key]()
-    with writer("fork", path) as nursery:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        for trial in range(12):
-            nursery.stdin.write(f"{trial}\n")
-            nursery.stdin.flush()
-            while not (line := nursery.stdout.readline()).startswith("pid "):
-                told.add(bytes.fromhex(line))
-            pid = int(line.removeprefix("pid "))
-            told |= {bytes.fromhex(nursery.stdout.readline()) for _ in range(pick.randint(1, 15))}
-            os.kill(pid, signal.SIGKILL)
-        nursery.stdin.close()
-        told |= {bytes.fromhex(line) for line in nursery.stdout}
-        assert nursery.wait(30) == 0
-    store = open_store()
-    offered = store.offer()
-    assert told <= set(offered), "what was told of is there"
-    for key in offered:
-        found = store.get(key)
-        assert found is not None
-        assert all(one.key == key and is_right(one, arrays) for one, arrays in found)
-    Folder(path).sweep(stale=0)
-    names = {str(name_of(one)) for key in offered for one, _ in store.get(key) or ()}
-    assert {file.name for file in (path / GROUP).iterdir()} - {ABOUT} == names
 
 
 @pytest.mark.parametrize("num_pieces", range(4))

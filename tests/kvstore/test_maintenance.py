@@ -63,7 +63,7 @@ def test_what_is_there_is_listed_by_model_and_layers_the_last_used_first(path: P
     assert found[0].used < 100 < 10**8 < found[1].used < found[2].used
 
 
-@pytest.mark.parametrize("about", [None, "", "[]", '{"dtype": [1]}', '{"model": null}'])
+@pytest.mark.parametrize("about", [None, "", "7", "[]", "[" * 100_000, '{"dtype": [1]}', '{"model": null}'])
 def test_what_nobody_has_described_is_listed_too(path: Path, about: str | None):
     fill(path, [block()], model=None if about is None else "models/tiny")
     for file in (path / GROUP).glob("*.json"):
@@ -74,23 +74,18 @@ def test_what_nobody_has_described_is_listed_too(path: Path, about: str | None):
     assert remove(path, GROUP) == (1, found.nbytes)
 
 
-def test_one_model_is_removed_by_its_name_or_its_groups(path: Path):
-    nbytes = [fill(path, chain(2)), fill(path, chain(3), OTHER_GROUP, "models/other")]
-    assert remove(path, "models/third") == (0, 0)
-    assert len(look(path)) == 2
-    assert remove(path, "models/other") == (3, nbytes[1])
-    assert [one.group for one in look(path)] == [GROUP]
-    assert not (path / OTHER_GROUP).exists()
-    assert remove(path, GROUP) == (2, nbytes[0])
-    assert list(path.iterdir()) == []
-
-
 def test_all_is_removed_but_what_is_not_ours(path: Path):
+    """Someone may name a folder in which there is more than KV."""
     nbytes = fill(path, chain(2)) + fill(path, chain(3), OTHER_GROUP, None)
-    (path / "photos").mkdir()
-    (path / "photos" / "cat.jpg").touch()
+    others = [path / "thesis" / name for name in ("thesis.tex", "thesis.tmp", ".thesis.123-4.tmp", "about.json")]
+    others.append(path / GROUP / "notes.tmp")
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+        os.utime(file, (1000, 1000))
+    assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
     assert remove(path, None) == (5, nbytes)
-    assert [file.name for file in path.rglob("*")] == ["photos", "cat.jpg"]
+    assert sorted(file for file in path.rglob("*") if file.is_file()) == sorted(others)
     assert remove(path, None) == (0, 0)
 
 
@@ -234,6 +229,7 @@ def test_rm_removes_one_model(path: Path, name: str):
     fill(path, chain(2), OTHER_GROUP, "models/other")
     assert command("rm", name, "--kv-dir", path) == "removed 3 files, 3.6 MB"
     assert [one.model for one in look(path)] == ["models/other"]
+    assert not (path / GROUP).exists()
     assert command("rm", "--all", "--kv-dir", path) == "removed 2 files, 0.0 MB"
     assert look(path) == []
 
