@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Upkeep(Generic[T]):
-    """Of the loop that reads ``inbox``. ``why``: the reason why the machine must not sleep, for its user."""
+    """Of the loop that reads ``inbox``."""
 
-    def __init__(self, inbox: Mailbox[T], why: str) -> None:
-        self._inbox, self._awake, self._held = inbox, KeepAwake(why), HeldReport()
+    def __init__(self, inbox: Mailbox[T]) -> None:
+        self._inbox, self._awake, self._held = inbox, KeepAwake(), HeldReport()
 
     def watch_machine(self, *, is_needed: bool) -> None:
         """Keep the machine awake while it ``is_needed``, and report what is held."""

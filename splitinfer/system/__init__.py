@@ -1,8 +1,7 @@
 """This machine's operating system, as far as a running stage has to do with it: staying awake, being scheduled, memory.
 
 apple           where macOS's libraries are, and what its commands print
-wakefulness     when sleep is to be prevented. Pure
-keep_awake      prevents it: IOKit's power assertion, or caffeinate
+keep_awake      prevents sleep while there is work
 assertions      who prevents it, as pmset lists them. Pure
 qos             the quality of service of a thread
 memory_pages    the kinds of pages that macOS counts, and how many bytes of them a stage may take. Pure

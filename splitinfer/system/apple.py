@@ -1,5 +1,5 @@
-"""Where macOS keeps what is used here. The files named are not on the disk since macOS 11: dlopen finds them in the
-cache of the dynamic linker (macOS Big Sur 11.0.1 Release Notes, 62986286).
+"""macOS's system library. Its file is not on the disk since macOS 11: dlopen finds it in the cache of the dynamic
+linker (macOS Big Sur 11.0.1 Release Notes, 62986286).
 """
 
 import ctypes
@@ -7,8 +7,6 @@ import platform
 from functools import cache
 
 LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
-IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
-CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
 
 
 def is_macos() -> bool:
@@ -31,12 +29,27 @@ def command_buffers(chip: str) -> dict[str, str]:
 
 def chip() -> str:
     """This Mac's chip, such as "Apple M4 Max"; empty where it cannot be told."""
-    name, size = ctypes.create_string_buffer(128), ctypes.c_size_t(128)
     try:
-        failed = library(LIBSYSTEM).sysctlbyname(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, 0)
+        return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
     except (OSError, AttributeError):
         return ""
-    return "" if failed else name.value.decode(errors="replace")
+
+
+def sysctl(name: str) -> bytes:
+    """A value of ``sysctl``, of at most 128 bytes (sysctlbyname(3)).
+
+    Raises:
+        OSError: there is none of that name.
+        AttributeError: the library lacks the function.
+    """
+    call = library(LIBSYSTEM).sysctlbyname
+    size = ctypes.POINTER(ctypes.c_size_t)
+    call.argtypes = (ctypes.c_char_p, ctypes.c_void_p, size, ctypes.c_void_p, ctypes.c_size_t)
+    call.restype = ctypes.c_int
+    value, length = ctypes.create_string_buffer(128), ctypes.c_size_t(128)
+    if call(name.encode(), value, ctypes.byref(length), None, 0) != 0:
+        raise OSError(f"sysctl has no {name}")
+    return value.raw[: length.value]
 
 
 @cache

@@ -29,7 +29,6 @@ _COMPRESSED_SHARE = 0.5  # what is left of a page that was compressed, at most
 # vm_stat's names, from the source of vm_stat.c (system_cmds), and ours. Its "Pages free" leaves out speculative ones.
 _NAMES = {
     "Pages free": "free",
-    "Pages active": "active",
     "Pages inactive": "inactive",
     "Pages speculative": "speculative",
     "Pages wired down": "wired",
@@ -46,7 +45,6 @@ class MemoryPages:
 
     page_size: int
     free: int
-    active: int
     inactive: int
     speculative: int
     wired: int

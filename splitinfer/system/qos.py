@@ -15,7 +15,6 @@ background stays there. Threads that ZeroMQ and Metal make for themselves are no
 """
 
 import ctypes
-import enum
 import logging
 
 from splitinfer.system import apple
@@ -23,41 +22,28 @@ from splitinfer.system import apple
 log = logging.getLogger(__name__)
 
 
-class QoS(enum.IntEnum):
-    """The classes that threads here are given (sys/qos.h)."""
-
-    USER_INITIATED = 0x19
-    UTILITY = 0x11
+_USER_INITIATED, _UTILITY = 0x19, 0x11  # sys/qos.h
 
 
 def serve_requests() -> None:
     """Call at the beginning of a thread that requests wait for."""
-    _become(QoS.USER_INITIATED)
+    _become(_USER_INITIATED)
 
 
 def write_behind() -> None:
     """Call at the beginning of a thread that nobody waits for."""
-    _become(QoS.UTILITY)
+    _become(_UTILITY)
 
 
-def _become(qos: QoS) -> None:
+def _become(qos: int) -> None:
     if not apple.is_macos():
         return
     try:
-        set_own(qos, apple.library(apple.LIBSYSTEM))
+        call = apple.library(apple.LIBSYSTEM).pthread_set_qos_class_self_np
+        call.argtypes, call.restype = (ctypes.c_uint, ctypes.c_int), ctypes.c_int
+        status = call(qos, 0)
     except (OSError, AttributeError) as error:
         log.debug("a thread keeps its class: %s", error)
-
-
-def set_own(qos: QoS, libsystem: ctypes.CDLL) -> None:
-    """Set the class of the calling thread.
-
-    Raises:
-        OSError: the system refuses.
-        AttributeError: the library lacks the function.
-    """
-    call = libsystem.pthread_set_qos_class_self_np
-    call.argtypes, call.restype = (ctypes.c_uint, ctypes.c_int), ctypes.c_int
-    status = call(int(qos), 0)
-    if status != 0:
-        raise OSError(status, f"pthread_set_qos_class_self_np refused class {qos.name.lower()}")
+    else:
+        if status != 0:
+            log.debug("a thread keeps its class: pthread_set_qos_class_self_np returned %d", status)

@@ -12,6 +12,7 @@ from stages import layout, pipeline, prompt, tokens_of, worker
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
+from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM
@@ -19,7 +20,6 @@ from splitinfer.models import memory
 from splitinfer.system import keep_awake, ledger, qos
 from splitinfer.system.claims import Others
 from splitinfer.system.ledger import Ledger
-from splitinfer.system.wakefulness import Wakefulness
 
 LINGER = 0.2  # seconds
 
@@ -31,8 +31,9 @@ class Power:
         self.held: dict[str, int] = {"coordinator": 0, "worker": 0}
         self.log: list[str] = []
 
-    def prevent(self, why: str) -> Callable[[], None]:
-        side = "worker" if "worker" in why else "coordinator"
+    def prevent(self) -> Callable[[], None]:
+        runs = threading.current_thread()._target.__self__  # type: ignore[attr-defined]
+        side = "worker" if isinstance(runs, Worker) else "coordinator"
         self.log.append(side)
         self.held[side] += 1
         return lambda: self._release(side)
@@ -45,7 +46,7 @@ class Power:
 def power(monkeypatch: pytest.MonkeyPatch) -> Power:
     found = Power()
     monkeypatch.setattr(keep_awake, "prevent_idle_sleep", found.prevent)
-    monkeypatch.setattr(keep_awake, "Wakefulness", lambda _linger: Wakefulness(LINGER))
+    monkeypatch.setattr(keep_awake, "LINGER", LINGER)
     return found
 
 
@@ -69,7 +70,7 @@ def test_the_coordinator_is_awake_while_requests_are_open_and_a_worker_while_it_
 
 
 def test_a_system_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    def refuse(_why: str) -> None:
+    def refuse() -> None:
         raise OSError("no power daemon")
 
     monkeypatch.setattr(keep_awake, "prevent_idle_sleep", refuse)

@@ -13,10 +13,7 @@ from processes import until
 
 from splitinfer.engine.device.steps import StepsUnderWay
 from splitinfer.system import apple, free_memory, qos
-from splitinfer.system.free_memory import VmStatistics64, ask_kernel, available_bytes, read_sysctl, wired_limit_bytes
-from splitinfer.system.keep_awake import assert_by_iokit
-from splitinfer.system.memory_pages import parse_vm_stat
-from splitinfer.system.qos import QoS, set_own
+from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
 from transports import at_thread_start, connect, listen
 
 HERE = Path(__file__).parent
@@ -33,7 +30,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def stand_in(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
-    built.stand_in_type.restype = built.stand_in_name.restype = ctypes.c_char_p
     yield built
     built.stand_in_refuse(0)
 
@@ -46,45 +42,16 @@ def mac(stand_in: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     return stand_in
 
 
-# -- power -----------------------------------------------------------------------------------------
-
-
-def test_an_assertion_is_made_with_its_type_and_released_by_its_number(stand_in: ctypes.CDLL):
-    release = assert_by_iokit("splitinfer computes", stand_in, stand_in)
-    assert (stand_in.stand_in_type(), stand_in.stand_in_level()) == (b"PreventUserIdleSystemSleep", 255)
-    assert stand_in.stand_in_name() == b"splitinfer computes"
-    release()
-    assert stand_in.stand_in_released() >= 42
-    assert stand_in.stand_in_num_strings() == 0, "no string is left over"
-    assert_by_iokit("x" * 500, stand_in, stand_in)
-    assert stand_in.stand_in_name() == b"x" * 128
-
-
-def test_a_refused_assertion_says_with_what(stand_in: ctypes.CDLL):
-    stand_in.stand_in_refuse(-536870207)  # kIOReturnNotPrivileged
-    with pytest.raises(OSError, match="0xe00002c1"):
-        assert_by_iokit("x", stand_in, stand_in)
-    assert stand_in.stand_in_num_strings() == 0
-
-
-def test_another_library_is_an_attribute_error_which_falls_back(stand_in: ctypes.CDLL):
-    with pytest.raises(AttributeError):
-        assert_by_iokit("x", ctypes.CDLL(None), stand_in)
-
-
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def test_a_class_is_the_calling_threads_own(stand_in: ctypes.CDLL):
-    set_own(QoS.UTILITY, stand_in)
+def test_a_class_is_the_calling_threads_own(mac: ctypes.CDLL):
+    qos.write_behind()
     seen: list[int] = []
-    thread = threading.Thread(target=lambda: seen.append(stand_in.stand_in_own_qos()))
+    thread = threading.Thread(target=lambda: seen.append(mac.stand_in_own_qos()))
     thread.start()
     thread.join()
-    assert (stand_in.stand_in_own_qos(), stand_in.stand_in_own_priority(), seen) == (0x11, 0, [0])
-    stand_in.stand_in_refuse(1)
-    with pytest.raises(OSError, match="refused class user_initiated"):
-        set_own(QoS.USER_INITIATED, stand_in)
+    assert (mac.stand_in_own_qos(), mac.stand_in_own_priority(), seen) == (0x11, 0, [0])
 
 
 def test_a_refused_class_is_no_error(mac: ctypes.CDLL):
@@ -133,34 +100,23 @@ def test_what_threads_call_first_can_be_chosen():
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def test_the_kernels_counts_are_those_that_vm_stat_prints(mac: ctypes.CDLL):
-    assert ctypes.sizeof(VmStatistics64) == 152
-    recorded = parse_vm_stat((HERE / "recorded" / "vm_stat_m3_pro_18.txt").read_text())
-    assert ask_kernel(mac) == free_memory.memory_pages() == recorded
-    assert available_bytes() == recorded.available_bytes
-
-
-def test_vm_stat_is_run_where_the_kernel_refuses(mac: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mac.stand_in_refuse(5)
-    with pytest.raises(OSError, match="host_statistics64 returned 5"):
-        ask_kernel(mac)
+def test_free_memory_is_what_vm_stat_prints(mac: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     script = tmp_path / "vm_stat"
     script.write_text(f"#!/bin/sh\ncat {HERE / 'recorded' / 'vm_stat_intel_16.txt'}\n")
     script.chmod(0o755)
-    run = free_memory.run_vm_stat
-    monkeypatch.setattr(free_memory, "run_vm_stat", lambda: run(str(script)))
+    monkeypatch.setattr(free_memory, "_VM_STAT", str(script))
     pages = free_memory.memory_pages()
     assert pages is not None
     assert pages.wired == 763_254
+    assert available_bytes() == pages.available_bytes
     script.write_text("#!/bin/sh\nexit 1\n")
     assert free_memory.memory_pages() is None
     assert available_bytes() > 0, "psutil's"
 
 
-def test_a_limit_is_read_with_its_width(mac: ctypes.CDLL):
-    assert read_sysctl("hw.memsize", mac) == 64 * 2**30
+def test_a_value_of_sysctl_is_read_with_its_width(mac: ctypes.CDLL):
+    assert int.from_bytes(apple.sysctl("hw.memsize"), "little") == 64 * 2**30
     assert wired_limit_bytes() == 56 * 2**30
-    with pytest.raises(OSError, match="sysctl has no iogpu"):
-        read_sysctl("iogpu.nothing", mac)
+    assert apple.chip() == "Apple M4 Max"
     mac.stand_in_refuse(1)
-    assert wired_limit_bytes() is None
+    assert (wired_limit_bytes(), apple.chip()) == (None, "")

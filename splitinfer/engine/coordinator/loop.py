@@ -75,7 +75,7 @@ class Loop:
         self.own_steps = OwnSteps(pipeline, inbox.put, inbox.put)
         self.masking = Masking()
         self.watch = StallDetector()
-        self.upkeep = Upkeep(inbox, "splitinfer computes answers")
+        self.upkeep = Upkeep(inbox)
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
 

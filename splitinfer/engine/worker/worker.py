@@ -129,7 +129,7 @@ class Worker:
         self._downstream: NextStage | None = None
         self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
         self._num_steps = 0
-        self._upkeep = Upkeep(self._inbox, f"splitinfer worker {self.name} serves a coordinator")
+        self._upkeep = Upkeep(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
