@@ -29,7 +29,6 @@ from splitinfer.launch.answers import (
     Seen,
     Started,
     Stopped,
-    Theirs,
     last_line,
     plain,
 )
@@ -37,7 +36,6 @@ from splitinfer.launch.place import locked, read, state_folder, write
 from splitinfer.launch.processes import Command, Process, Record, command_of, decode, holds, others_workers, own_workers
 from splitinfer.models.memory import free_bytes
 from splitinfer.service.actions import Manager, manager_of
-from splitinfer.service.definition import WORKER
 from splitinfer.service.place import here as service_place
 
 _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
@@ -53,7 +51,7 @@ never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the proce
 def _worker_service() -> Manager | None:
     """The manager of this user's worker service; ``None`` where there can be none."""
     try:
-        return manager_of(WORKER, service_place())
+        return manager_of(service_place())
     except ConfigError:  # a system without services
         return None
 
@@ -101,7 +99,7 @@ def look(request: Request, program: tuple[str, ...], machine: Machine) -> Seen:
         free_bytes(),
         int(psutil.virtual_memory().total),
         _found(request, machine, running),
-        tuple(Theirs(user, port) for port, user in others_workers(running).items() if port),
+        {port: user for port, user in others_workers(running).items() if port},
     )
 
 

@@ -1,6 +1,6 @@
 """A command of `splitinfer` that the system keeps running: `splitinfer service`.
 
-    options ──▶ Definition ──▶ the text of one file        pure    definition; launchd.plist, systemd.unit
+    options ──▶ Definition ──▶ the text of one file        pure    definition; launchd, systemd
     the file, what the system prints ──▶ what is installed, what runs
                                                            pure    launchd, systemd
     install, remove, status ──▶ launchctl, systemctl       thin    actions, place

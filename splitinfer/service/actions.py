@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.definition import NAME, Definition, State
 from splitinfer.service.launchd import Launchd
 from splitinfer.service.place import Place
 from splitinfer.service.systemd import Systemd
@@ -25,11 +25,11 @@ _POLL = 0.5
 Manager = Launchd | Systemd
 
 
-def manager_of(service: Service, place: Place) -> Manager:
-    """The manager of a service where ``place`` is. Raises ConfigError: this system has none."""
+def manager_of(place: Place) -> Manager:
+    """The manager of services where ``place`` is. Raises ConfigError: this system has none."""
     if place.platform not in ("darwin", "linux"):
         raise ConfigError(f"services are for launchd (macOS) and systemd (Linux), not for {place.platform}")
-    return Launchd(service, place) if place.platform == "darwin" else Systemd(service, place)
+    return Launchd(place) if place.platform == "darwin" else Systemd(place)
 
 
 def refuse_root(place: Place) -> None:
@@ -76,20 +76,20 @@ def remove(manager: Manager) -> bool:
     return is_there
 
 
-def status(service: Service, manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
+def status(manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
     """What the system says of a service, whether it is installed, and lines for people: what is installed, what runs,
     the end of the log."""
-    name, text, state = service.name, _content(manager.file), manager.state()
+    text, state = _content(manager.file), manager.state()
     if text is None and state.is_loaded:
-        said = f"{name}: its file is gone, but the system knows it; `splitinfer service remove {name}` forgets it"
+        said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove {NAME}` forgets it"
         return state, False, [said]
     if text is None:
-        root = f"{name}: not installed for root; a service belongs to the user who installs it: ask as that user"
-        said = f"{name}: not installed; `splitinfer service install {name}` does it"
+        root = f"{NAME}: not installed for root; a service belongs to the user who installs it: ask as that user"
+        said = f"{NAME}: not installed; `splitinfer service install {NAME}` does it"
         return state, False, [root if place.user == 0 else said]
     found = manager.read(text)
     return state, True, [
-        f"{name}: {_running(state)}",
+        f"{NAME}: {_running(state)}",
         f"  command  {shlex.join(found.command) if found else 'unknown: the file cannot be understood'}",
         *(f"  variable {each}={value}" for each, value in (found.environment if found else {}).items()),
         f"  file     {manager.file}",
@@ -111,7 +111,7 @@ def _difference(definition: Definition, manager: Manager, before: bytes) -> str:
     there = manager.read(before)
     if there is None:
         return f"{manager.file} is there and was not made by this command"
-    already = f"the {definition.service.name} is installed already"
+    already = f"the {NAME} is installed already"
     if there.command != definition.command:
         return f"{already} as `{shlex.join(there.command)}`, and you asked for `{shlex.join(definition.command)}`"
     if there.environment != definition.environment:

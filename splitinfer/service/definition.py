@@ -1,6 +1,4 @@
-"""What is to be kept running, as values: the table of services, one service with its program and options, its state.
-
-Another command becomes a service by one more entry in ``SERVICES`` and its function in ``splitinfer.cli.service``.
+"""What is to be kept running, as values: the worker with its program and options, its state.
 
 The program is the installed command, by a path that stays. It may be found under several names, and some of them are
 gone tomorrow:
@@ -32,35 +30,10 @@ _CACHES = (".cache", "Caches", "archive-v0")  # the last is uv's own, wherever U
 _INSTALL = "install it first, with `uv tool install` or `pipx install`"
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A command that can be a service.
-
-    name: of the service, and of the command of `splitinfer` that it runs.
-    stop_seconds: from SIGTERM to SIGKILL; longer than the command takes to end in the worst case.
-    always: options that are written down also where they are not given.
-    folders: options whose value is a path, which becomes absolute: a service runs in another folder.
-    """
-
-    name: str
-    stop_seconds: int
-    always: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """Its name for launchd."""
-        return f"io.splitinfer.{self.name}"
-
-    @property
-    def unit(self) -> str:
-        """Its name for systemd."""
-        return f"splitinfer-{self.name}.service"
-
-
-WORKER = Service("worker", stop_seconds=20, always=("host", "port"), folders=("model", "kv_dir"))
-
-SERVICES: Mapping[str, Service] = {service.name: service for service in (WORKER,)}
+NAME = "worker"  # of the service, and of the command that it runs
+LABEL = f"io.splitinfer.{NAME}"  # its name for launchd
+UNIT = f"splitinfer-{NAME}.service"  # its name for systemd
+STOP_SECONDS = 20  # from SIGTERM to SIGKILL; longer than the command takes to end in the worst case
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +44,6 @@ class Definition:
     environment: the variables that it gets besides the system's.
     """
 
-    service: Service
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -18,48 +18,19 @@ of one tab belong to the service, deeper ones to its parts, which have states of
 import plistlib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from xml.parsers.expat import ExpatError
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, State
 from splitinfer.service.place import Done, Place, run
 
-THROTTLE = 10  # seconds
+_THROTTLE = 10  # seconds
 _BUSY = (5, 37)  # of `launchctl bootstrap` within about 5 s of a `bootout`: headroomlabs-ai/headroom#1289
 _POLL = 0.5  # seconds
 _SETTLING = 15.0  # seconds for which launchd may refuse an agent after the one before: the same issue
 _LINES = 8  # of the log
 
 _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
-
-
-def plist(definition: Definition, log: Path) -> bytes:
-    """The text of the agent's property list. ``log``: the file that its output is appended to."""
-    environment = {"EnvironmentVariables": dict(definition.environment)} if definition.environment else {}
-    described = {
-        "Label": definition.service.label,
-        "ProgramArguments": list(definition.command),
-        **environment,
-        "RunAtLoad": True,
-        "KeepAlive": {"SuccessfulExit": False},
-        "ThrottleInterval": THROTTLE,
-        "ExitTimeOut": definition.service.stop_seconds,
-        "ProcessType": "Interactive",
-        "StandardOutPath": str(log),
-        "StandardErrorPath": str(log),
-    }
-    return plistlib.dumps(described, sort_keys=False)
-
-
-def installed(text: bytes, service: Service) -> Definition | None:
-    """What a property list describes; ``None`` if it is another file."""
-    try:
-        found = plistlib.loads(text)
-        environment = {str(name): str(value) for name, value in found.get("EnvironmentVariables", {}).items()}
-        return Definition(service, tuple(map(str, found.get("ProgramArguments", ()))), environment)
-    except (ValueError, TypeError, AttributeError, ExpatError):
-        return None
 
 
 def state(printed: str) -> State:
@@ -97,27 +68,45 @@ def _number(text: str | None) -> int | None:
 class Launchd:
     """Keeps one service running, as an agent of the user's screen session. See ``actions.Manager``."""
 
-    def __init__(self, service: Service, place: Place) -> None:
-        self._service, self._place = service, place
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._domain = f"gui/{place.user}"
-        self._target = f"{self._domain}/{service.label}"
-        self._log = place.home / "Library" / "Logs" / "splitinfer" / f"{service.name}.log"
-        self.file = place.home / "Library" / "LaunchAgents" / f"{service.label}.plist"
+        self._target = f"{self._domain}/{LABEL}"
+        self._log = place.home / "Library" / "Logs" / "splitinfer" / f"{NAME}.log"
+        self.file = place.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
         self.log = str(self._log)
 
     def check(self) -> None:
         done = _launchctl("print", self._domain)
         if done.code != 0:  # 112 and 125: nobody is logged in
             raise ConfigError(
-                f"launchd has no session for you in which a {self._service.name} could run ({done.why}): log in on "
+                f"launchd has no session for you in which a {NAME} could run ({done.why}): log in on "
                 "this Mac's screen, or let it log you in by itself (System Settings > Users & Groups); then install it"
             )
 
     def text(self, definition: Definition) -> bytes:
-        return plist(definition, self._log)
+        environment = {"EnvironmentVariables": dict(definition.environment)} if definition.environment else {}
+        described = {
+            "Label": LABEL,
+            "ProgramArguments": list(definition.command),
+            **environment,
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": _THROTTLE,
+            "ExitTimeOut": STOP_SECONDS,
+            "ProcessType": "Interactive",
+            "StandardOutPath": self.log,
+            "StandardErrorPath": self.log,
+        }
+        return plistlib.dumps(described, sort_keys=False)
 
     def read(self, text: bytes) -> Definition | None:
-        return installed(text, self._service)
+        try:
+            found = plistlib.loads(text)
+            environment = {str(name): str(value) for name, value in found.get("EnvironmentVariables", {}).items()}
+            return Definition(tuple(map(str, found.get("ProgramArguments", ()))), environment)
+        except (ValueError, TypeError, AttributeError, ExpatError):
+            return None
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +127,7 @@ class Launchd:
 
     def stop(self) -> None:
         _launchctl("bootout", self._target)
-        for _ in range(int((self._service.stop_seconds + _SETTLING) / _POLL)):  # bootout returns before it is gone
+        for _ in range(int((STOP_SECONDS + _SETTLING) / _POLL)):  # bootout returns before it is gone
             if not self.state().is_loaded:
                 return
             self._place.sleep(_POLL)

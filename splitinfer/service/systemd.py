@@ -24,7 +24,7 @@ from pathlib import Path
 from string import Template
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, State
 from splitinfer.service.place import Done, Place, run
 
 _PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
@@ -61,38 +61,10 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "%"
 _REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special characters"
 
 
-def unit(definition: Definition) -> bytes:
-    """The text of the unit file. Raises ConfigError: systemd starts no program at such a path."""
-    if _REFUSED.search(definition.command[0]):
-        raise ConfigError(f"systemd starts no program whose path has quotes or backslashes: {definition.command[0]}")
-    service = definition.service
-    variables = (f"{name}={value}" for name, value in definition.environment.items())
-    return _UNIT.substitute(
-        name=service.name,
-        command=_quoted(definition.command),
-        environment=_quoted(variables),
-        stop_seconds=service.stop_seconds,
-    ).encode()
-
-
 def _quoted(words: Iterable[str]) -> str:
     """Words of a command line, or assignments, as a unit file has them."""
     escaped = ("".join(_ESCAPES.get(letter, letter) for letter in word) for word in words)
     return " ".join(f'"{word}"' for word in escaped)
-
-
-def installed(text: bytes, service: Service) -> Definition | None:
-    """What a unit file describes; ``None`` if it is another file. A line break or tab in a word stays escaped."""
-    parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    try:
-        parser.read_string(text.decode())
-        settings = parser["Service"]
-        command = _words(settings["ExecStart"].removeprefix(":"))
-        assignments = _words(settings.get("Environment", ""))
-    except (ValueError, KeyError, configparser.Error):
-        return None
-    return Definition(service, tuple(command), dict(each.split("=", 1) for each in assignments if "=" in each))
 
 
 def _words(line: str) -> list[str]:
@@ -124,51 +96,69 @@ def _last_exit(values: Mapping[str, str]) -> str | None:
 class Systemd:
     """Keeps one service running, as a unit of the user's own systemd. See ``actions.Manager``."""
 
-    def __init__(self, service: Service, place: Place) -> None:
-        self._service, self._place = service, place
+    def __init__(self, place: Place) -> None:
+        self._place = place
         configs = place.environment.get("XDG_CONFIG_HOME")  # systemd.unit(5), "User unit search path"
         units = (Path(configs) if configs else place.home / ".config") / "systemd" / "user"
-        self.file = units / service.unit
-        self.log = f"journalctl --user-unit={service.unit}"
+        self.file = units / UNIT
+        self.log = f"journalctl --user-unit={UNIT}"
 
     def check(self) -> None:
         done = _systemctl("show-environment")
         if done.code != 0:  # a container, or a shell without a session
-            name = self._service.name
             raise ConfigError(
-                f"no systemd runs for this user here ({done.why}), so nothing can keep a {name} running: in a "
-                f"container let its own manager start `splitinfer {name}`; after `su`, log in instead"
+                f"no systemd runs for this user here ({done.why}), so nothing can keep a {NAME} running: in a "
+                f"container let its own manager start `splitinfer {NAME}`; after `su`, log in instead"
             )
 
     def text(self, definition: Definition) -> bytes:
-        return unit(definition)
+        if _REFUSED.search(definition.command[0]):
+            raise ConfigError(
+                f"systemd starts no program whose path has quotes or backslashes: {definition.command[0]}"
+            )
+        variables = (f"{name}={value}" for name, value in definition.environment.items())
+        return _UNIT.substitute(
+            name=NAME,
+            command=_quoted(definition.command),
+            environment=_quoted(variables),
+            stop_seconds=STOP_SECONDS,
+        ).encode()
 
     def read(self, text: bytes) -> Definition | None:
-        return installed(text, self._service)
+        """A line break or tab in a word stays escaped."""
+        parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        try:
+            parser.read_string(text.decode())
+            settings = parser["Service"]
+            command = _words(settings["ExecStart"].removeprefix(":"))
+            assignments = _words(settings.get("Environment", ""))
+        except (ValueError, KeyError, configparser.Error):
+            return None
+        return Definition(tuple(command), dict(each.split("=", 1) for each in assignments if "=" in each))
 
     def start(self) -> None:
-        name = self._service.unit
-        _systemctl("reset-failed", name)  # it may have been started too often with its options of before
-        for words in (("daemon-reload",), ("enable", name), ("restart", name)):
+        _systemctl("reset-failed", UNIT)  # it may have been started too often with its options of before
+        for words in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
             done = _systemctl(*words)
             if done.code != 0:
                 raise self._refusal("start", done)
 
     def stop(self) -> None:
-        done = _systemctl("disable", "--now", self._service.unit)
+        done = _systemctl("disable", "--now", UNIT)
         if done.code != 0 and self.state().is_running:
             raise self._refusal("stop", done)
 
     def forget(self) -> None:
         _systemctl("daemon-reload")
-        _systemctl("reset-failed", self._service.unit)
+        _systemctl("reset-failed", UNIT)
 
     def state(self) -> State:
-        done = _systemctl("show", self._service.unit, f"--property={','.join(_PROPERTIES)}")
+        done = _systemctl("show", UNIT, f"--property={','.join(_PROPERTIES)}")
         return state(done.output) if done.code == 0 else State(is_loaded=False)
 
     def last_lines(self) -> list[str]:
-        unit, lines = f"--user-unit={self._service.unit}", f"--lines={_LINES}"
+        unit, lines = f"--user-unit={UNIT}", f"--lines={_LINES}"
         done = run(("journalctl", unit, lines, "--output=short-iso", "--no-pager", "--quiet"))
         why = [f"({done.why})"] if done.complaint else []  # a journal that this user may not read, or none
         return done.output.splitlines() or why

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.service.definition import WORKER, Definition
+from splitinfer.service.definition import Definition
 from splitinfer.service.place import Place
 
 _LAUNCHCTL = r"""#!/bin/sh
@@ -117,7 +117,7 @@ ExecMainStatus=1
 """
 
 WORDS = ("/Users/me/.local/bin/splitinfer", "worker", "--host", "0.0.0.0", "--port", "5577")
-ASKED = Definition(WORKER, WORDS, {"HF_HOME": "/Volumes/Models/hf"})
+ASKED = Definition(WORDS, {"HF_HOME": "/Volumes/Models/hf"})
 
 
 class StandIns:

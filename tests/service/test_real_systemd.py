@@ -9,25 +9,25 @@ import pytest
 from processes import until
 
 from splitinfer.errors import ConfigError
+from splitinfer.service import systemd
 from splitinfer.service.actions import install, remove, status
-from splitinfer.service.definition import Definition, Service
+from splitinfer.service.definition import Definition
 from splitinfer.service.place import Place, run
 from splitinfer.service.systemd import Systemd
 
 pytestmark = pytest.mark.long
 
-SERVICE = Service(f"test-{os.getpid()}", stop_seconds=5)
-
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     answer = run(("systemctl", "--user", "show-environment"))
     if answer.code != 0:
         pytest.skip(f"no systemd runs for this user: {answer.why}")
+    monkeypatch.setattr(systemd, "UNIT", f"splitinfer-test-{os.getpid()}.service")
     volatile = {"XDG_CONFIG_HOME": os.environ["XDG_RUNTIME_DIR"]}  # systemd looks for units there, too
     made = Place("linux", tmp_path, os.geteuid(), volatile)
     yield made
-    remove(Systemd(SERVICE, made))
+    remove(Systemd(made))
 
 
 def program(folder: Path, does: str) -> str:
@@ -39,9 +39,9 @@ def program(folder: Path, does: str) -> str:
 
 
 def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_path: Path):
-    manager = Systemd(SERVICE, place)
+    manager = Systemd(place)
     first = Definition(
-        SERVICE, (program(tmp_path, "echo it is up; exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}
+        (program(tmp_path, "echo it is up; exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}
     )
     assert install(first, manager, place, force=False)
     until(lambda: any(line.endswith("it is up") for line in manager.last_lines()), "in the journal")
@@ -55,13 +55,13 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
     until(lambda: manager.state().pid not in (None, pid), "started again")
     assert manager.state().starts == 2
 
-    other = Definition(SERVICE, (*first.command, "--more"))
+    other = Definition((*first.command, "--more"))
     with pytest.raises(ConfigError, match="--more`; nothing was done"):
         install(other, manager, place, force=False)
-    failing = Definition(SERVICE, ("/bin/sh", "-c", "exit 3"))
+    failing = Definition(("/bin/sh", "-c", "exit 3"))
     with pytest.raises(ConfigError, match=r"ended at once \(exit code 3\)|did not start .* exited with error code"):
         install(failing, manager, place, force=True)
-    state, is_installed, _ = status(SERVICE, manager, place)
+    state, is_installed, _ = status(manager, place)
     assert (state.is_running, is_installed, manager.read(manager.file.read_bytes())) == (True, True, first)
 
     assert remove(manager)
@@ -70,7 +70,7 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
 
 
 def test_a_program_that_is_not_there_is_refused(place: Place, tmp_path: Path):
-    manager = Systemd(SERVICE, place)
+    manager = Systemd(place)
     with pytest.raises(ConfigError, match="systemd did not start"):
-        install(Definition(SERVICE, (str(tmp_path / "gone"),)), manager, place, force=False)
+        install(Definition((str(tmp_path / "gone"),)), manager, place, force=False)
     assert not manager.file.exists()

@@ -11,10 +11,10 @@ from stand_ins import ASKED, LAUNCHD_FAILED, SYSTEMD_FAILED, StandIns
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.actions import Manager, install, manager_of, refuse_root, remove, status
-from splitinfer.service.definition import WORKER, Definition
+from splitinfer.service.definition import STOP_SECONDS, Definition
 
 Make = Callable[[str], StandIns]
-OTHER = Definition(WORKER, (*ASKED.command[:-1], "6000"), ASKED.environment)
+OTHER = Definition((*ASKED.command[:-1], "6000"), ASKED.environment)
 BOTH = pytest.mark.parametrize("platform", ["darwin", "linux"])
 FAILED = {"darwin": LAUNCHD_FAILED, "linux": SYSTEMD_FAILED}
 
@@ -25,11 +25,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def manager(there: StandIns) -> Manager:
-    return manager_of(WORKER, there.place)
+    return manager_of(there.place)
 
 
 def lines(there: StandIns) -> list[str]:
-    return status(WORKER, manager(there), there.place)[2]
+    return status(manager(there), there.place)[2]
 
 
 def put(there: StandIns, definition: Definition = ASKED, *, force: bool = False) -> bool:
@@ -90,7 +90,7 @@ def test_other_options_need_force(platform: str, make: Make):
     with pytest.raises(ConfigError, match=r"5577`, and you asked for `.* 6000`; nothing was done; --force"):
         put(there, OTHER)
     with pytest.raises(ConfigError, match=r"with other variables \(HF_HOME=/Volumes/Models/hf, and none here\)"):
-        put(there, Definition(WORKER, ASKED.command))
+        put(there, Definition(ASKED.command))
     assert there.calls() == []
     assert manager(there).file.read_bytes() == manager(there).text(ASKED)
     assert put(there, OTHER, force=True)
@@ -138,7 +138,7 @@ def test_root_and_other_systems_are_refused(platform: str, make: Make):
         "worker: not installed for root; a service belongs to the user who installs it: ask as that user"
     ]
     with pytest.raises(ConfigError, match="not for win32"):
-        manager_of(WORKER, replace(there.place, platform="win32"))
+        manager_of(replace(there.place, platform="win32"))
 
 
 @BOTH
@@ -208,7 +208,7 @@ def test_launchd_is_not_waited_for_without_end(make: Make):
     there.say("lingers", "\n" * 1000)
     with pytest.raises(ConfigError, match=r"has not let go of gui/501/io\.splitinfer.worker"):
         remove(manager(there))
-    assert WORKER.stop_seconds < sum(there.slept) < 60
+    assert STOP_SECONDS < sum(there.slept) < 60
     assert manager(there).file.exists()
 
 

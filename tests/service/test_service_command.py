@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from splitinfer.cli import app, service
 from splitinfer.service import definition
 from splitinfer.service import place as places
-from splitinfer.service.definition import SERVICES
 
 
 @pytest.fixture
@@ -82,7 +81,3 @@ def test_what_the_worker_would_not_take_is_not_installed(words: list[str], there
 def test_another_name_is_refused(words: list[str], there: StandIns):
     with pytest.raises(Exception, match="there is no service wroker; there is: worker"):
         CliRunner().invoke(app, ["service", *words], catch_exceptions=False)
-
-
-def test_every_service_has_a_command():
-    assert set(SERVICES) == set(service._COMMANDS)

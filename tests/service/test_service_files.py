@@ -13,9 +13,13 @@ from stand_ins import ASKED, LAUNCHD_FAILED, LAUNCHD_RUNNING, SYSTEMD_FAILED, SY
 from splitinfer.cli.serve_worker import _END_SECONDS
 from splitinfer.errors import ConfigError
 from splitinfer.service import launchd, systemd
-from splitinfer.service.definition import SERVICES, WORKER, Definition, State, absolute, carried
+from splitinfer.service.definition import STOP_SECONDS, UNIT, Definition, State, absolute, carried
+from splitinfer.service.launchd import Launchd
+from splitinfer.service.place import Place
+from splitinfer.service.systemd import Systemd
 
-LOG = Path("/Users/me/Library/Logs/splitinfer/worker.log")
+PLACE = Place("darwin", Path("/Users/me"), 501)
+AGENT, USER_UNIT = Launchd(PLACE), Systemd(PLACE)
 ODD = (
     "we ird",
     "%h $HOME ${HOME} `id`",
@@ -31,7 +35,7 @@ words = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc"])), min_
 
 
 def test_an_agent_is_not_throttled_and_comes_back_after_a_failure():
-    described = plistlib.loads(launchd.plist(ASKED, LOG))
+    described = plistlib.loads(AGENT.text(ASKED))
     assert described == {
         "Label": "io.splitinfer.worker",
         "ProgramArguments": list(WORDS),
@@ -41,13 +45,13 @@ def test_an_agent_is_not_throttled_and_comes_back_after_a_failure():
         "ThrottleInterval": 10,
         "ExitTimeOut": 20,
         "ProcessType": "Interactive",
-        "StandardOutPath": str(LOG),
-        "StandardErrorPath": str(LOG),
+        "StandardOutPath": "/Users/me/Library/Logs/splitinfer/worker.log",
+        "StandardErrorPath": "/Users/me/Library/Logs/splitinfer/worker.log",
     }
 
 
 def test_a_unit_comes_back_after_a_failure():
-    lines = systemd.unit(ASKED).decode().splitlines()
+    lines = USER_UNIT.text(ASKED).decode().splitlines()
     assert 'ExecStart=:"/Users/me/.local/bin/splitinfer" "worker" "--host" "0.0.0.0" "--port" "5577"' in lines
     assert 'Environment="HF_HOME=/Volumes/Models/hf"' in lines
     assert {"Type=exec", "Restart=on-failure", "KillMode=mixed", "TimeoutStopSec=20", "WantedBy=default.target"} <= {
@@ -56,22 +60,19 @@ def test_a_unit_comes_back_after_a_failure():
 
 
 def test_a_percent_sign_is_no_specifier():
-    assert b'"100%% %%h"' in systemd.unit(Definition(WORKER, ("/bin/splitinfer", "100% %h")))
+    assert b'"100%% %%h"' in USER_UNIT.text(Definition(("/bin/splitinfer", "100% %h")))
 
 
 def test_a_service_has_longer_to_end_than_its_command_takes():
-    assert WORKER.stop_seconds > 2 * _END_SECONDS  # it closes, then it clears what is left
+    assert STOP_SECONDS > 2 * _END_SECONDS  # it closes, then it clears what is left
 
 
 @given(words)
 @example(list(ODD))
 def test_words_come_back_as_they_were(command: list[str]):
-    definition = Definition(WORKER, ("/a b/splitinfer", *command), {"HF_HOME": command[0]})
-    for text, read in (
-        (launchd.plist(definition, LOG), launchd.installed),
-        (systemd.unit(definition), systemd.installed),
-    ):
-        assert read(text, WORKER) == definition
+    definition = Definition(("/a b/splitinfer", *command), {"HF_HOME": command[0]})
+    for manager in (AGENT, USER_UNIT):
+        assert manager.read(manager.text(definition)) == definition
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
@@ -80,32 +81,30 @@ def test_systemd_takes_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     program = tmp_path / "a b%h$x ü"
     program.write_text("#!/bin/sh")
     program.chmod(0o755)
-    file = tmp_path / WORKER.unit
+    file = tmp_path / UNIT
     command = ("systemd-analyze", "--user", "verify", str(file))
-    file.write_bytes(
-        systemd.unit(Definition(WORKER, (str(program), *ODD, "tab\there\nand a line"), {"HF_HOME": ODD[1]}))
-    )
+    file.write_bytes(USER_UNIT.text(Definition((str(program), *ODD, "tab\there\nand a line"), {"HF_HOME": ODD[1]})))
     taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (taken.returncode, taken.stderr) == (0, "")
-    file.write_bytes(systemd.unit(Definition(WORKER, (str(tmp_path / "gone"),))))
+    file.write_bytes(USER_UNIT.text(Definition((str(tmp_path / "gone"),))))
     assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0
 
 
 def test_a_program_that_systemd_would_not_start_is_refused():
     with pytest.raises(ConfigError, match="no program whose path has quotes"):
-        systemd.unit(Definition(WORKER, ("/home/o'neill/bin/splitinfer", "worker")))
+        USER_UNIT.text(Definition(("/home/o'neill/bin/splitinfer", "worker")))
 
 
 @pytest.mark.parametrize("text", [b"", b"<plist", b"\xff\xfe", b"[Service]\n", b"<plist><array/></plist>"])
 def test_another_file_is_not_taken_for_ours(text: bytes):
-    assert launchd.installed(text, WORKER) is None
-    assert systemd.installed(text, WORKER) is None
+    assert AGENT.read(text) is None
+    assert USER_UNIT.read(text) is None
 
 
 def test_a_unit_written_by_hand_is_read():
     by_hand = b"[Service]\n# by me\nExecStart=/home/me/bin/splitinfer worker --port 5577\nRestart=always\n"
-    found = systemd.installed(by_hand, WORKER)
-    assert found == Definition(WORKER, ("/home/me/bin/splitinfer", "worker", "--port", "5577"))
+    found = USER_UNIT.read(by_hand)
+    assert found == Definition(("/home/me/bin/splitinfer", "worker", "--port", "5577"))
 
 
 # ----- what the system says ------------------------------------------------------------------------
@@ -172,10 +171,3 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert [absolute(each) for each in asked] == [
         str(tmp_path / "model"), str(tmp_path / "later"), "none", "owner/model", "/x"
     ]  # fmt: skip
-
-
-def test_names_are_those_of_the_table():
-    assert {name: (each.label, each.unit) for name, each in SERVICES.items()}["worker"] == (
-        "io.splitinfer.worker",
-        "splitinfer-worker.service",
-    )
