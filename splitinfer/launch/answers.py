@@ -5,8 +5,8 @@ before it does anything. All texts are bounded, and what cannot be read is not a
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -72,27 +72,20 @@ class Found:
     peers: Annotated[tuple[_Text, ...], pydantic.Field(max_length=_MOST_WORKERS)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Theirs:
-    """A worker of another user."""
-
-    user: _Text
-    port: _Port
-
-
 _Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A machine with the same version. free, total: bytes of memory. program: the words of its command."""
+    """A machine with the same version. free, total: bytes of memory. program: the words of its command. theirs: which
+    ports workers of other users have, and whose they are."""
 
     versions: Versions
     program: Annotated[tuple[_Text, ...], pydantic.Field(max_length=8)]
     free: _Count
     total: _Count
     workers: _Workers = ()
-    theirs: Annotated[tuple[Theirs, ...], pydantic.Field(max_length=_MOST_WORKERS)] = ()
+    theirs: Annotated[dict[_Port, _Text], pydantic.Field(max_length=_MOST_WORKERS)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +121,7 @@ class OtherVersion:
     versions: Versions
 
 
-@dataclass(frozen=True, slots=True)
-class NotInstalled:
-    """splitinfer was not found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """splitinfer is there and does not run; ``detail``: the last that it said."""
-
-    program: _Text
-    detail: _Text
-
-
 Answer = Seen | Started | Stopped | Refusal | OtherVersion
-Heard = Answer | NotInstalled | Broken
 
 _REQUEST = pydantic.TypeAdapter(Request)
 _KINDS: dict[str, pydantic.TypeAdapter[Any]] = {
@@ -170,22 +149,19 @@ def encode(answer: Answer) -> str:
     return json.dumps({"kind": kind, "answer": _KINDS[kind].dump_python(answer, mode="json")})
 
 
-def understand(output: str, complaints: str, mark: str) -> Heard | None:
-    """What a machine has answered; ``None``: nothing of it is an answer.
-
-    ``output``, ``complaints``: what the script wrote to standard output and standard error.
-    """
-    lines = [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark + " ")]
-    answers = list(_answers(lines))
-    if answers:  # one of the same version may stand behind one of another
-        return next((each for each in answers if not isinstance(each, OtherVersion)), answers[0])
-    failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
-    if failed is not None:
-        return Broken(plain(failed), plain(last_line(complaints)))
-    return NotInstalled() if "none" in lines else None
+def marked(output: str, mark: str) -> list[str]:
+    """The lines of what a machine has written that begin with the mark, without it."""
+    return [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark + " ")]
 
 
-def _answers(lines: list[str]) -> Iterator[Answer]:
+def understand(output: str, mark: str) -> Answer | None:
+    """What a machine has answered on standard output; ``None``: nothing of it is an answer."""
+    answers = list(_answers(marked(output, mark)))
+    # One of the same version may stand behind one of another.
+    return next((each for each in answers if not isinstance(each, OtherVersion)), next(iter(answers), None))
+
+
+def _answers(lines: Iterable[str]) -> Iterator[Answer]:
     for line in lines:
         try:
             read = json.loads(line)

@@ -9,8 +9,8 @@ import importlib.metadata
 import json
 import shlex
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import psutil
@@ -24,22 +24,15 @@ _PATH = 'PATH="$HOME/.local/bin:/opt/homebrew/bin:/usr/local/bin:$PATH"'
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where this installation came from: a wheel's path, a folder's, or, without a path, an index."""
-
-    path: str | None = None
-    is_folder: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Own:
-    """This machine: its public key, its name, its versions, and where its installation came from. ``program``: the path
-    of its own command, if it has one: the same may be found elsewhere."""
+    """This machine: its public key, its name, its versions. ``origin``: the wheel or the folder that its installation
+    came from; ``None``: an index. ``program``: the path of its own command, if it has one: the same may be found
+    elsewhere."""
 
     key: str
     name: str
     versions: Versions
-    origin: Origin = field(default_factory=Origin)
+    origin: Path | None = None
     program: str | None = None
 
 
@@ -59,31 +52,27 @@ def own_addresses() -> set[str]:
     return {name, short, f"{short}.local", *addresses}
 
 
-def origin(direct_url: str | None) -> Origin:
-    """The origin that a package's ``direct_url.json`` says; ``None``: it has none."""
+def origin(direct_url: str | None) -> Path | None:
+    """The wheel or folder that a package's ``direct_url.json`` names; ``None``: there is none."""
     try:
-        read = json.loads(direct_url or "null")
-        url = urlsplit(read["url"])
+        url = urlsplit(json.loads(direct_url or "null")["url"])
     except (ValueError, KeyError, TypeError):
-        return Origin()
-    if url.scheme != "file":
-        return Origin()
-    return Origin(unquote(url.path), "dir_info" in read)
+        return None
+    return Path(unquote(url.path)) if url.scheme == "file" else None
 
 
-def install_line(ssh: str, versions: Versions, came_from: Origin) -> str:
+def install_line(ssh: str, versions: Versions, came_from: Path | None) -> str:
     """The command that a person runs here, so that the machine ``ssh`` gets the same version."""
     pins = " ".join(f"--with {name}=={number}" for name, number in (("mlx", versions.mlx), ("mlx-lm", versions.mlx_lm)))
     install = f"{_PATH} uv tool install --force {{}} {pins}"
-    if came_from.path is None:
+    if came_from is None:
         return _on(ssh, install.format(f"splitinfer=={versions.splitinfer}"))
     folder = f"splitinfer-{versions.splitinfer}"
-    if came_from.is_folder:
-        here = f"tar -C {shlex.quote(came_from.path)} -cf - {' '.join(_FOLDER_PARTS)}"
+    if came_from.is_dir():
+        here = f"tar -C {shlex.quote(str(came_from))} -cf - {' '.join(_FOLDER_PARTS)}"
         return f"{here} | " + _on(ssh, f"mkdir -p {folder} && tar -C {folder} -xf - && {install.format(f'./{folder}')}")
-    name = PurePosixPath(came_from.path).name
-    there = shlex.quote(f"./{name}")
-    return _on(ssh, f"cat > {there} && {install.format(there)}") + f" < {shlex.quote(came_from.path)}"
+    there = shlex.quote(f"./{came_from.name}")
+    return _on(ssh, f"cat > {there} && {install.format(there)}") + f" < {shlex.quote(str(came_from))}"
 
 
 def _on(ssh: str, command: str) -> str:

@@ -129,12 +129,13 @@ def _content(file: IO[bytes]) -> str:
 # ----- what went wrong -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """ssh did not carry a request. ``may_pass``: the same may work at once, because a connection broke."""
+class HostFailed(Exception):
+    """Nothing more is done about a host; the text is for people. ``may_pass``: the same may work at once, because a
+    connection broke."""
 
-    text: str
-    may_pass: bool = False
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
 
 
 _CHANGED = (
@@ -186,18 +187,19 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def trouble(ended: Ended, host: Host) -> Trouble | None:
+def trouble(ended: Ended, host: Host) -> HostFailed | None:
     """What went wrong in ssh itself; ``None``: nothing did."""
     if ended.code == NO_SSH and not ended.output:
-        return Trouble("this machine has no `ssh`, the program of OpenSSH")
+        return HostFailed("this machine has no `ssh`, the program of OpenSSH")
     if ended.code == TIMED_OUT:
-        return Trouble(f"{host.name} has not answered in time; what was begun there may go on: try again")
+        return HostFailed(f"{host.name} has not answered in time; what was begun there may go on: try again")
     if ended.code != OWN_FAILURE:
         return None
     for pattern, said in _KNOWN:
         if (match := re.search(pattern, ended.complaints)) is not None:
             named = re.search(r"-R ['\"]?([\w.:\[\]%-]+)", ended.complaints)
             forget = shlex.quote(named[1] if named else host.ssh.rpartition("@")[2])
-            return Trouble(said.format(host=host.ssh, why=plain(match[0]), forget=forget), said is _DROPPED)
+            text = said.format(host=host.ssh, why=plain(match[0]), forget=forget)
+            return HostFailed(text, may_pass=said is _DROPPED)
 
-    return Trouble(f"ssh to {host.ssh} failed: {plain(last_line(ended.complaints))}")
+    return HostFailed(f"ssh to {host.ssh} failed: {plain(last_line(ended.complaints))}")

@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from splitinfer.launch.answers import (
-    Broken,
+    Answer,
     Do,
     Found,
-    Heard,
-    NotInstalled,
     OtherVersion,
     Refusal,
     Request,
     Seen,
     Started,
     Stopped,
+    last_line,
+    marked,
     plain,
     understand,
 )
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
 from splitinfer.launch.script import script
-from splitinfer.launch.ssh import Ended, Trouble, trouble
+from splitinfer.launch.ssh import Ended, HostFailed, trouble
 from splitinfer.wire.messages import Versions
 
 _Of = TypeVar("_Of")
@@ -45,10 +45,6 @@ Say = Callable[[str, str], None]
 """Shows a line with its mark, "✓", "!" or "✗"; called from the threads of the hosts."""
 
 COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
-
-
-class HostFailed(Exception):
-    """Nothing more is done about a host; the text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,47 +100,65 @@ class Steps:
             return list(pool.map(careful, hosts))
 
     def _ask(self, host: Host, do: Do, kind: type[_Of], program: Sequence[str] = ()) -> _Of:
-        """Ask a host, and its answer. Raises HostFailed: it is another one than ``kind``."""
+        """Ask a host, and its answer. Raises HostFailed: it is another one than ``kind``, or there is none."""
         request = Request(do, self.own.versions, self.own.key, self.own.name, host.port, host.name)
-        heard = self._hear(host, request, program)
-        if isinstance(heard, Trouble) and heard.may_pass and do is not Do.STOP:
+        try:
+            answer = self._hear(host, request, program)
+        except HostFailed as error:
+            if not error.may_pass or do is Do.STOP:
+                raise
             self.say("!", f"{host.name}: the connection broke off; once more")
-            heard = self._hear(host, request, program)
-        if isinstance(heard, kind):
-            return heard
-        raise HostFailed(sentence(heard, host, self.own))
+            answer = self._hear(host, request, program)
+        if isinstance(answer, kind):
+            return answer
+        raise HostFailed(refused(answer, host, self.own))
 
-    def _hear(self, host: Host, request: Request, program: Sequence[str]) -> Heard | Trouble | None:
+    def _hear(self, host: Host, request: Request, program: Sequence[str]) -> Answer:
         mark = f"@splitinfer-{secrets.token_hex(8)}"
         ended = self.run(host, script(mark, request.encode(), program, self.own.program, str(Path.home())))
-        answer = understand(ended.output, ended.complaints, mark)
-        return answer if answer is not None else trouble(ended, host)
+        answer = understand(ended.output, mark)
+        if answer is None:
+            raise trouble(ended, host) or HostFailed(unanswered(ended, mark, host, self.own))
+        return answer
 
 
 # ----- what stands in the way ----------------------------------------------------------------------
 
 
-def sentence(heard: Heard | Trouble | None, host: Host, own: Own) -> str:
-    """What is wrong with a host, and what to do."""
-    install = f"to install the same there: {install_line(host.ssh, own.versions, own.origin)}"
-    match heard:
-        case Trouble():
-            return heard.text
+def refused(answer: Answer, host: Host, own: Own) -> str:
+    """Why a host has answered something else than was asked for, and what to do."""
+    match answer:
         case Refusal():
             free = host.port + 1 if host.port < 65535 else host.port - 1
-            return plain(heard.text, 600) + (f": {host.name}={host.ssh}:{free}" if heard.other_port else "")
-        case NotInstalled():
-            return f"splitinfer is not installed on {host.name}, or not where it was looked for; {install}"
+            return plain(answer.text, 600) + (f": {host.name}={host.ssh}:{free}" if answer.other_port else "")
         case OtherVersion():
-            return f"{host.name} has {_words(heard.versions)}, and this machine {_words(own.versions)}; {install}"
-        case Broken():
-            said = f": {heard.detail}" if heard.detail else ""
-            return f"{heard.program} on {host.name} does not run{said}; {install}"
-        case None | Seen() | Started() | Stopped():
-            return (
-                f"{host.name} lets this user in, but runs no commands as it should; `ssh {host.ssh} echo hello` shows "
-                "what it does instead"
-            )
+            theirs, here = _words(answer.versions), _words(own.versions)
+            return f"{host.name} has {theirs}, and this machine {here}; {_install(host, own)}"
+        case _:
+            return _strange(host)
+
+
+def unanswered(ended: Ended, mark: str, host: Host, own: Own) -> str:
+    """Why a script that ran on a host has brought no answer, and what to do."""
+    lines = marked(ended.output, mark)
+    failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
+    if failed is not None:
+        why = plain(last_line(ended.complaints))
+        return f"{plain(failed)} on {host.name} does not run{f': {why}' if why else ''}; {_install(host, own)}"
+    if "none" in lines:
+        return f"splitinfer is not installed on {host.name}, or not where it was looked for; {_install(host, own)}"
+    return _strange(host)
+
+
+def _strange(host: Host) -> str:
+    return (
+        f"{host.name} lets this user in, but runs no commands as it should; `ssh {host.ssh} echo hello` shows what it "
+        "does instead"
+    )
+
+
+def _install(host: Host, own: Own) -> str:
+    return f"to install the same there: {install_line(host.ssh, own.versions, own.origin)}"
 
 
 def problems(hosts: Sequence[str]) -> str:
@@ -164,7 +178,7 @@ def status_rows(host: Host, seen: Seen) -> list[tuple[str, ...]]:
     """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
     head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
     rows = [_row(each) for each in seen.workers]
-    rows += [(f"port {each.port}", f"by {plain(each.user, 40)}", "", "") for each in seen.theirs]
+    rows += [(f"port {port}", f"by {plain(user, 40)}", "", "") for port, user in seen.theirs.items()]
     rows = rows or [("none runs", "", "", "")]
     return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
 

@@ -26,7 +26,7 @@ import psutil
 from machines import Lab, Machine, is_possible, wait_for
 
 from splitinfer.engine.versions import own_versions
-from splitinfer.launch.own import Origin, install_line
+from splitinfer.launch.own import install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
@@ -120,7 +120,7 @@ class Campaign:
         line = re.search(r"to install the same there: (.*?)(?:  [\d.]+ s)?$", said, re.MULTILINE)
         self.check(line, "no line to install")
         assert line is not None
-        self.check(line[1] == install_line("mini.local", own_versions(), Origin(f"/home/eve/{self.wheel}")), line[1])
+        self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel}")), line[1])
         print(f"  eve@studio$ {line[1]}")
         self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *ALL, *PROMPT, "16")

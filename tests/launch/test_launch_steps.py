@@ -3,15 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from splitinfer.launch.answers import (
-    Broken,
     Do,
     Found,
     How,
-    NotInstalled,
     OtherVersion,
     Refusal,
     Request,
@@ -24,9 +23,9 @@ from splitinfer.launch.answers import (
     understand,
 )
 from splitinfer.launch.hosts import Host
-from splitinfer.launch.own import Origin, Own, install_line, origin
-from splitinfer.launch.ssh import Ended, Trouble
-from splitinfer.launch.steps import Steps, problems, sentence, status_rows
+from splitinfer.launch.own import Own, install_line, origin
+from splitinfer.launch.ssh import Ended
+from splitinfer.launch.steps import Steps, problems, refused, status_rows, unanswered
 from splitinfer.wire.messages import Versions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
@@ -35,7 +34,7 @@ MINI, AIR = Host("mini", "eve@mini.local"), Host("air", "air")
 OWN = Own("cd" * 32, "studio", VERSIONS)
 MARK = "@splitinfer-0123"
 WORKER = Found(5577, 71, How.UP, "studio", True, 2 * 10**9, 65.0, ("10.0.0.1",))
-SEEN = Seen(VERSIONS, ("/x/splitinfer",), 40 * 10**9, 64 * 10**9, (WORKER,))
+SEEN = Seen(VERSIONS, ("/x/splitinfer",), 40 * 10**9, 64 * 10**9, (WORKER,), {5578: "anna"})
 STARTED = Started(KEY, WORKER, True, "/x/worker-5577.log")
 DROPPED = Ended(255, "", "Connection to mini closed by remote host.")
 
@@ -103,37 +102,44 @@ def test_down_says_what_it_stopped_and_what_still_runs():
 def test_status_has_a_row_for_each_worker():
     assert MadeUp(mini=[SEEN]).steps.status([MINI]) == [SEEN]
     row = ("mini", "0.1.0", "40.0 of 64.0 GB", "port 5577", "by `up`, 1 min ago", "2.00 GB", "10.0.0.1")
-    assert status_rows(MINI, SEEN) == [row]
-    assert status_rows(MINI, replace(SEEN, workers=()))[0][3] == "none runs"
+    assert status_rows(MINI, SEEN) == [row, ("", "", "", "port 5578", "by anna", "", "")]
+    assert status_rows(MINI, replace(SEEN, workers=(), theirs={}))[0][3] == "none runs"
 
 
 @pytest.mark.parametrize(
-    ("heard", "said"),
+    ("answer", "said"),
     [
-        (NotInstalled(), "is not installed on mini"),
         (OtherVersion(replace(VERSIONS, splitinfer="0.0.9\x1b")), "mini has splitinfer 0.0.9 "),
-        (
-            Broken("/x/splitinfer", "ImportError: mlx"),
-            "on mini does not run: ImportError: mlx; to install",
-        ),
         (
             Refusal("port 5577 is in\x1b use; take another port", True),
             "in use; take another port: mini=eve@mini.local:5578",
         ),
         (Refusal("the worker ended"), "the worker ended"),
-        (None, "runs no commands as it should"),
         (STARTED, "runs no commands as it should"),
-        (Trouble("no way"), "no way"),
     ],
 )
-def test_what_stands_in_the_way_is_one_sentence(heard: object, said: str):
-    text = sentence(heard, MINI, OWN)  # type: ignore[arg-type]
+def test_another_answer_than_what_was_asked_for_is_one_sentence(answer: Refusal, said: str):
+    text = refused(answer, MINI, OWN)
+    assert said in text
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (f"{MARK} none\n", "is not installed on mini"),
+        (f"{MARK} failed /x y/splitinfer\n{MARK} none\n", "/x y/splitinfer on mini does not run: ImportError: mlx; to"),
+        ("none\n", "runs no commands as it should"),
+    ],
+)
+def test_no_answer_is_one_sentence(output: str, said: str):
+    text = unanswered(Ended(1, output, "Traceback\nImportError: mlx\x1b\n\n"), MARK, MINI, OWN)
     assert said in text
     assert text.isprintable()
 
 
 def test_the_other_port_of_the_last_port():
-    assert "eve@mini.local:65534" in sentence(Refusal("x", True), replace(MINI, port=65535), OWN)
+    assert "eve@mini.local:65534" in refused(Refusal("x", True), replace(MINI, port=65535), OWN)
 
 
 # ----- answers -------------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ def test_the_other_port_of_the_last_port():
 @pytest.mark.parametrize("answer", [SEEN, STARTED, Stopped((WORKER,), ()), Refusal("x", True)])
 def test_answers_come_back_as_they_were(answer: Seen):
     noise = "Welcome to mini!\n{}\n"
-    assert understand(f"{noise}{MARK} {encode(answer)}\n{MARK} none\n", "", MARK) == answer
+    assert understand(f"{noise}{MARK} {encode(answer)}\n{MARK} none\n", MARK) == answer
 
 
 def test_requests_come_back_as_they_were():
@@ -157,9 +163,9 @@ def test_requests_come_back_as_they_were():
 
 
 def test_lines_without_the_mark_are_nobodys():
-    assert understand(encode(SEEN), "", MARK) is None
-    assert understand(f"x{MARK} {encode(SEEN)}", "", MARK) is None
-    assert understand(f"{MARK}4 {encode(SEEN)}", "", MARK) is None
+    assert understand(encode(SEEN), MARK) is None
+    assert understand(f"x{MARK} {encode(SEEN)}", MARK) is None
+    assert understand(f"{MARK}4 {encode(SEEN)}", MARK) is None
 
 
 @pytest.mark.parametrize(
@@ -175,38 +181,30 @@ def test_lines_without_the_mark_are_nobodys():
 )
 def test_an_answer_that_lies_about_its_shape_is_none(changes: dict[str, object]):
     whole = json.loads(encode(STARTED))
-    assert understand(f"{MARK} {json.dumps(whole)}", "", MARK) == STARTED
+    assert understand(f"{MARK} {json.dumps(whole)}", MARK) == STARTED
     whole["answer"].update(changes)
-    assert understand(f"{MARK} {json.dumps(whole)}", "", MARK) is None
+    assert understand(f"{MARK} {json.dumps(whole)}", MARK) is None
 
 
 def test_other_versions_say_which_they_are():
     old = OtherVersion(replace(VERSIONS, mlx="0.31.0"))
-    assert understand(f"{MARK} {encode(old)}\n{MARK} none", "", MARK) == old
-    assert understand(f"{MARK} {encode(old)}\n{MARK} {encode(SEEN)}", "", MARK) == SEEN  # found behind it
-
-
-def test_programs_that_do_not_run_and_none():
-    lines = f"{MARK} failed /x y/splitinfer\n{MARK} none\n"
-    assert understand(lines, "Traceback\nImportError: no mlx\n\n", MARK) == Broken(
-        "/x y/splitinfer", "ImportError: no mlx"
-    )
-    assert understand(f"{MARK} none\n", "", MARK) == NotInstalled()
+    assert understand(f"{MARK} {encode(old)}\n{MARK} none", MARK) == old
+    assert understand(f"{MARK} {encode(old)}\n{MARK} {encode(SEEN)}", MARK) == SEEN  # found behind it
 
 
 # ----- the line that installs ----------------------------------------------------------------------
 
 
-def test_the_line_that_installs_brings_along_what_is_here():
+def test_the_line_that_installs_brings_along_what_is_here(tmp_path: Path):
     wheel = origin('{"url": "file:///home/eve/my%20wheels/splitinfer-0.1.0-py3-none-any.whl", "archive_info": {}}')
-    assert wheel == Origin("/home/eve/my wheels/splitinfer-0.1.0-py3-none-any.whl")
+    assert wheel == Path("/home/eve/my wheels/splitinfer-0.1.0-py3-none-any.whl")
     line = install_line("mini", VERSIONS, wheel)
     assert line.startswith("ssh mini 'cat > ./splitinfer-0.1.0-py3-none-any.whl && PATH=")
     assert line.endswith(" < '/home/eve/my wheels/splitinfer-0.1.0-py3-none-any.whl'")
     assert (
         "uv tool install --force ./splitinfer-0.1.0-py3-none-any.whl --with mlx==0.32.4 --with mlx-lm==0.32.2" in line
     )
-    folder = origin('{"url": "file:///src/splitinfer", "dir_info": {"editable": true}}')
-    assert install_line("mini", VERSIONS, folder).startswith("tar -C /src/splitinfer -cf - pyproject.toml")
+    folder = origin(json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}}))
+    assert install_line("mini", VERSIONS, folder).startswith(f"tar -C {tmp_path} -cf - pyproject.toml")
     for nothing in (None, "{", "[]", '{"url": "https://example.com/splitinfer.git"}'):
         assert "uv tool install --force splitinfer==0.1.0 --with" in install_line("mini", VERSIONS, origin(nothing))

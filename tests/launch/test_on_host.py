@@ -196,7 +196,7 @@ def test_a_look_shows_all_and_changes_nothing(place: Place):
     assert isinstance(seen, Seen)
     assert seen.program == ("/x/splitinfer",)
     assert [each.is_own for each in seen.workers] == [True]
-    assert [(each.user, each.port) for each in seen.theirs] == [("anna", 5578)]
+    assert seen.theirs == {5578: "anna"}
     assert not place.admits(STUDIO)
     assert 0 < seen.free <= seen.total
 

@@ -181,7 +181,7 @@ def test_on_host_answers_its_own_version(monkeypatch: pytest.MonkeyPatch, tmp_pa
     asked = Request(Do.LOOK, own_versions(), "ab" * 32, "studio", 5577, "mini")
     code, output = on_host(monkeypatch, asked.encode())
     assert code == 0
-    seen = understand(output, "", "@m")
+    seen = understand(output, "@m")
     assert getattr(seen, "program", None) == ("/x/python", "-m", "splitinfer")
     code, output = on_host(monkeypatch, asked.encode().replace("look", "rm -rf"))
     assert (code, output) == (1, "")
