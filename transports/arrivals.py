@@ -6,25 +6,21 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-from transports.base import Link, LinkTimeout, ListenerClosed
+from transports.base import Link, LinkTimeout, Listener, ListenerClosed
 
 AnyLink = TypeVar("AnyLink", bound=Link)
 
 
-class Arrivals(Generic[AnyLink]):
-    """Links in the order in which they were opened. Thread-safe. `address`: the listener's, for error messages."""
+class QueueListener(Listener, Generic[AnyLink]):
+    """Returns links in the order in which they were opened. Thread-safe."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self._changed = threading.Condition()
         self._waiting: deque[AnyLink] = deque()
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def put(self, link: AnyLink) -> bool:
+    def offer(self, link: AnyLink) -> bool:
         """Add a link. False after `close`: it was not added."""
         with self._changed:
             if self._is_closed:
@@ -33,18 +29,17 @@ class Arrivals(Generic[AnyLink]):
             self._changed.notify()
             return True
 
-    def take(self, timeout: float | None) -> AnyLink:
-        """The next link, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, ListenerClosed."""
+    def accept(self, timeout: float | None = None) -> AnyLink:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
             if self._is_closed:
-                raise ListenerClosed(f"{self._address} is closed")
+                raise ListenerClosed(f"{self.address} is closed")
             if not self._waiting:
-                raise LinkTimeout(f"no peer connected to {self._address} within {timeout:g} s")
+                raise LinkTimeout(f"no peer connected to {self.address} within {timeout:g} s")
             return self._waiting.popleft()
 
     def close(self) -> None:
-        """Drop the links in the queue; every `take`, now and later, raises ListenerClosed."""
+        """Drop the links in the queue; every `accept`, now and later, raises ListenerClosed."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()

@@ -124,22 +124,6 @@ class LinkOptions:
 DEFAULT_OPTIONS = LinkOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class LinkStats:
-    """Data frames and their header and payload bytes so far; heartbeats and framing are not counted."""
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    frames_sent: int = 0
-    frames_received: int = 0
-
-    def plus_sent(self, num_bytes: int) -> LinkStats:
-        return LinkStats(self.bytes_sent + num_bytes, self.bytes_received, self.frames_sent + 1, self.frames_received)
-
-    def plus_received(self, num_bytes: int) -> LinkStats:
-        return LinkStats(self.bytes_sent, self.bytes_received + num_bytes, self.frames_sent, self.frames_received + 1)
-
-
 Sink = Callable[[Frame | LinkClosed], None]
 
 
@@ -210,11 +194,6 @@ class Link(ABC):
     @abstractmethod
     def closed(self) -> LinkClosed | None:
         """How the link ended; None while it is open. (Frames that came earlier may still wait to be read.)"""
-
-    @property
-    @abstractmethod
-    def stats(self) -> LinkStats:
-        """Frames and bytes sent and received so far."""
 
     def __enter__(self) -> Self:
         return self

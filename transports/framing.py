@@ -57,10 +57,6 @@ class Packet:
     parts: tuple[memoryview, ...]
 
     @property
-    def num_bytes(self) -> int:
-        return len(self.header) + sum(part.nbytes for part in self.parts)
-
-    @property
     def reason(self) -> str:
         """The header of a BYE, as text."""
         return self.header[:MAX_REASON_BYTES].decode("utf-8", "replace")

@@ -80,7 +80,7 @@ class Hub:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool:
+    def post(self, link: TcpLink, message: Message) -> bool:
         """Pass a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
         with self._lock:
             if link.over.is_set() or link.close_reason is not None:
@@ -90,7 +90,6 @@ class Hub:
             if link.over.is_set():
                 raise link.closed or LinkClosed("")
             link.num_sent += 1
-            link.bytes_sent += num_bytes
             # A reader reads EVENTS before it sleeps; a thread that sleeps already has to be woken.
             if (not self._is_lent or self._loop_lock.locked()) and self._socket.has_input():
                 self._interrupt_poll()
@@ -338,10 +337,8 @@ class Hub:
     def _take_data(self, link: TcpLink, packet: Packet) -> None:
         if link.close_reason is not None:  # frames that arrive after close() are dropped
             return
-        num_bytes = packet.num_bytes
-        link.bytes_received += num_bytes
-        link.num_received += 1
-        if link.inbox.put(Frame(packet.header, packet.parts), num_bytes):
+        frame = Frame(packet.header, packet.parts)
+        if link.inbox.put(frame, frame.num_bytes):
             link.inbox.pump()
         else:
             self.fail(link, f"more than {self._options.max_waiting_bytes} bytes from {link.address} wait unread")

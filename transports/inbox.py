@@ -4,7 +4,7 @@ One thread fills it, another reads. `end` may be called from any thread, and onl
 called by the thread that calls `pump`, never by two at a time and never with the lock held; so a sink may send on its
 own link.
 
-Links on top of another link (`emulated`, `rdma`) share `InboxLink`: reading, counting, and how they end for a sender.
+Links on top of another link (`emulated`, `rdma`) share `InboxLink`: reading, and how they end for a sender.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 
-from transports.base import Frame, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Sink, TransportError
+from transports.base import Frame, Link, LinkClosed, LinkOptions, LinkTimeout, Sink, TransportError
 
 
 class Inbox:
@@ -121,7 +121,6 @@ class InboxLink(Link):
         self._over = threading.Event()
         self._state = threading.Lock()  # never held while anything else is called
         self._close_reason: str | None = None  # why close() was called
-        self._counts = LinkStats()
         self._sink_thread: int | None = None
 
     @abstractmethod
@@ -131,10 +130,7 @@ class InboxLink(Link):
     def _take(self, frame: Frame) -> None:
         if self._close_reason is not None:  # frames that arrive after close() are dropped
             return
-        num_bytes = frame.num_bytes
-        with self._state:
-            self._counts = self._counts.plus_received(num_bytes)
-        if self._inbox.put(frame, num_bytes):
+        if self._inbox.put(frame, frame.num_bytes):
             self._inbox.pump()
         else:
             self._fail_unread()
@@ -180,7 +176,3 @@ class InboxLink(Link):
     @property
     def closed(self) -> LinkClosed | None:
         return self._inbox.ended
-
-    @property
-    def stats(self) -> LinkStats:
-        return self._counts

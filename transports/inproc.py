@@ -11,14 +11,13 @@ import threading
 import time
 
 from transports.address import split_scheme
-from transports.arrivals import Arrivals
+from transports.arrivals import QueueListener
 from transports.base import (
     AddressInUse,
     Frame,
     Link,
     LinkClosed,
     LinkOptions,
-    LinkStats,
     LinkTimeout,
     Listener,
     Sink,
@@ -36,8 +35,6 @@ class InprocLink(Link):
         self._inbox = Inbox(options.max_waiting_bytes)
         self._progress = 0
         self._ended_at = 0.0
-        self._stats_lock = threading.Lock()
-        self._stats = LinkStats()
         self._peer: InprocLink
 
     @classmethod
@@ -52,19 +49,13 @@ class InprocLink(Link):
     def send(self, frame: Frame) -> None:
         if (over := self._inbox.ended) is not None:
             raise over
-        flat = flatten(frame, self._options)
-        num_bytes = flat.num_bytes
-        self._peer._take(flat, num_bytes)
-        with self._stats_lock:
-            self._stats = self._stats.plus_sent(num_bytes)
+        self._peer._take(flatten(frame, self._options))
 
-    def _take(self, frame: Frame, num_bytes: int) -> None:
-        if not self._inbox.put(frame, num_bytes):
+    def _take(self, frame: Frame) -> None:
+        if self._inbox.put(frame, frame.num_bytes):
+            self._inbox.pump()
+        else:
             self._end_both(f"{self.address}: more than {self._options.max_waiting_bytes} bytes wait unread")
-            return
-        with self._stats_lock:
-            self._stats = self._stats.plus_received(num_bytes)
-        self._inbox.pump()
 
     def recv(self, timeout: float | None = None) -> Frame:
         frame = self._inbox.get(timeout)
@@ -106,35 +97,18 @@ class InprocLink(Link):
     def closed(self) -> LinkClosed | None:
         return self._inbox.ended
 
-    @property
-    def stats(self) -> LinkStats:
-        return self._stats
 
-
-class InprocListener(Listener):
+class InprocListener(QueueListener[InprocLink]):
     def __init__(self, transport: InprocTransport, address: str, options: LinkOptions) -> None:
-        self.address = address
+        super().__init__(address)
         self.options = options
+        self.links: list[InprocLink] = []  # used with the transport's lock
         self._transport = transport
-        self._lock = threading.Lock()
-        self._links: list[InprocLink] = []
-        self._arrivals: Arrivals[InprocLink] = Arrivals(address)
-
-    def offer(self, link: InprocLink) -> None:
-        """Queue the accepting end of a new link for `accept`."""
-        with self._lock:
-            self._links = [known for known in self._links if known.closed is None] + [link]
-        self._arrivals.put(link)
-
-    def accept(self, timeout: float | None = None) -> Link:
-        return self._arrivals.take(timeout)
 
     def close(self) -> None:
         self._transport.forget(self)
-        self._arrivals.close()
-        with self._lock:
-            links, self._links = self._links, []
-        for link in links:
+        super().close()
+        for link in self.links:
             link.abort(f"{self.address} stopped listening")
 
 
@@ -160,6 +134,7 @@ class InprocTransport:
                 raise LinkTimeout(f"no answer from {address} within {timeout:g} s: there is no listener")
             listener = self._listeners[address]
             here, there = InprocLink.make_pair(address, options, listener.options)
+            listener.links = [known for known in listener.links if known.closed is None] + [there]
             listener.offer(there)  # with the lock held: `close` forgets the listener first, so it sees this link
         return here
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Protocol
 
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
@@ -12,21 +12,9 @@ from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Li
 _PLUGINS = {"emulated": "transports.emulated"}  # prefixes whose module is imported, and registers them, on first use
 
 
-class LinkWrap(Protocol):
-    """Changes each link that this process connects."""
-
-    def __call__(self, link: Link, options: LinkOptions) -> Link:
-        """The changed link."""
-        ...
-
-    def address(self, address: str) -> str:
-        """The address by which another process makes a link that is changed in the same way."""
-        ...
-
-
 _transports: dict[str, Transport] = {}
 _prefixes: dict[str, Callable[[Transport], Transport]] = {}
-_wraps: list[LinkWrap] = []  # at most one
+_rewrite: Callable[[str], str] | None = None
 
 
 def register(transport: Transport) -> None:
@@ -41,19 +29,20 @@ def register_prefix(prefix: str, change: Callable[[Transport], Transport]) -> No
     _prefixes[prefix] = change
 
 
-def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
-    """From now on have `connect` return what `wrap` makes of each link; None: the link itself.
-
-    Returns what was set before.
-    """
-    before = _wraps[0] if _wraps else None
-    _wraps[:] = [] if wrap is None else [wrap]
-    return before
+@contextlib.contextmanager
+def rewriting(change: Callable[[str], str]) -> Iterator[None]:
+    """For the length of a `with` block have `connect` take `change(address)` for each address."""
+    global _rewrite
+    before, _rewrite = _rewrite, change
+    try:
+        yield
+    finally:
+        _rewrite = before
 
 
 def address_for_others(address: str) -> str:
     """The address by which another process makes a link as `connect(address)` does in this one."""
-    return _wraps[0].address(address) if _wraps else address
+    return address if _rewrite is None else _rewrite(address)
 
 
 def known() -> tuple[str, ...]:
@@ -67,10 +56,8 @@ def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTI
     Raises LinkTimeout naming the address and the seconds, LinkClosed with the reason if the listener refuses,
     AddressError.
     """
-    link = _find(address).connect(address, timeout=timeout, options=options)
-    for wrap in tuple(_wraps):
-        link = wrap(link, options)
-    return link
+    address = address_for_others(address)
+    return _find(address).connect(address, timeout=timeout, options=options)
 
 
 def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:

@@ -20,12 +20,11 @@ import os
 import socket as sockets
 import threading
 import time
-from dataclasses import dataclass
 
 import zmq
 
 from transports.address import HostPort, parse_host_port
-from transports.arrivals import Arrivals
+from transports.arrivals import QueueListener
 from transports.base import (
     AddressError,
     AddressInUse,
@@ -35,15 +34,14 @@ from transports.base import (
     LinkOptions,
     LinkRefused,
     LinkTimeout,
-    Listener,
 )
 from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
-from transports.monitor import parse_event
 from transports.security import secure_connector, secure_listener
 from transports.tcp_link import TcpLink
 from transports.unreachable import PROBE_SECONDS, Unreachable, probe
+from transports.zmq_socket import parse_event
 
 _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most
@@ -66,12 +64,15 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
 class _AttemptFailedError(Exception):
-    """This attempt to connect failed; another may succeed."""
+    """This attempt to connect failed; another may succeed.
 
+    ``hung_up``: the peer hung up in the handshake. An encrypted listener does so to a plain link, often before it has
+    said that it is encrypted; a process that dies does so once.
+    """
 
-class _HungUpError(_AttemptFailedError):
-    """The peer hung up in the handshake. An encrypted listener does so to a plain link, often before it has said that
-    it is encrypted; a process that dies does so once."""
+    def __init__(self, text: str, *, hung_up: bool = False) -> None:
+        super().__init__(text)
+        self.hung_up = hung_up
 
 
 class _UnresolvedError(AddressError):
@@ -82,36 +83,21 @@ class _UnresolvedError(AddressError):
         self.number = number
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """Attempts that failed, at all addresses of a host: the last one's trouble, and whether the peer hung up;
-    ``unresolved``: it has no address."""
-
-    trouble: str
-    hosts: list[HostPort]
-    unresolved: Unreachable | None = None
-    hung_up: bool = False
-
-
-class TcpListener(Listener):
+class TcpListener(QueueListener[TcpLink]):
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         monitor: zmq.Socket[bytes],
         address: str,
         options: LinkOptions,
-        check_opening: OpeningCheck = plain_only,
+        check_opening: OpeningCheck,
     ) -> None:
-        self.address = address
-        self._arrivals: Arrivals[TcpLink] = Arrivals(address)
-        self._hub = ListenerHub(socket, monitor, options, address, self._arrivals.put, check_opening)
+        super().__init__(address)
+        self._hub = ListenerHub(socket, monitor, options, address, self.offer, check_opening)
         self._hub.start()
 
-    def accept(self, timeout: float | None = None) -> TcpLink:
-        return self._arrivals.take(timeout)
-
     def close(self) -> None:
-        self._arrivals.close()
+        super().close()
         self._hub.stop()
 
 
@@ -147,42 +133,44 @@ class TcpTransport:
             raise ValueError("an encrypted link needs the listener's key")
         until, hang_ups = time.monotonic() + timeout, 0
         while True:
-            tried = self._try_all(wanted, address, until, options, opening)
-            if not isinstance(tried, _Tried):
-                return tried
-            hang_ups = hang_ups + 1 if tried.hung_up else 0
+            hosts: list[HostPort] = []
+            unresolved = None
+            try:
+                hosts = _resolve(wanted, address)
+                return _open_one_of(hosts, address, until, options, opening)
+            except _UnresolvedError as problem:  # retried: the machine may be starting, and have no name yet
+                failed = _AttemptFailedError(str(problem))
+                unresolved = Unreachable(wanted.host, problem.number, is_name=True)
+            except _AttemptFailedError as problem:
+                failed = problem
+            hang_ups = hang_ups + 1 if failed.hung_up else 0
             if hang_ups == _HANG_UPS:
                 raise LinkRefused(_WHY_REFUSED[_NO_DETAIL])
             left = until - time.monotonic()
             if left <= 0:
-                raise _no_answer(tried, address, timeout)
+                raise _no_answer(failed, unresolved or probe(hosts, min(PROBE_SECONDS, timeout / 4)), address, timeout)
             time.sleep(min(_RETRY_SECONDS, left))
 
-    def _try_all(
-        self, wanted: HostPort, address: str, until: float, options: LinkOptions, opening: bytes
-    ) -> Link | _Tried:
-        """A link by one of the host's addresses, or what went wrong."""
-        try:
-            hosts = _resolve(wanted, address)
-        except _UnresolvedError as problem:
-            # Retried: the name of a machine that is starting cannot be resolved yet.
-            return _Tried(str(problem), [], Unreachable(wanted.host, problem.number, is_name=True))
-        trouble, hung_up = "", False
-        for host in hosts:
-            share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
-            try:
-                return _open(host, address, share, options, opening)
-            except _AttemptFailedError as problem:
-                trouble, hung_up = str(problem), isinstance(problem, _HungUpError)
-        return _Tried(trouble, hosts, hung_up=hung_up)
 
-
-def _no_answer(tried: _Tried, address: str, timeout: float) -> LinkTimeout:
+def _no_answer(
+    failed: _AttemptFailedError, unreachable: Unreachable | None, address: str, timeout: float
+) -> LinkTimeout:
     """The error after the last attempt. A host that a plain socket does not reach either is told by that."""
-    unreachable = tried.unresolved or probe(tried.hosts, min(PROBE_SECONDS, timeout / 4))
     is_told = unreachable is None or unreachable.is_name or unreachable.is_silent
-    trouble = tried.trouble if is_told else str(unreachable)
+    trouble = failed if is_told else unreachable
     return LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", unreachable)
+
+
+def _open_one_of(hosts: list[HostPort], address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
+    """A link by one of a host's addresses. Raises the error of the last one."""
+    failed = _AttemptFailedError(_NO_ANSWER)
+    for host in hosts:
+        share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
+        try:
+            return _open(host, address, share, options, opening)
+        except _AttemptFailedError as problem:
+            failed = problem
+    raise failed
 
 
 def _open(host: HostPort, address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
@@ -229,7 +217,7 @@ def _wait(
             if event == _NO_DETAIL and value != errno.EPIPE:
                 raise _AttemptFailedError(_NO_ANSWER)  # it says nothing, or is dead, and has refused nothing
             if event == _NO_DETAIL and socket.MECHANISM == zmq.NULL:
-                raise _HungUpError(_NO_ANSWER)
+                raise _AttemptFailedError(_NO_ANSWER, hung_up=True)
             if event & _HANDSHAKE_FAILED:
                 raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:

@@ -1,7 +1,7 @@
 """One peer of a tcp socket: the `Link` that callers use, with the state that its hub holds for it.
 
 The caller's side is here: numbering and encoding frames, reading the inbox, waiting. Everything that touches the zmq
-socket is the hub's, which also decides when a link ends; a link calls the methods of `LinkHub`.
+socket is the hub's, which also decides when a link ends.
 """
 
 from __future__ import annotations
@@ -10,37 +10,24 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from transports.base import Buffer, Frame, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Sink
+from transports.base import Buffer, Frame, Link, LinkClosed, LinkOptions, LinkTimeout, Sink
 from transports.framing import Kind, Liveness, Sequencer, encode, flatten
 from transports.inbox import Inbox
+
+if TYPE_CHECKING:
+    from transports.hub import Hub
 
 RETRY_SECONDS = 0.005  # how often a full queue is tried again
 
 Message = Sequence[Buffer]
 
 
-class LinkHub(Protocol):
-    """The methods of a hub that its links call, from any thread; see `Hub`."""
-
-    def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool: ...
-
-    def drive(self, link: TcpLink, until: float) -> None: ...
-
-    def pump(self, link: TcpLink) -> None: ...
-
-    def leave(self, link: TcpLink, reason: str) -> None: ...
-
-    def abort(self, link: TcpLink, reason: str) -> None: ...
-
-    def fail(self, link: TcpLink, reason: str) -> None: ...
-
-
 class TcpLink(Link):
     """One peer on a hub. `route`: what precedes every message on its socket: () or, on a ROUTER, its routing id."""
 
-    def __init__(self, hub: LinkHub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
+    def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
         self.address = address
         self.route = route
         self.opening = b""  # of an accepted link: the kind that the connecting side asked for; empty: a plain link
@@ -55,7 +42,6 @@ class TcpLink(Link):
         self.sequencer = Sequencer()
         self.liveness = Liveness(options, time.monotonic())
         self.received_progress = 0
-        self.bytes_sent = self.bytes_received = self.num_received = 0
         self._hub = hub
         self._options = options
         self._writer = threading.Lock()
@@ -64,22 +50,20 @@ class TcpLink(Link):
         if (over := self.inbox.ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        header, parts = flat.header, cast("tuple[memoryview, ...]", flat.parts)
-        num_bytes = len(header) + sum([part.nbytes for part in parts])
         with self._writer:
             message = encode(
                 Kind.DATA,
                 seq=self.num_sent,
                 progress=self.progress,
-                header=header,
-                parts=parts,
+                header=flat.header,
+                parts=cast("tuple[memoryview, ...]", flat.parts),
                 checksum=bool(self._options.checksum_parts),
             )
-            self._post(message, num_bytes)
+            self._post(message)
 
-    def _post(self, message: Message, num_bytes: int) -> None:
+    def _post(self, message: Message) -> None:
         give_up_at = time.monotonic() + self._options.dead_after
-        while not self._hub.post(self, message, num_bytes):
+        while not self._hub.post(self, message):
             if time.monotonic() > give_up_at:
                 self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
             self.over.wait(RETRY_SECONDS)
@@ -119,7 +103,3 @@ class TcpLink(Link):
     @property
     def closed(self) -> LinkClosed | None:
         return self.inbox.ended
-
-    @property
-    def stats(self) -> LinkStats:
-        return LinkStats(self.bytes_sent, self.bytes_received, self.num_sent, self.num_received)

@@ -3,21 +3,30 @@
 The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow the signal for a message that
 has arrived. So a thread that has used it calls `has_input` before it sleeps. Nothing here locks; only one thread at a
 time may use a zmq socket, which the hub ensures.
+
+``zmq.utils.monitor`` parses events as well, but imports asyncio, which takes a twentieth of a second at every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 
 import zmq
 
 from transports.base import Buffer
-from transports.monitor import parse_event
 from transports.tcp_link import Message
 
+_EVENT = struct.Struct("=Hi")  # which event, and its value
 _POLLIN = int(zmq.POLLIN)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _COPIED_BYTES = 1 << 16  # a part below this size is quicker to copy than to keep alive
+
+
+def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
+    """The event in a monitor's message, and its value: a descriptor, an error number or a code."""
+    event, value = _EVENT.unpack(message[0])
+    return zmq.Event(event), value
 
 
 class ZmqSocket:

@@ -34,7 +34,7 @@ from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.reference import Expected, PlainModel
 from splitinfer.probes.registry import WorkerAddress
 from transports import LinkOptions, listen
-from transports.emulated.process_wide import installed
+from transports.emulated import installed
 from transports.rdma.probe import usable
 
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)

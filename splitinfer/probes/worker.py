@@ -24,7 +24,7 @@ from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, Reason, failed, passed
 from splitinfer.probes.links import LinkSurvey
 from splitinfer.probes.registry import WorkerAddress
-from transports.emulated.process_wide import installed
+from transports.emulated import installed
 
 _SECONDS = 5.0  # for the name, and for the connection
 _TIMEOUT = 8.0  # seconds for the link

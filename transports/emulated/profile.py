@@ -1,9 +1,7 @@
 """Describes a link by a `LinkProfile`, and has presets for common links.
 
 A profile describes one direction: how long a byte takes to arrive (`latency`, `jitter`), how fast bytes leave
-(`bytes_per_second`), and how often a frame has a fault. *Delays and cuts* can be emulated from one side. The
-*packet faults* (`PACKET_FAULTS`) leave a connection open on which frames are wrong, so both ends have to be able
-to detect them: see `packets`.
+(`bytes_per_second`).
 """
 
 from __future__ import annotations
@@ -12,23 +10,15 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-PACKET_FAULTS = ("corrupt", "duplicate", "reorder", "drop")
-
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """One direction of a link. Seconds and bytes; probabilities are per frame. Raises ValueError out of range."""
+    """One direction of a link. Seconds and bytes. Raises ValueError out of range."""
 
     latency: float = 0.0  # from the last byte's leaving to its arrival
     jitter: float = 0.0  # at most this much more, uniformly; order is kept, so a late frame holds up the next
     bytes_per_second: float | None = None  # None: no limit
-    cut_after_frames: int | None = None  # the connection is lost in place of the next frame
-    cut: float = 0.0  # the connection is lost in place of this frame
-    corrupt: float = 0.0  # one bit is flipped
-    duplicate: float = 0.0
-    reorder: float = 0.0  # goes after the next one
-    drop: float = 0.0
-    seed: int = 0
+    seed: int = 0  # of the jitter
 
     def __post_init__(self) -> None:
         for name in ("latency", "jitter"):
@@ -36,30 +26,11 @@ class LinkProfile:
                 raise ValueError(f"{name} must be seconds from 0, not {getattr(self, name)}")
         if self.bytes_per_second is not None and not 0 < self.bytes_per_second < math.inf:
             raise ValueError(f"bytes_per_second must be above 0, not {self.bytes_per_second}")
-        if self.cut_after_frames is not None and self.cut_after_frames < 0:
-            raise ValueError(f"cut_after_frames must be at least 0, not {self.cut_after_frames}")
-        for name in ("cut", *PACKET_FAULTS):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a probability, not {getattr(self, name)}")
-
-    @property
-    def needs_packets(self) -> bool:
-        """Whether both ends must be emulated."""
-        return any(getattr(self, name) > 0 for name in PACKET_FAULTS)
 
     @property
     def seconds_per_byte(self) -> float:
         """Seconds that sending a byte takes; 0 where there is no limit."""
         return 0.0 if self.bytes_per_second is None else 1 / self.bytes_per_second
-
-    def beyond(self, below: LinkProfile) -> LinkProfile:
-        """The profile to emulate on a link that itself has the latency and bandwidth of `below`; at least none."""
-        seconds_per_byte = self.seconds_per_byte - below.seconds_per_byte
-        return replace(
-            self,
-            latency=max(0.0, self.latency - below.latency),
-            bytes_per_second=1 / seconds_per_byte if seconds_per_byte > 0 else None,
-        )
 
 
 # "Published" figures are from threads of exo, MLX and thunderbolt-ibverbs. Bandwidths are of the payload, without the

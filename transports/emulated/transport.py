@@ -1,12 +1,18 @@
 """Emulated links by address: `emulated+tcp://host:port?link=wifi&seed=3`, for `connect` and `listen`.
 
-The address below is the address without `emulated+` and without the profile's part of the query; names that the inner
-transport has in its own queries (`query_names`) are passed to it.
+    ?link=wifi     a preset to start from
+    &seed=3        any field of LinkProfile
+    &both_ways=1   received frames are delayed as well, for a peer that is not emulated
+
+Each end emulates what it sends, so by default both ends should be given the same. The address below is the address
+without `emulated+` and without the profile's part of the query; names that the inner transport has in its own queries
+(`query_names`) are passed to it.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,9 +20,27 @@ from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
 from transports.emulated.link import EmulatedLink
 from transports.emulated.profile import LinkProfile, preset
-from transports.framing import PRELUDE_BYTES
+from transports.registry import rewriting
 
-_PERFECT = LinkProfile()
+
+@contextlib.contextmanager
+def installed(profile: LinkProfile | str) -> Iterator[None]:
+    """For the length of a `with` block emulate every link that `connect` makes in this process, both ways.
+
+    The peers stay as they are, and links made in the block stay emulated. Accepted links are not emulated, and neither
+    are those between two other processes: those need addresses from `transports.address_for_others`.
+    """
+    chosen = preset(profile)
+    changed = {field.name: getattr(chosen, field.name) for field in fields(LinkProfile)}
+    query = {name: repr(value) for name, value in changed.items() if value != getattr(LinkProfile(), name)}
+
+    def emulated(address: str) -> str:
+        if address.startswith("emulated+"):
+            return address
+        return f"emulated+{address}{'&' if '?' in address else '?'}{urlencode({**query, 'both_ways': 1})}"
+
+    with rewriting(emulated):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +52,33 @@ class _ParsedAddress:
     profile: LinkProfile
     both_ways: bool
 
+    def emulate(self, below: Link, options: LinkOptions) -> EmulatedLink:
+        return EmulatedLink(below, self.profile, both_ways=self.both_ways, options=options)
+
 
 class EmulatedTransport:
-    """Another transport's links, emulated: `inner`'s addresses under a scheme of their own, with an optional query.
+    """Another transport's links, emulated: `inner`'s addresses under a scheme of their own."""
 
-        ?link=wifi     a preset to start from, in place of `profile`
-        &seed=3        any field of LinkProfile
-        &both_ways=1   received frames are delayed as well, for a peer that is not emulated
-
-    Each end emulates what it sends, so by default both ends should be given the same.
-    """
-
-    def __init__(self, inner: Transport, profile: LinkProfile | str = _PERFECT, *, scheme: str = "") -> None:
-        self.scheme = scheme or f"emulated+{inner.scheme}"
+    def __init__(self, inner: Transport) -> None:
+        self.scheme = f"emulated+{inner.scheme}"
         self._inner = inner
-        self._profile = preset(profile)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         parsed = self._parse(address)
         with errors_naming(address, parsed.below):
-            below = self._inner.connect(parsed.below, timeout=timeout, options=_options_below(parsed.profile, options))
-        return EmulatedLink(below, parsed.profile, both_ways=parsed.both_ways, options=options)
+            return parsed.emulate(self._inner.connect(parsed.below, timeout=timeout, options=options), options)
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         parsed = self._parse(address)
         with errors_naming(address, parsed.below):
-            below = self._inner.listen(parsed.below, options=_options_below(parsed.profile, options))
-        rest = split_scheme(below.address)[1].partition("?")[0]  # its query is part of `parsed.query`
-        return EmulatedListener(below, f"{self.scheme}://{rest}{parsed.query}", parsed, options)
+            return _EmulatedListener(self._inner.listen(parsed.below, options=options), parsed, options)
 
     def _parse(self, address: str) -> _ParsedAddress:
         _, rest = split_scheme(address)
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
         for_below: dict[str, str] = {}
-        profile, both_ways = self._profile, False
+        profile, both_ways = LinkProfile(), False
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
                 if name == "link":
@@ -80,42 +96,24 @@ class EmulatedTransport:
         return _ParsedAddress(below, mark + query, profile, both_ways)
 
 
-class EmulatedListener(Listener):
-    def __init__(self, below: Listener, address: str, parsed: _ParsedAddress, options: LinkOptions) -> None:
-        self.address = address
+class _EmulatedListener(Listener):
+    def __init__(self, below: Listener, parsed: _ParsedAddress, options: LinkOptions) -> None:
+        rest = below.address.partition("?")[0]  # its query is part of `parsed.query`
+        self.address = f"emulated+{rest}{parsed.query}"
         self._below = below
         self._parsed = parsed
         self._options = options
-        self._lock = threading.Lock()
-        self._links: list[Link] = []
 
     def accept(self, timeout: float | None = None) -> Link:
         with errors_naming(self.address, self._below.address):
-            below = self._below.accept(timeout)
-        link = EmulatedLink(below, self._parsed.profile, both_ways=self._parsed.both_ways, options=self._options)
-        with self._lock:
-            self._links = [known for known in self._links if known.closed is None] + [link]
-        return link
+            return self._parsed.emulate(self._below.accept(timeout), self._options)
 
     def close(self) -> None:
-        with self._lock:
-            links, self._links = self._links, []
-        for link in links:
-            link.abort(f"{self.address} stopped listening")
-        self._below.close()
+        self._below.close()  # which ends its links, and with them those on top
 
 
 def _number(name: str, value: str) -> float | int:
     names = [field.name for field in fields(LinkProfile)]
     if name not in names:
         raise ValueError(f"unknown {name!r}; known: link, both_ways, {', '.join(names)}")
-    return int(value) if name in ("seed", "cut_after_frames") else float(value)
-
-
-def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
-    """The options of the link below: packets have a longer header and a checksum of their own."""
-    if not profile.needs_packets:
-        return options
-    max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)
-    below = False if options.checksum_parts is False else None
-    return replace(options, max_header_bytes=max_header_bytes, checksum_parts=below)
+    return int(value) if name == "seed" else float(value)

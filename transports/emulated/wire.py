@@ -19,14 +19,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from transports import threads
+from transports.base import Frame, LinkClosed
 from transports.emulated.profile import LinkProfile
 
 _PR_SET_TIMERSLACK = 29
 
-T = TypeVar("T")
+Item = Frame | LinkClosed
 
 
 class Timing:
@@ -45,42 +45,33 @@ class Timing:
         return self._arrived_at
 
 
-class Wire(Generic[T]):
+class Wire:
     """Passes each item to `deliver`, on a thread of its own, when it is due.
 
-    The thread ends after `stop`, or after the last item (`post_last`). It calls `on_idle` whenever the queue is empty,
-    and before it ends.
+    The thread ends after `stop`, or after the last item (`post_last`).
     """
 
-    def __init__(
-        self,
-        profile: LinkProfile,
-        deliver: Callable[[T], None],
-        *,
-        name: str,
-        on_idle: Callable[[], None],
-    ) -> None:
+    def __init__(self, profile: LinkProfile, deliver: Callable[[Item], None], *, name: str) -> None:
         self._timing = Timing(profile)
         self._deliver = deliver
-        self._on_idle = on_idle
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the thread
         self._has_room = threading.Condition(self._lock)  # for callers of `wait_for_room`
-        self._queue: deque[tuple[float, T, int]] = deque()
+        self._queue: deque[tuple[float, Item, int]] = deque()
         self._num_bytes = 0
         self._takes_more = True
         self._is_stopped = False
         self._thread = threads.make(self._run, f"transports emulated {name}")
         self._thread.start()
 
-    def post(self, item: T, num_bytes: int) -> bool:
+    def post(self, item: Item, num_bytes: int) -> bool:
         """Queue an item, however many there are. False, and nothing happens, after `post_last` or `stop`."""
         with self._lock:
             if self._takes_more:
                 self._append(item, num_bytes)
             return self._takes_more
 
-    def post_last(self, item: T) -> None:
+    def post_last(self, item: Item) -> None:
         """Queue the last item, after which the wire ends: no more are taken, and waits for room return."""
         with self._lock:
             if self._takes_more:
@@ -129,7 +120,7 @@ class Wire(Generic[T]):
         """Whether the caller is the wire's thread."""
         return threading.current_thread() is self._thread
 
-    def _append(self, item: T, num_bytes: int) -> None:
+    def _append(self, item: Item, num_bytes: int) -> None:
         self._queue.append((self._timing.arrival(time.monotonic(), num_bytes), item, num_bytes))
         self._num_bytes += num_bytes
         if len(self._queue) == 1:  # otherwise the thread waits for an earlier one
@@ -137,13 +128,10 @@ class Wire(Generic[T]):
 
     def _run(self) -> None:
         _wake_on_time()
-        while (taken := self._next()) is not None:
-            self._deliver(taken[1])
-            if not self._queue:
-                self._on_idle()
-        self._on_idle()
+        while (item := self._next()) is not None:
+            self._deliver(item)
 
-    def _next(self) -> tuple[float, T, int] | None:
+    def _next(self) -> Item | None:
         with self._lock:
             while not self._is_stopped:
                 wait = None
@@ -156,11 +144,11 @@ class Wire(Generic[T]):
                 self._changed.wait(wait)
             return None
 
-    def _pop(self) -> tuple[float, T, int]:
-        taken = self._queue.popleft()
-        self._num_bytes -= taken[2]
+    def _pop(self) -> Item:
+        _, item, num_bytes = self._queue.popleft()
+        self._num_bytes -= num_bytes
         self._has_room.notify()
-        return taken
+        return item
 
 
 def _wake_on_time() -> None:

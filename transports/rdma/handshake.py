@@ -329,14 +329,15 @@ def _accept(shake: _Handshake, request: LinkRequest) -> None:
     mine, own_port = _own_address(host) if request.backend == RING else ("", 0)
     shake.send("offer", nonce=shake.nonce, port=own_port, kept=shake.is_kept)
     go = shake.receive("go")
+    # Only the port is taken from the peer, so that it cannot make this machine connect to a third one.
+    port = _checked_port(go.get("port")) if request.backend == RING else 0
     if shake.is_kept:
         shake.renew(num_missed)
     else:
         shake.prepare(1, request.backend)
         if request.backend == RING:
             time.sleep(_HEAD_START)
-            # Only the port is taken from the peer, so that it cannot make this machine connect to a third one.
-            shake.process.go(hosts=[f"{host}:{_checked_port(go.get('port'))}", mine])
+            shake.process.go(hosts=[f"{host}:{port}", mine])
         else:
             shake.process.go(device=device)
     shake.finish(1)

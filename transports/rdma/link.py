@@ -91,19 +91,13 @@ class RdmaLink(InboxLink):
         if (over := self._ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        num_bytes = flat.num_bytes
         if self._is_writer:
             self._post(Kind.DATA, flat, self._options.dead_after)
         else:
-            self._send_control(Frame(_DATA + flat.header, flat.parts))
-        with self._state:
-            self._counts = self._counts.plus_sent(num_bytes)
-
-    def _send_control(self, frame: Frame) -> None:
-        try:
-            self._control.send(frame)
-        except LinkClosed as ending:
-            raise self._ended or ending from None
+            try:
+                self._control.send(Frame(_DATA + flat.header, flat.parts))
+            except LinkClosed as ending:
+                raise self._ended or ending from None
 
     def _post(self, kind: Kind, frame: Frame, patience: float) -> None:
         """Send a packet over the group. Raises LinkClosed."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 
 from transports import threads
 from transports.address import errors_naming, split_scheme
-from transports.arrivals import Arrivals
+from transports.arrivals import QueueListener
 from transports.base import (
     FrameError,
     Link,
@@ -24,6 +26,7 @@ from transports.base import (
     ListenerClosed,
     TransportUnavailable,
 )
+from transports.listener_hub import OpeningCheck
 from transports.rdma.address import RING, RdmaAddress, parse
 from transports.rdma.handshake import (
     LinkRequest,
@@ -45,64 +48,40 @@ MAX_LINKS = 16  # of one listener, including those being set up; each has a proc
 MAX_HANDSHAKES = 4
 
 
-class _LinkLimits:
-    """Bounds how many links of a listener have a process; checked before anything is done for a peer."""
+class RdmaListener(QueueListener[Link]):
+    """`listen`: makes the listener for control links, with a check of their OPEN."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, listen: Callable[[OpeningCheck], TcpListener], parsed: RdmaAddress, options: LinkOptions
+    ) -> None:
+        self._options = options
         self._lock = threading.Lock()
         self._links: list[RdmaLink] = []
         self._num_handshakes = 0
+        self._below = listen(self._check_opening)
+        super().__init__(str(replace(parsed, rest=split_scheme(self._below.address)[1])))
+        self._thread = threads.make(self._accept_all, f"transports on {self.address}")
+        self._thread.start()
 
-    def check_opening(self, opening: bytes) -> None:
+    def close(self) -> None:
+        super().close()
+        self._below.close()  # ends the control links, and with them the rdma links
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _check_opening(self, opening: bytes) -> None:
         """Raises FrameError for an OPEN whose request is invalid or over the limits."""
         if opening:
             parse_opening(opening)
             with self._lock:
-                if (reason := self._why_full()) is not None:
-                    raise FrameError(reason)
+                self._check_room()
 
-    def begin(self) -> str | None:
-        """Count one more handshake; or return why there may be none."""
-        with self._lock:
-            reason = self._why_full()
-            self._num_handshakes += reason is None
-            return reason
-
-    def _why_full(self) -> str | None:
+    def _check_room(self) -> None:
         self._links = [link for link in self._links if link.closed is None]
         if self._num_handshakes >= MAX_HANDSHAKES:
-            return f"{self._num_handshakes} rdma links are being set up here already; try again in a moment"
+            raise FrameError(f"{self._num_handshakes} rdma links are being set up here already; try again in a moment")
         if self._num_handshakes + len(self._links) >= MAX_LINKS:
-            return f"there are {MAX_LINKS} rdma links here already"
-        return None
-
-    def finish(self, link: RdmaLink | None) -> None:
-        """A handshake is over; `link`: its result, None if it failed."""
-        with self._lock:
-            self._num_handshakes -= 1
-            if link is not None:
-                self._links.append(link)
-
-
-class RdmaListener(Listener):
-    def __init__(self, below: TcpListener, parsed: RdmaAddress, limits: _LinkLimits, options: LinkOptions) -> None:
-        _, rest = split_scheme(below.address)
-        self.address = str(RdmaAddress(rest, parsed.backend, parsed.device))
-        self._below = below
-        self._options = options
-        self._arrivals: Arrivals[Link] = Arrivals(self.address)
-        self._limits = limits
-        self._thread = threads.make(self._accept_all, f"transports on {self.address}")
-        self._thread.start()
-
-    def accept(self, timeout: float | None = None) -> Link:
-        return self._arrivals.take(timeout)
-
-    def close(self) -> None:
-        self._arrivals.close()
-        self._below.close()  # ends the control links, and with them the rdma links
-        if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
+            raise FrameError(f"there are {MAX_LINKS} rdma links here already")
 
     def _accept_all(self) -> None:
         while True:
@@ -111,14 +90,19 @@ class RdmaListener(Listener):
             except ListenerClosed:
                 return
             if not control.opening:
-                self._offer(control)
-            elif (reason := self._limits.begin()) is not None:
-                control.abort(reason)  # several passed `check_opening` at once
+                self._offer_or_abort(control)
+                continue
+            try:
+                with self._lock:
+                    self._check_room()
+                    self._num_handshakes += 1
+            except FrameError as problem:
+                control.abort(str(problem))  # several passed `_check_opening` at once
             else:
                 threads.make(self._upgrade, f"transports joins {control.address}", control).start()
 
-    def _offer(self, link: Link) -> None:
-        if not self._arrivals.put(link):
+    def _offer_or_abort(self, link: Link) -> None:
+        if not self.offer(link):
             link.abort(f"{self.address} stopped listening")
 
     def _upgrade(self, control: TcpLink) -> None:
@@ -130,9 +114,11 @@ class RdmaListener(Listener):
         except TransportUnavailable as problem:
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
         finally:
-            self._limits.finish(link)
+            with self._lock:
+                self._num_handshakes -= 1
+                self._links += [link] if link is not None else []
         if link is not None:
-            self._offer(link)
+            self._offer_or_abort(link)
 
 
 class RdmaTransport:
@@ -145,12 +131,13 @@ class RdmaTransport:
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         """A listener that accepts every backend that a connector asks for and this machine can use. The address's own
         backend is only for `Listener.address`, by which others connect."""
-        parsed, limits = parse(address), _LinkLimits()
+        parsed = parse(address)
+
+        def listen(check_opening: OpeningCheck) -> TcpListener:
+            return self._tcp.listen(parsed.control, options=control_options(options), check_opening=check_opening)
+
         with errors_naming(address, parsed.control):
-            below = self._tcp.listen(
-                parsed.control, options=control_options(options), check_opening=limits.check_opening
-            )
-        return RdmaListener(below, parsed, limits, options)
+            return RdmaListener(listen, parsed, options)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at

@@ -23,7 +23,7 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import Connect, Connected, Echo, Echoed, Expect, Fault, Hello, MeasureNext, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, connect, listen
-from transports.emulated import LinkProfile, emulate, installed
+from transports.emulated import EmulatedLink, LinkProfile, installed
 from transports.inproc import InprocLink
 
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
@@ -117,7 +117,7 @@ def test_links_are_measured_with_nothing_loaded(two: list[str]) -> None:
 
 def test_directions_are_not_mixed_up(two: list[str], made: Made) -> None:
     """A wire that is slow only on the way there."""
-    link = emulate(connect(two[0], timeout=5), WIRE)
+    link = EmulatedLink(connect(two[0], timeout=5), WIRE)
     connection = Connection(link, "worker", "w", "5e55", Session(opened=True))
     connection.send(Hello("coordinator", "c", "5e55", own_versions()))
     connection.receive(link.recv(5))
