@@ -18,12 +18,12 @@ request-level batching, ``prefill_first`` vLLM's original schedule. ``prefill_sh
 
 A policy that keeps decodes waiting is overruled when one has waited for ``max_decode_gap``.
 
-Policies are pure: all that they need is in ``PolicyInput``; none reads a clock or the scheduler.
+A policy is pure: all that it needs is in ``PolicyInput``; it reads no clock and no scheduler.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 LEAST_SHARE = 0.01  # of a step's room; with less a prompt would never be read
 
@@ -39,7 +39,7 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """The options of all policies; each policy uses some of them. ``core.serving_options`` declares and bounds them.
+    """The policy and its options, of which each policy uses some. ``core.serving_options`` declares and bounds them.
 
     prefill_share: share of the room that decodes leave in a step, which prompts get while sequences decode.
     itl_slo: seconds between two tokens of an answer, at most; ``None``: steps are bounded by their tokens alone.
@@ -97,91 +97,41 @@ _EVERYTHING = PolicyDecision(decodes_go=True, share=1.0, admits=True)  # where t
 _PROMPTS = PolicyDecision(decodes_go=False, share=1.0, admits=True)
 
 
-class Policy(Protocol):
-    """Decides what steps may do. ``decide`` changes nothing; ``scheduled`` updates a policy that has state."""
-
-    def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Return what the next step may do."""
-        ...
-
-    def scheduled(self, policy_input: PolicyInput) -> None:
-        """Take note that a step with slices was planned in this situation."""
-        ...
-
-
 @dataclass(slots=True)
-class StallFree:
-    """No decode is ever skipped for a prompt."""
+class Policy:
+    """Decides what steps may do. ``decide`` changes nothing; ``scheduled`` updates what ``watermark`` goes by.
 
-    policy_config: PolicyConfig
-
-    def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Decodes go, and prompts get the rest."""
-        return _steady(self.policy_config) if policy_input.num_decoding else _EVERYTHING
-
-    def scheduled(self, policy_input: PolicyInput) -> None:
-        """This policy has no state."""
-
-
-@dataclass(slots=True)
-class PrefillFirst:
-    """As long as there are prompts, the stages compute nothing else."""
-
-    policy_config: PolicyConfig
-
-    def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Prompts go, unless a decode has waited too long."""
-        if not policy_input.num_decoding:
-            return _EVERYTHING
-        return _steady(self.policy_config) if _is_overdue(self.policy_config, policy_input) else _PROMPTS
-
-    def scheduled(self, policy_input: PolicyInput) -> None:
-        """This policy has no state."""
-
-
-@dataclass(slots=True)
-class DecodeFirst:
-    """Requests are admitted together and answered together; none joins them."""
-
-    policy_config: PolicyConfig
-
-    def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Decodes go, and the prompts that were admitted with them get the rest."""
-        if not policy_input.num_decoding:
-            return _EVERYTHING
-        return PolicyDecision(decodes_go=True, share=self.policy_config.prefill_share, admits=False)
-
-    def scheduled(self, policy_input: PolicyInput) -> None:
-        """This policy has no state."""
-
-
-@dataclass(slots=True)
-class Watermark:
-    """Fills the memory with requests, then lets it drain, so that most decode steps have many rows.
-
-    It changes sides at ``kv_high`` and ``kv_low``, and stays for ``min_dwell`` steps at least; else it would change at
-    every step near a mark. Where no sequence decodes, there is nothing to drain.
+    ``watermark`` *drains* the memory or fills it. It changes sides at ``kv_high`` and ``kv_low``, and stays for
+    ``min_dwell`` steps at least; else it would change at every step near a mark. Where no sequence decodes, there is
+    nothing to drain.
     """
 
-    policy_config: PolicyConfig
+    config: PolicyConfig
     drains: bool = False
     _steps: int = 0  # since it changed sides
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Prompts go while it fills, decodes while it drains."""
+        """Return what the next step may do."""
+        config = self.config
         if not policy_input.num_decoding:
             return _EVERYTHING
-        if self.drains:
-            return PolicyDecision(decodes_go=True, share=self.policy_config.prefill_share, admits=False)
-        return _steady(self.policy_config) if _is_overdue(self.policy_config, policy_input) else _PROMPTS
+        if self.drains or config.policy is PolicyName.DECODE_FIRST:
+            return PolicyDecision(decodes_go=True, share=config.prefill_share, admits=False)
+        is_overdue = config.max_decode_gap is not None and policy_input.waited >= config.max_decode_gap
+        if is_overdue or config.policy is PolicyName.STALL_FREE:
+            return PolicyDecision(decodes_go=True, share=config.prefill_share, admits=True)
+        return _PROMPTS
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """Change sides where the use of memory asks for it."""
+        """Take note that a step with slices was planned in this situation."""
+        config = self.config
+        if config.policy is not PolicyName.WATERMARK:
+            return
         self._steps += 1
         if not policy_input.num_decoding:
             self._change_to(drains=False)
-        elif self._steps >= self.policy_config.min_dwell:
-            share, config = policy_input.kv_share, self.policy_config
+        elif self._steps >= config.min_dwell:
+            share = policy_input.kv_share
             self._change_to(drains=share > config.kv_low if self.drains else share >= config.kv_high)
 
     def _change_to(self, *, drains: bool) -> None:
@@ -202,24 +152,3 @@ def longest_chunk(start: int, token_budget: int) -> int:
     ([512, 512, 256, 128], 16)
     """
     return min(token_budget, max(_SHORT_CHUNK, token_budget * _LONG // max(start, _LONG)))
-
-
-def _steady(policy_config: PolicyConfig) -> PolicyDecision:
-    return PolicyDecision(decodes_go=True, share=policy_config.prefill_share, admits=True)
-
-
-def _is_overdue(policy_config: PolicyConfig, policy_input: PolicyInput) -> bool:
-    return policy_config.max_decode_gap is not None and policy_input.waited >= policy_config.max_decode_gap
-
-
-def policy_of(policy_config: PolicyConfig) -> Policy:
-    """A new policy of the configured kind."""
-    match policy_config.policy:
-        case PolicyName.STALL_FREE:
-            return StallFree(policy_config)
-        case PolicyName.PREFILL_FIRST:
-            return PrefillFirst(policy_config)
-        case PolicyName.WATERMARK:
-            return Watermark(policy_config)
-        case PolicyName.DECODE_FIRST:
-            return DecodeFirst(policy_config)

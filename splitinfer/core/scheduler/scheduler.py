@@ -57,7 +57,7 @@ from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
-from splitinfer.core.scheduler.policy import PolicyConfig, policy_of
+from splitinfer.core.scheduler.policy import Policy, PolicyConfig
 from splitinfer.core.scheduler.regrouping import regroup
 from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
@@ -81,7 +81,7 @@ class Scheduler:
         groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,
-            policy=policy_of(config.policy_config),
+            policy=Policy(config.policy_config),
             costs=costs,
             prefix_cache=PrefixCache(config.blocks, kv),
             batches=MicroBatches(config.num_groups),
@@ -239,7 +239,7 @@ class Scheduler:
         self.state.config = replace(
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
-        self.state.policy = policy_of(policy_config)
+        self.state.policy = Policy(policy_config)
         self.state.share_left = 0
 
     def fix_groups(self, count: int | None) -> None:

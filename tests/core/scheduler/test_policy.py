@@ -10,7 +10,7 @@ from toy import House, blocks, drain, small
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, PolicyName, Watermark, policy_of
+from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.machine.machine import Hop, Machine
@@ -21,7 +21,7 @@ BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)
 
 @pytest.mark.parametrize("name", list(PolicyName))
 def test_where_nobody_decodes_prompts_have_all(name: PolicyName):
-    policy = policy_of(PolicyConfig(policy=name, prefill_share=0.3))
+    policy = Policy(PolicyConfig(policy=name, prefill_share=0.3))
     assert policy.decide(ALONE) == PolicyDecision(decodes_go=True, share=1.0, admits=True)
 
 
@@ -35,18 +35,18 @@ def test_where_nobody_decodes_prompts_have_all(name: PolicyName):
     ],
 )
 def test_where_somebody_decodes(name: PolicyName, order: PolicyDecision):
-    assert policy_of(PolicyConfig(policy=name, prefill_share=0.3)).decide(BUSY) == order
+    assert Policy(PolicyConfig(policy=name, prefill_share=0.3)).decide(BUSY) == order
 
 
 @pytest.mark.parametrize("name", [PolicyName.PREFILL_FIRST, PolicyName.WATERMARK])
 def test_a_decode_that_waited_too_long_goes(name: PolicyName):
-    policy = policy_of(PolicyConfig(policy=name, max_decode_gap=2.0))
+    policy = Policy(PolicyConfig(policy=name, max_decode_gap=2.0))
     assert not policy.decide(PolicyInput(3, waited=1.9)).decodes_go
     assert policy.decide(PolicyInput(3, waited=2.0)).decodes_go
 
 
 def test_the_watermark_has_hysteresis_and_dwells():
-    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=3))
+    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=3))
     seen = []
     for share in [0.9, 0.9, 0.9, 0.9, 0.6, 0.4, 0.4, 0.6, 0.7, 0.85]:
         policy.scheduled(PolicyInput(4, kv_share=share))
@@ -56,7 +56,7 @@ def test_the_watermark_has_hysteresis_and_dwells():
 
 
 def test_between_its_marks_the_watermark_goes_on():
-    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=1))
+    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=1))
     seen = []
     for share in [0.7, 0.8, 0.79, 0.51, 0.5, 0.51, 0.79, 0.8]:
         policy.scheduled(PolicyInput(4, kv_share=share))
@@ -65,7 +65,7 @@ def test_between_its_marks_the_watermark_goes_on():
 
 
 def test_nothing_is_left_to_drain():
-    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, min_dwell=1))
+    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, min_dwell=1))
     policy.scheduled(PolicyInput(4, kv_share=1.0))
     assert policy.drains
     policy.scheduled(PolicyInput(0, kv_share=1.0))
@@ -216,5 +216,5 @@ def test_a_preempted_decode_does_not_keep_prefill_first_for_ever():
 
 
 def test_orders_are_the_same_when_asked_twice():
-    policy = policy_of(PolicyConfig(policy=PolicyName.WATERMARK))
+    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK))
     assert policy.decide(BUSY) == policy.decide(BUSY)
