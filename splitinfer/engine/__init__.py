@@ -3,7 +3,7 @@
 coordinator     the engine's loop: plan, run, update
     engine          the loop itself
     own_steps       steps on the coordinator's own layers, launched and sent
-    drafting        has the drafter make what the scheduler wishes for
+    drafting        has the drafter make the drafts that the scheduler proposes
     pipeline        all stages: opens them, sends steps through them, closes them
     worker_group    the workers of one session: connects, loads and joins them, measures their links
     local_workers   workers that the coordinator starts itself

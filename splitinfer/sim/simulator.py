@@ -25,7 +25,7 @@ from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.speculation import Draft, Wish
+from splitinfer.core.speculation.speculation import Draft, Proposal
 from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
 from splitinfer.machine.machine import Machine
 
@@ -171,26 +171,26 @@ class Simulator:
             self._inbox.pop(0)()
 
     def _draft(self) -> None:
-        """Make the drafts that the scheduler wishes for, round by round, and take in messages after each round."""
+        """Make the drafts that the scheduler proposes, round by round, and take in messages after each round."""
         speculation = self.scheduler.speculation
         if speculation is None or self.machine.drafts_at_end:
             return
-        wishes = self.scheduler.wishes()
-        while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
+        proposals = self.scheduler.proposals()
+        while drafting := [one for one in proposals if len(one.drafts) < one.count and one.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
-            for wish in drafting:
-                wish.drafts.append(Draft(self.guess(wish)))
+            for proposal in drafting:
+                proposal.drafts.append(Draft(self.guess(proposal)))
             self._take_in()
-        for wish in wishes:
-            self.scheduler.take(wish)
+        for proposal in proposals:
+            self.scheduler.take(proposal)
 
-    def guess(self, wish: Wish) -> int:
-        """The next draft for a wish; for subclasses."""
-        return _TARGET if self.is_right(wish) else _WRONG
+    def guess(self, proposal: Proposal) -> int:
+        """The next draft for a proposal; for subclasses."""
+        return _TARGET if self.is_right(proposal) else _WRONG
 
-    def is_right(self, wish: Wish) -> bool:
-        """Whether the next draft for a wish is right."""
-        return self._is_right(wish.seq.seq_id, wish.position + len(wish.drafts))
+    def is_right(self, proposal: Proposal) -> bool:
+        """Whether the next draft for a proposal is right."""
+        return self._is_right(proposal.seq.seq_id, proposal.position + len(proposal.drafts))
 
     def _is_right(self, seq_id: int, place: int) -> bool:
         given = self._acceptance

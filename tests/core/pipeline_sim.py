@@ -10,7 +10,7 @@ from splitinfer.core.plan import SampledSlice, Slice, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.speculation import Wish
+from splitinfer.core.speculation.speculation import Proposal
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -55,10 +55,13 @@ class PipelineSim(Simulator):
     def sampled(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
         return self.toys[-1].run(plan).sampled, plan.slices
 
-    def guess(self, wish: Wish) -> int:
-        seq = wish.seq
-        stream = [*[*seq.tokens, *seq.drafts.ahead][: wish.position], *(draft.token_id for draft in wish.drafts)]
-        return (next_token(stream, seq.seed) + (not self.is_right(wish))) % VOCAB
+    def guess(self, proposal: Proposal) -> int:
+        seq = proposal.seq
+        stream = [
+            *[*seq.tokens, *seq.drafts.ahead][: proposal.position],
+            *(draft.token_id for draft in proposal.drafts),
+        ]
+        return (next_token(stream, seq.seed) + (not self.is_right(proposal))) % VOCAB
 
     def got(self, seq_id: int, token_id: int) -> None:
         self.tokens[seq_id].append(token_id)

@@ -37,7 +37,7 @@ from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.speculation.speculation import Draft, Wish
+from splitinfer.core.speculation.speculation import Draft, Proposal
 
 VOCAB = 5  # few, so that different prompts often begin alike
 
@@ -298,15 +298,15 @@ def kept_by_all(disks: list[ToyDisk]) -> tuple[DiskBlock, ...]:
 
 @dataclass
 class Guesser:
-    """Drafts that are right with probability ``right`` each; now and then fewer than were wished for."""
+    """Drafts that are right with probability ``right`` each; now and then fewer than were proposed."""
 
     random: Random
     right: float
 
-    def __call__(self, wish: Wish) -> list[Draft]:
-        stream, drafts = wish.seq.stream, list[Draft]()
-        for _ in range(wish.count if self.random.random() < 0.9 else self.random.randint(0, wish.count)):
-            token = next_token(stream, wish.seq.seed)
+    def __call__(self, proposal: Proposal) -> list[Draft]:
+        stream, drafts = proposal.seq.stream, list[Draft]()
+        for _ in range(proposal.count if self.random.random() < 0.9 else self.random.randint(0, proposal.count)):
+            token = next_token(stream, proposal.seq.seed)
             if self.random.random() >= self.right:
                 token = (token + self.random.randrange(1, VOCAB)) % VOCAB
             drafts.append(Draft(token, self.random.choice([None, self.random.random()])))
@@ -329,7 +329,7 @@ class House:
         self.cancelled: set[int] = set()
         self.num_expected = 0  # steps that were
         self.was_lost = False  # the stages forgot everything once
-        self.guess: Callable[[Wish], list[Draft]] | None = None  # where there is a drafter
+        self.guess: Callable[[Proposal], list[Draft]] | None = None  # where there is a drafter
         self.now = 0.0
         self.begun: StepPlan | None = None  # what must follow now, as it was expected before the last result
         self.overtake: Callable[[], bool] | None = None  # whether a result comes while the first stage computes
@@ -377,21 +377,21 @@ class House:
         return plan
 
     def draft(self) -> None:
-        """What the scheduler wishes for, by a drafter that is sometimes wrong and sometimes has less."""
-        wishes = self.scheduler.wishes() if self.guess is not None else []
-        assert sum(wish.count for wish in wishes) <= self.scheduler.config.token_budget
-        assert len({wish.seq.seq_id for wish in wishes}) == len(wishes)
-        for wish in wishes:
+        """What the scheduler proposes, by a drafter that is sometimes wrong and sometimes has less."""
+        proposals = self.scheduler.proposals() if self.guess is not None else []
+        assert sum(proposal.count for proposal in proposals) <= self.scheduler.config.token_budget
+        assert len({proposal.seq.seq_id for proposal in proposals}) == len(proposals)
+        for proposal in proposals:
             assert self.guess is not None
-            for draft in self.guess(wish) if wish.stands else ():
-                wish.drafts.append(draft)
+            for draft in self.guess(proposal) if proposal.stands else ():
+                proposal.drafts.append(draft)
                 if self.overtake is not None and self.overtake() and self.toy.under_way:
                     self.deliver()
-                if not wish.stands:
+                if not proposal.stands:
                     break
-            assert len(wish.drafts) <= wish.count
-        for wish in wishes:
-            self.scheduler.take(wish)
+            assert len(proposal.drafts) <= proposal.count
+        for proposal in proposals:
+            self.scheduler.take(proposal)
 
     def limit(self, anybody_decodes: bool) -> int:
         config = self.scheduler.config

@@ -10,6 +10,7 @@ admitted (``core.scheduler.policy``); an objective for the time between tokens b
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 from splitinfer.core.costs.model import most_rows, quickest_size
@@ -22,6 +23,7 @@ from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.core.scheduler.policy import PolicyDecision, PolicyInput, longest_chunk
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.speculation import Proposal
 
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
 OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
@@ -39,7 +41,7 @@ class StepPlanner:
         if self._state.is_full:
             return None
         has_prompts = bool(self._state.waiting) or self._state.reads_prompts
-        for group in self.groups_in_turn():
+        for group in self._groups_in_turn():
             if self._state.batches.may_go(group, alone=has_prompts):
                 decision = self._decide_for(group)
                 if decision.does_something:
@@ -61,7 +63,7 @@ class StepPlanner:
             return decision
         return Decision(decision.allocation, admissions=decision.admissions, fetching=decision.fetching)
 
-    def groups_in_turn(self) -> list[int]:
+    def _groups_in_turn(self) -> list[int]:
         """All groups in the order in which they go: first the one that drafts wait for, then by turn."""
         batches = self._state.batches
         if not self._state.speculates:
@@ -69,7 +71,7 @@ class StepPlanner:
         have = {group for group in batches.in_turn() if any(seq.drafts.waiting for seq in batches.members(group))}
         return sorted(batches.in_turn(), key=lambda group: group not in have)
 
-    def keeps_decodes_waiting(self, group: int) -> bool:
+    def _keeps_decodes_waiting(self, group: int) -> bool:
         """Whether prompts go before the decodes of a group now."""
         return self._state.reads_prompts and not self._state.policy.decide(self._state.policy_input(group)).decodes_go
 
@@ -114,7 +116,7 @@ class StepPlanner:
     def _further_blocks(self) -> Decision | None:
         """A step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of those
         whose blocks under way are void."""
-        for group in self.groups_in_turn():
+        for group in self._groups_in_turn():
             decision = Decision(self._state.allocation(), group, self._state.policy_input(group))
             for seq in sorted(self._state.batches.going_on(group, self._follows), key=lambda one: one.rank):
                 if decision.allocation.is_preempted(seq):
@@ -133,6 +135,35 @@ class StepPlanner:
         """Whether a block that waits may go behind those of its sequence that are under way."""
         assert self._state.speculation is not None
         return bool(seq.drafts.waiting) and self._state.speculation.may_follow(seq)
+
+    def proposals(self) -> list[Proposal]:
+        """The drafts that the next plan could contain, for each of its sequences that gets some."""
+        assert self._state.speculation is not None
+        order = self._groups_in_turn()
+        for group in order:
+            members = self._state.batches.members(group)
+            if members and not self._state.batches.is_in_flight(group):
+                return [] if self._keeps_decodes_waiting(group) else self._proposals_of(members)
+        if self._state.reads_prompts:
+            return []
+        for group in order:
+            if found := self._proposals_of(self._state.batches.going_on(group, self._state.speculation.may_follow)):
+                return found
+        return []
+
+    def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
+        """Those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
+        assert self._state.speculation is not None
+        room = self._state.config.token_budget - sum(seq.num_to_compute for seq in members)
+        room = room // 2 if self._state.reads_prompts else room
+        found = list[Proposal]()
+        for seq in members:
+            ask = self._state.speculation.further if seq.num_awaited else self._state.speculation.first
+            proposal = ask(seq, self._state.config.longest(seq))
+            if proposal is not None and room > 0:
+                found.append(proposal if proposal.count <= room else replace(proposal, count=room))
+                room -= found[-1].count
+        return found
 
     def _add_drafts(self, decision: Decision) -> None:
         """Add the drafts that wait, as far as there is room, and memory without eviction or preemption: of this step's

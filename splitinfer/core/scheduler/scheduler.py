@@ -21,7 +21,7 @@ may follow an objective for the time between tokens, by what steps have cost so 
 While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
 While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
-With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns
+With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
 how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks
 of one sequence may follow each other without waiting for results, and after a result that voids them the next one
@@ -51,20 +51,18 @@ from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Decision
-from splitinfer.core.scheduler.drafts import Drafts
 from splitinfer.core.scheduler.expected import Expected, expected
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
 from splitinfer.core.scheduler.policy import Policy, PolicyConfig
-from splitinfer.core.scheduler.regrouping import regroup
 from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Eithers
 from splitinfer.core.speculation.group_controller import GroupController
-from splitinfer.core.speculation.speculation import Speculation, Wish
+from splitinfer.core.speculation.speculation import Proposal, Speculation
 
 _MOST_UNLEARNED = 16  # steps
 
@@ -103,7 +101,7 @@ class Scheduler:
         self._admission = AdmissionControl(state)
         self.planner = StepPlanner(state, self._admission)
         self._life = Lifecycle(state, self._admission)
-        self._results, self._drafts = Results(state, self._life), Drafts(state, self.planner)
+        self._results = Results(state, self._life)
         self._unlearned: deque[tuple[StepInFlight, StepResult, float]] = deque()
         self._next_step = self._num_arrived = 0
         self._is_lowered = False  # the budget, below the config's
@@ -139,7 +137,7 @@ class Scheduler:
         if seq is None:
             return False
         self._life.end(seq, reason)
-        regroup(self.state)
+        self.state.regroup()
         return True
 
     def expire(self, now: float) -> list[int]:
@@ -158,7 +156,7 @@ class Scheduler:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
         """
         step, events = self._results.take(result, returned_at)
-        regroup(self.state)
+        self.state.regroup()
         self._unlearned.append((step, result, returned_at))
         if learn or len(self._unlearned) > _MOST_UNLEARNED:
             self.learn()  # after the choice of groups: what follows on a result does not depend on its figures
@@ -189,7 +187,7 @@ class Scheduler:
         self.state.left = None
         self.prefix_cache.clear(kept)
         self.batches.clear()
-        regroup(self.state)
+        self.state.regroup()
         self.state.used, self.state.share_left = NOTHING, 0
         for seq in self.running.values():
             self._life.forget_drafts(seq)
@@ -248,23 +246,37 @@ class Scheduler:
         groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
         groups.fixed = self.config.fixed_groups or count is not None
         groups.forget()
-        regroup(self.state)
+        self.state.regroup()
 
     # -- drafts ------------------------------------------------------------------------------
 
-    def wishes(self) -> list[Wish]:
-        """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
-        are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
-        return self._drafts.wishes()
+    def proposals(self) -> list[Proposal]:
+        """Return the drafts that the next plan could contain, a proposal for each of its sequences that gets some. Hand
+        each to ``take`` with its drafts before the next ``schedule``. Asking twice is harmless."""
+        if self.speculation is None or not self.config.speculates or self.state.is_full:
+            return []
+        self._force()
+        return self.planner.proposals()
 
-    def take(self, wish: Wish) -> None:
-        """Take in the drafts made for a wish: all, fewer or none. Results may have come since the wish."""
-        self._drafts.take(wish)
+    def take(self, proposal: Proposal) -> None:
+        """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
+        if self.speculation is not None and self.running.get(proposal.seq.seq_id) is proposal.seq:
+            self.speculation.take(proposal, self.config.longest(proposal.seq))
 
     @property
     def drafts_next(self) -> list[Sequence]:
         """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
-        return self._drafts.next()
+        if self.speculation is None or not self.config.speculates:
+            return []
+        return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
+
+    def _force(self) -> None:
+        """Have the tokens that must come next go out as drafts."""
+        if self.speculation is None:
+            return
+        for seq in self.running.values():
+            if seq.rules is not None and seq in self.batches:
+                self.speculation.force(seq, self.config.longest(seq))
 
     def leave_out_void(self) -> None:
         """Leave what results have voided out of the steps that have not left the first stage; call it after each."""
@@ -283,7 +295,7 @@ class Scheduler:
         not. ``begun``: the step, where it was launched already as ``expected``.
         """
         self.state.now = max(self.state.now, now)
-        self._drafts.force()
+        self._force()
         decision = self.planner.decide()
         plan = None if decision is None else self._apply(decision, begun)
         assert begun is None or begun.planned == plan, f"{begun.planned} was launched, and {plan} is to be"
@@ -392,7 +404,7 @@ class Scheduler:
             state.policy.scheduled(decision.situation)
             state.prompts_go_on = state.prompts_go_on + 1 if decision.chunks else 0
         if decision.allocation.preempted:
-            regroup(state)
+            state.regroup()
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""

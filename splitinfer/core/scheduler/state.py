@@ -1,7 +1,7 @@
 """A scheduler's state between two events. The scheduler changes it; admission and the planner only read it."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
@@ -17,6 +17,7 @@ from splitinfer.core.scheduler.policy import Policy, PolicyInput
 from splitinfer.core.scheduler.waiting_queue import WaitingQueue
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.grouping import Member
 from splitinfer.core.speculation.speculation import Speculation
 
 
@@ -126,3 +127,26 @@ class SchedulerState:
     def reads_prompts(self) -> bool:
         """Whether a sequence that was admitted has prompt tokens that are in no plan yet."""
         return any(seq.num_to_compute and seq not in self.batches for seq in self.running.values())
+
+    def regroup(self) -> None:
+        """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members."""
+        members = self.batches.by_id()
+        active = None
+        if len(members) < 2:
+            self.groups.forget()
+            active = self.groups.most_groups
+        elif self.groups.is_due(frozenset(members)):
+            asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
+            position = sum(len(seq.tokens) for seq in members.values()) // len(members)
+            self.groups.choose(asked, self.config.policy_config.itl_slo, position, has_drafter=self.config.speculates)
+            active = self.groups.most_groups if self.groups.choice is None else self.groups.choice.groups
+        if self.speculation is not None:
+            self.speculation.are_several = len(members) > 1
+        self.batches.balance(active)
+
+    def _member(self, seq: Sequence) -> Member:
+        """A sequence as the choice of groups sees it."""
+        speculation = self.speculation if self.config.speculates else None
+        member = Member(0.0, 0) if speculation is None else speculation.member(seq)
+        num_chosen = seq.num_generated - seq.drafts.num_forced - seq.drafts.num_right
+        return replace(member, forced=seq.drafts.num_forced / max(1, num_chosen))

@@ -40,10 +40,10 @@ class Draft:
 
 
 @dataclass(slots=True)
-class Wish:
+class Proposal:
     """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
 
-    num_misses: the sequence's wrong drafts when the wish was made.
+    num_misses: the sequence's wrong drafts when the proposal was made.
     drafts: those made so far.
     """
 
@@ -54,8 +54,8 @@ class Wish:
     drafts: list[Draft] = field(default_factory=list)
 
     @classmethod
-    def of(cls, seq: Sequence, count: int) -> "Wish":
-        """A wish for a sequence in its present state."""
+    def of(cls, seq: Sequence, count: int) -> "Proposal":
+        """A proposal for a sequence in its present state."""
         return cls(seq, count, seq.num_streamed, seq.drafts.num_misses)
 
     @property
@@ -134,14 +134,14 @@ class Speculation:
             return flight
         return self.controller.probe(seq.seq_id, shares.probe_cost())
 
-    def first(self, seq: Sequence, longest: int) -> Wish | None:
-        """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
+    def first(self, seq: Sequence, longest: int) -> Proposal | None:
+        """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""
         if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
             self._flights[seq.seq_id] = self._next_flight(seq)
-        return self._wish(seq, self._flights[seq.seq_id].first, longest)
+        return self._proposal(seq, self._flights[seq.seq_id].first, longest)
 
     def num_next(self, seq: Sequence, longest: int) -> int:
         """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
@@ -151,18 +151,18 @@ class Speculation:
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
         """Take in the drafts that the last stage has made behind a sequence's last token."""
-        wish = None if seq.has_guesses else self._wish(seq, len(drafts), longest)
-        if wish is not None:
+        proposal = None if seq.has_guesses else self._proposal(seq, len(drafts), longest)
+        if proposal is not None:
             if self.eithers is not None:
                 drafts = self.eithers.chosen(seq.seq_id, seq.tokens, drafts)
-            wish.drafts = [Draft(token_id, seconds=0.0) for token_id in drafts[: wish.count]]
-            self.take(wish, longest)
+            proposal.drafts = [Draft(token_id, seconds=0.0) for token_id in drafts[: proposal.count]]
+            self.take(proposal, longest)
 
-    def further(self, seq: Sequence, longest: int) -> Wish | None:
-        """A wish for a block behind those under way."""
+    def further(self, seq: Sequence, longest: int) -> Proposal | None:
+        """A proposal for a block behind those under way."""
         if seq.has_guesses or seq.drafts.is_dry or not self.may_follow(seq):
             return None
-        return self._wish(seq, self._flights[seq.seq_id].further, longest)
+        return self._proposal(seq, self._flights[seq.seq_id].further, longest)
 
     def may_follow(self, seq: Sequence) -> bool:
         """Whether one more block may be under way behind the others."""
@@ -171,7 +171,7 @@ class Speculation:
             return False  # it was alone when its blocks began to follow each other
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
-    def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
+    def _proposal(self, seq: Sequence, count: int, longest: int) -> Proposal | None:
         known = seq.num_streamed
         rows = (MAX_ROWS - 1 if not seq.drafts.ahead else MAX_ROWS) - len(seq.drafts.waiting)
         count = min(count, rows, longest - 1 - known)
@@ -182,37 +182,37 @@ class Speculation:
             start = before if seq.drafts.ahead else before - 1
             reaches_end = bool(seq.drafts.ahead) and before % self.block == 0
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
-        return Wish.of(seq, count) if count > 0 else None
+        return Proposal.of(seq, count) if count > 0 else None
 
     def force(self, seq: Sequence, longest: int) -> None:
         """Have the tokens that must follow a sequence's stream wait for its next plan, if that may be the next block.
         They cost no drafter anything, and say nothing about one."""
         may_go = self.may_follow(seq) if seq.num_awaited else seq.num_to_compute <= 1
-        wish = self._wish(seq, MAX_ROWS, longest) if may_go else None
-        if wish is None or seq.rules is None:
+        proposal = self._proposal(seq, MAX_ROWS, longest) if may_go else None
+        if proposal is None or seq.rules is None:
             return
-        seq.force(seq.rules.forced(seq.answer_stream, wish.count))
+        seq.force(seq.rules.forced(seq.answer_stream, proposal.count))
 
     def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
         """The tokens that must follow a prompt of which the last chunk goes now. None where caches are not truncated:
         what a rollback needs would be kept of the whole chunk."""
-        wish = self._wish(seq, MAX_ROWS, longest)
-        if seq.rules is None or wish is None or self.rewind is not UNLIMITED or self.is_at_end:
+        proposal = self._proposal(seq, MAX_ROWS, longest)
+        if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.is_at_end:
             return ()
-        return seq.rules.forced(seq.answer_stream, wish.count)
+        return seq.rules.forced(seq.answer_stream, proposal.count)
 
-    def take(self, wish: Wish, longest: int) -> None:
-        """Take in the drafts of a wish, up to an end token, or one that cannot follow. A sequence that got fewer than
-        it could have gets no more until its next token. ``longest``: the most tokens the sequence can have."""
-        seq, drafts = wish.seq, wish.left
-        self.counts.drafted += len(wish.drafts)
-        if not wish.stands:
+    def take(self, proposal: Proposal, longest: int) -> None:
+        """Take in a proposal's drafts, up to an end token, or one that cannot follow. A sequence that got fewer than it
+        could have gets no more until its next token. ``longest``: the most tokens the sequence can have."""
+        seq, drafts = proposal.seq, proposal.left
+        self.counts.drafted += len(proposal.drafts)
+        if not proposal.stands:
             return
         token_ids = [draft.token_id for draft in drafts]
         end = next((i for i, token in enumerate(token_ids) if token in seq.end_tokens), len(token_ids))
         are_forced = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
         seq.hold(token_ids[: len(are_forced)], are_forced)
-        seq.drafts.is_dry = len(wish.drafts) < wish.count or len(are_forced) < len(drafts)
+        seq.drafts.is_dry = len(proposal.drafts) < proposal.count or len(are_forced) < len(drafts)
         self.force(seq, longest)
 
     # -- after a result ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Has the drafter make what the scheduler wishes for, in rounds, and stops it when results make the wishes void.
+"""Has the drafter make the drafts that the scheduler proposes, in rounds, and stops it when results void them.
 
 A round is one draft of each sequence, made together. A sequence that the drafter has not read yet gets no drafts beside
 others: its prompt is read a chunk at a time, between their steps; a sequence alone waits for it.
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.speculation.speculation import Speculation, Wish
+from splitinfer.core.speculation.speculation import Proposal, Speculation
 from splitinfer.engine.drafts.drafters import Drafter
 
 _CHUNKS = 1  # of prompts, read for drafts of one step of several sequences
@@ -22,52 +22,52 @@ class Drafting:
         self._read: set[int] = set()  # sequences that the drafter has read
 
     @property
-    def is_wished_for(self) -> bool:
+    def has_proposals(self) -> bool:
         """Whether the next plan could contain drafts."""
-        return bool(self._scheduler.wishes())
+        return bool(self._scheduler.proposals())
 
     def make(self) -> None:
-        """Make the drafts that the scheduler wishes for, until results make the wishes void."""
-        wishes, speculation = self._scheduler.wishes(), self._scheduler.speculation
-        if not wishes or speculation is None:
+        """Make the drafts that the scheduler proposes, until results void them."""
+        proposals, speculation = self._scheduler.proposals(), self._scheduler.speculation
+        if not proposals or speculation is None:
             return
-        ready = self._ready(wishes)
+        ready = self._ready(proposals)
         if ready:
             self._draft(ready, speculation)
-        for wish in wishes:
-            self._scheduler.take(wish)
+        for proposal in proposals:
+            self._scheduler.take(proposal)
 
-    def _ready(self, wishes: list[Wish]) -> list[Wish]:
-        """The wishes whose sequences the drafter has read; of one alone the rest is read."""
+    def _ready(self, proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals whose sequences the drafter has read; of one alone the rest is read."""
         speculation = self._scheduler.speculation
         if speculation is None or not speculation.are_several:
-            while wishes[0].stands and self._drafter.prepare(wishes[0].seq):
+            while proposals[0].stands and self._drafter.prepare(proposals[0].seq):
                 self._receive()
-            return [wish for wish in wishes if wish.stands]
-        return [wish for wish in self._read_in_turn(wishes) if wish.stands]
+            return [proposal for proposal in proposals if proposal.stands]
+        return [proposal for proposal in self._read_in_turn(proposals) if proposal.stands]
 
-    def _read_in_turn(self, wishes: list[Wish]) -> list[Wish]:
-        """Have the drafter read some chunks of those that it has not; the wishes of those that it has."""
-        ready, chunks = list[Wish](), 0
-        for wish in wishes:
-            seq_id = wish.seq.seq_id
+    def _read_in_turn(self, proposals: list[Proposal]) -> list[Proposal]:
+        """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
+        ready, chunks = list[Proposal](), 0
+        for proposal in proposals:
+            seq_id = proposal.seq.seq_id
             if chunks >= _CHUNKS and seq_id not in self._read:
                 continue
-            if self._drafter.prepare(wish.seq):
+            if self._drafter.prepare(proposal.seq):
                 chunks += 1
                 self._read.discard(seq_id)
             else:
                 self._read.add(seq_id)
-                ready.append(wish)
+                ready.append(proposal)
         if chunks:
             self._receive()
         return ready
 
-    def _draft(self, wishes: list[Wish], speculation: Speculation) -> None:
-        """Make rounds of drafts, as long as a wish is open."""
-        counts = [wish.count for wish in wishes]
+    def _draft(self, proposals: list[Proposal], speculation: Speculation) -> None:
+        """Make rounds of drafts, as long as a proposal is open."""
+        counts = [proposal.count for proposal in proposals]
         began, is_first = time.monotonic(), True
-        for found in self._drafter.draft_together([wish.seq for wish in wishes], counts):
+        for found in self._drafter.draft_together([proposal.seq for proposal in proposals], counts):
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
             waited = time.monotonic() - began
@@ -76,14 +76,14 @@ class Drafting:
                 # The first round may stand in line behind a step; the others cost all the time until they are read.
                 speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
             is_first = False
-            for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
+            for i, (proposal, draft) in enumerate(zip(proposals, found, strict=True)):
                 if draft is not None and counts[i]:
-                    wish.drafts.append(draft)
+                    proposal.drafts.append(draft)
             self._receive()
-            for i, wish in enumerate(wishes):
-                if not wish.stands:
+            for i, proposal in enumerate(proposals):
+                if not proposal.stands:
                     counts[i] = 0
-            if not any(len(wish.drafts) < count for wish, count in zip(wishes, counts, strict=True)):
+            if not any(len(proposal.drafts) < count for proposal, count in zip(proposals, counts, strict=True)):
                 return
             began = time.monotonic()
 

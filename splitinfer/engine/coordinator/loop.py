@@ -1,7 +1,7 @@
 """The coordinator's loop: receive, draft, plan, launch, learn. It reacts to events, and waits for nothing else.
 
     receive     submissions, aborts, results of steps
-    draft       if the scheduler wishes for drafts, the drafter makes them
+    draft       if the scheduler proposes drafts, the drafter makes them
     plan        the scheduler writes the next step, if a stage can take it
     launch      hand the step to this machine's device
     learn       a result brings tokens; tokens go to their readers
@@ -113,7 +113,7 @@ class Loop:
         if plan is not None:
             self._launch(plan)
         self._watch_machine()  # after the launch: the device need not wait for it
-        if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.is_wished_for):
+        if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.has_proposals):
             self._idle()  # what wakes the loop for another cut may have been taken in by this turn
 
     def _plan(self) -> StepPlan | None:

@@ -3,14 +3,14 @@
 import pytest
 
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.speculation.speculation import Draft, Wish
+from splitinfer.core.speculation.speculation import Draft, Proposal
 from tests.core.toy import VOCAB, House, next_token
 
 
-def wrong(wish: Wish) -> list[Draft]:
+def wrong(proposal: Proposal) -> list[Draft]:
     """Drafts none of which is right."""
-    token = (next_token(wish.seq.stream, wish.seq.seed) + 1) % VOCAB
-    return [Draft(token)] * wish.count
+    token = (next_token(proposal.seq.stream, proposal.seq.seed) + 1) % VOCAB
+    return [Draft(token)] * proposal.count
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

@@ -20,7 +20,7 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds
-from splitinfer.core.speculation.speculation import Wish
+from splitinfer.core.speculation.speculation import Proposal
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -44,8 +44,8 @@ class Replayed(Simulator):
         super().__init__(Scheduler(config), Machine(STAGES, (Hop(LINK), Hop(LINK)), (3, 9), draft=DRAFT))
         self.answers: dict[int, str] = {}
 
-    def is_right(self, wish: Wish) -> bool:
-        answer, place = self.answers[wish.seq.seq_id], wish.position + len(wish.drafts) - PROMPT
+    def is_right(self, proposal: Proposal) -> bool:
+        answer, place = self.answers[proposal.seq.seq_id], proposal.position + len(proposal.drafts) - PROMPT
         return place < len(answer) and answer[place] == "1"
 
     def ask(self, answer: str, flight: Flight | None = None) -> float:

@@ -11,7 +11,7 @@ from toy import VOCAB, Guesser, House, blocks, next_token, small
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.speculation.speculation import Draft, Wish
+from splitinfer.core.speculation.speculation import Draft, Proposal
 
 
 def house(right: float = 1.0, seed: int = 1, overtaken: float = 0.0, **config: object) -> House:
@@ -35,10 +35,10 @@ def decoding(found: House, flight: Flight, **more: object) -> int:
     return seq_id
 
 
-def right_guesses(wish: Wish, count: int | None = None) -> list[Draft]:
-    stream, drafts = wish.seq.stream, []
-    for _ in range(wish.count if count is None else count):
-        drafts.append(Draft(next_token(stream, wish.seq.seed)))
+def right_guesses(proposal: Proposal, count: int | None = None) -> list[Draft]:
+    stream, drafts = proposal.seq.stream, []
+    for _ in range(proposal.count if count is None else count):
+        drafts.append(Draft(next_token(stream, proposal.seq.seed)))
         stream.append(drafts[-1].token_id)
     return drafts
 
@@ -115,7 +115,7 @@ def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
 def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
     found = house(num_groups=3, max_in_flight=4)
     seq_id = decoding(found, Flight(2, 3, 3))
-    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     assert found.step()
     assert found.step()
     found.deliver()
@@ -135,12 +135,12 @@ def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
 def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
     found = house()
     decoding(found, Flight(2, 3, 2))
-    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     found.step()
     scheduler = found.scheduler
-    (wish,) = scheduler.wishes()
-    wish.drafts = right_guesses(wish)
-    scheduler.take(wish)
+    (proposal,) = scheduler.proposals()
+    proposal.drafts = right_guesses(proposal)
+    scheduler.take(proposal)
     plan = scheduler.schedule()
     assert plan is not None
     assert plan.slices[0].begins_with_draft
@@ -157,36 +157,36 @@ def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
     found.check_answers()
 
 
-def test_a_result_that_agrees_overtakes_a_wish() -> None:
+def test_a_result_that_agrees_overtakes_a_proposal() -> None:
     found = house()
     decoding(found, Flight(2, 3, 2))
     found.guess = right_guesses
     found.step()
-    (wish,) = found.scheduler.wishes()
-    wish.drafts = right_guesses(wish)
+    (proposal,) = found.scheduler.proposals()
+    proposal.drafts = right_guesses(proposal)
     found.deliver()  # with the token in the place of the first of them
-    assert wish.stands
-    assert len(wish.left) == len(wish.drafts) - 1
-    found.scheduler.take(wish)
+    assert proposal.stands
+    assert len(proposal.left) == len(proposal.drafts) - 1
+    found.scheduler.take(proposal)
     plan = found.scheduler.schedule()
     assert plan is not None
-    assert [d.token_id for d in wish.drafts] == list(plan.slices[0].token_ids)
+    assert [d.token_id for d in proposal.drafts] == list(plan.slices[0].token_ids)
     assert not plan.slices[0].begins_with_draft
     found.toy.submit(plan)
     found.run()
     found.check_answers()
 
 
-def test_a_result_that_differs_overtakes_a_wish() -> None:
+def test_a_result_that_differs_overtakes_a_proposal() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
     found.guess = right_guesses
     found.step()
-    (wish,) = found.scheduler.wishes()
-    wish.drafts = [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    (proposal,) = found.scheduler.proposals()
+    proposal.drafts = [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     found.deliver()
-    assert not wish.stands
-    found.scheduler.take(wish)
+    assert not proposal.stands
+    found.scheduler.take(proposal)
     assert found.sequences[seq_id].drafts.waiting == []
     found.run()
     found.check_answers()
@@ -253,9 +253,9 @@ def test_nothing_is_drafted_behind_the_end() -> None:
     found = house()
     longest = []
 
-    def guess(wish: Wish) -> list[Draft]:
-        longest.append(len(wish.seq.stream) + wish.count)
-        return right_guesses(wish)
+    def guess(proposal: Proposal) -> list[Draft]:
+        longest.append(len(proposal.seq.stream) + proposal.count)
+        return right_guesses(proposal)
 
     found.guess = guess
     prompted(found, 3, max_tokens=12, flight=Flight(8, 8, 2))
@@ -302,9 +302,9 @@ def test_caches_that_go_back_a_little_are_not_asked_for_more() -> None:
     found = house(rewind=3)
     most = []
 
-    def guess(wish: Wish) -> list[Draft]:
-        most.append(len(wish.seq.drafts.ahead) + wish.count)
-        return right_guesses(wish)
+    def guess(proposal: Proposal) -> list[Draft]:
+        most.append(len(proposal.seq.drafts.ahead) + proposal.count)
+        return right_guesses(proposal)
 
     found.guess = guess
     prompted(found, 3, flight=Flight(8, 8, 2))
@@ -318,8 +318,8 @@ def test_a_wrong_draft_costs_a_state_neither_a_step_nor_a_row() -> None:
     seq_id = decoding(found, Flight(5, 3, 2))
     seq = found.sequences[seq_id]
 
-    def two_right(wish: Wish) -> list[Draft]:
-        drafts = right_guesses(wish)
+    def two_right(proposal: Proposal) -> list[Draft]:
+        drafts = right_guesses(proposal)
         return [*drafts[:2], *(Draft((d.token_id + 1) % VOCAB) for d in drafts[2:])]
 
     found.guess = two_right
@@ -376,7 +376,7 @@ def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
 def test_a_result_may_lack_what_is_void() -> None:
     found = house(num_groups=3, max_in_flight=4)
     seq_id = decoding(found, Flight(2, 3, 3))
-    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     found.step()
     plan = found.step()
     assert plan is not None
@@ -392,7 +392,7 @@ def test_a_result_may_lack_what_is_void() -> None:
 def test_a_void_slice_must_not_be_answered() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
-    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
     found.step()
     plan = found.step()
     assert plan is not None

@@ -1,4 +1,4 @@
-"""Drafts are made in rounds for all that wish for some; who has not been read yet is read between steps."""
+"""Drafts are made in rounds for all sequences that may have some; who has not been read yet is read between steps."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -62,10 +62,10 @@ def decoding(*flights: Flight) -> tuple[House, Known, Drafting]:
 
 def test_a_round_is_a_draft_of_each() -> None:
     found, drafter, drafting = decoding(Flight(2), Flight(4), Flight())
-    assert drafting.is_wished_for
+    assert drafting.has_proposals
     drafting.make()
     assert drafter.rounds == [2, 2, 1, 1]
-    assert not drafting.is_wished_for
+    assert not drafting.has_proposals
     plan = found.step()
     assert plan is not None
     assert [part.num_drafts for part in plan.slices] == [2, 4, 0]
@@ -102,7 +102,7 @@ def test_who_is_alone_waits_for_its_reading() -> None:
     assert plan.slices[0].num_drafts == 3
 
 
-def test_a_result_that_voids_a_wish_ends_its_drafts_alone() -> None:
+def test_a_result_that_voids_a_proposal_ends_its_drafts_alone() -> None:
     found, drafter, _ = decoding(Flight(4), Flight(4))
 
     def receive() -> None:
