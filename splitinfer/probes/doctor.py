@@ -1,8 +1,8 @@
 """``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -20,7 +20,7 @@ from splitinfer.probes.child import Report as Findings
 from splitinfer.probes.evidence import Seen, look
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding, good_wired_limit, parse_pages
-from splitinfer.probes.links import LinkSeen, LinkSurvey, Progress, SurveyResult, WorkerSeen
+from splitinfer.probes.links import LinkSeen, LinkSurvey, Progress, WorkerSeen
 from splitinfer.probes.machine import description
 from splitinfer.probes.page import counted, grid, lines, print_page, title
 from splitinfer.probes.rdma import requirements, verdict
@@ -28,27 +28,26 @@ from splitinfer.probes.rdma import requirements, verdict
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's links, the hidden states on them, and advice on each measured link that carries hidden states."""
+    """A layout's workers and links, and the hidden states on them."""
 
     name: str
     hidden: Hidden
-    result: SurveyResult
-    advice: tuple[LinkAdvice | None, ...]  # one for each link
+    workers: Sequence[WorkerSeen]
+    links: Sequence[LinkSeen]
 
     @property
-    def links(self) -> list[tuple[LinkSeen, LinkAdvice | None]]:
-        """Each link, and the advice on it."""
-        return list(zip(self.result.links, self.advice, strict=True))
+    def is_whole(self) -> bool:
+        """Whether every link was measured."""
+        return all(link.figures is not None for link in self.links)
 
     @property
     def token_seconds(self) -> float | None:
         """Seconds that the links add to a generated token: every hop down, and the result's way back. ``None`` unless
         all were measured."""
-        if not self.result.is_whole:
+        back = self.links[-1].figures  # with two stages it is the same link
+        if back is None or not self.is_whole:
             return None
-        back = self.result.links[-1].figures  # with two stages it is the same link
-        assert back is not None
-        return sum(each.token_seconds for each in self.advice if each is not None) + back.latency_p50
+        return sum(link.advice.token_seconds for link in self.links if link.advice is not None) + back.latency_p50
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, 
         Console().file.write(dumps(as_document(report), indent=2) + "\n")
     else:
         print_page(page(report))
-    return 0 if report.layout is None or report.layout.result.is_whole else 1
+    return 0 if report.layout is None or report.layout.is_whole else 1
 
 
 def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> Report:
@@ -93,13 +92,13 @@ def machine_of(seen: Seen) -> dict[str, Any]:
 
 def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
     """The report on a layout's links, measured one after the other."""
-    with LinkSurvey(layout, Keyring().own, connect_timeout, notice) as survey:
-        result = survey.run()
+    workers, links = LinkSurvey(layout, Keyring().own, connect_timeout, notice).run()
     hidden = hidden_of(layout)
-    measured = [link.figures if link.carries == "hidden states" else None for link in result.links]
-    codecs = codecs_of(hidden) if any(measured) else []
-    advice = tuple(None if figures is None else advise(figures, hidden, codecs) for figures in measured)
-    return LayoutReport(layout.name, hidden, result, advice)
+    codecs = codecs_of(hidden) if any(link.figures for link in links) else []
+    for i, link in enumerate(links):
+        if link.figures is not None and link.carries == "hidden states":
+            links[i] = replace(link, advice=advise(link.figures, hidden, codecs))
+    return LayoutReport(layout.name, hidden, workers, links)
 
 
 def measure(_options: Mapping[str, Any], report: Findings) -> None:
@@ -130,8 +129,8 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
     return {
         "name": layout.name,
         "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
-        "workers": [asdict(worker) for worker in layout.result.workers],
-        "links": [{**asdict(link), "advice": advice and asdict(advice)} for link, advice in layout.links],
+        "workers": [asdict(worker) for worker in layout.workers],
+        "links": [asdict(link) for link in layout.links],
         "token_seconds": layout.token_seconds,
     }
 
@@ -190,27 +189,19 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
     source = f"of {hidden.source}" if is_known else "assumed: the layout's model is not on this machine"
     return [
         title(f"Layout {layout.name}"),
-        *map(_worker, layout.result.workers),
+        *map(_worker, layout.workers),
         title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[
-            Text(f"{_name(link)}: not measured: {_why(link, layout.result)}")
-            for link, _ in layout.links
-            if not link.figures
-        ],
-        *[Text(f"{_name(link)}: {link.note}") for link, _ in layout.links if link.note],
-        *[Text(_advice(link, advice)) for link, advice in layout.links if advice is not None],
-        *(
-            [Text(f"The links add {_time(total)} to each generated token, there and back.")]
-            if total is not None
-            else []
-        ),
+        *[Text(f"{_name(link)}: not measured: {_why(link, layout)}") for link in layout.links if not link.figures],
+        *[Text(f"{_name(link)}: {link.note}") for link in layout.links if link.note],
+        *[Text(_advice(link, link.advice)) for link in layout.links if link.advice is not None],
+        *([] if total is None else [Text(f"The links add {_time(total)} to each generated token, there and back.")]),
     ]
 
 
-def _why(link: LinkSeen, result: SurveyResult) -> str:
+def _why(link: LinkSeen, layout: LayoutReport) -> str:
     """Why there are no figures; a worker's problem, which is shown with the worker, is not repeated."""
-    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers}
+    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in layout.workers}
     return of_workers.get(link.problem, link.problem)
 
 
@@ -228,10 +219,10 @@ def _links(layout: LayoutReport) -> Table:
     table = Table("link", "by", "carries", box=None, pad_edge=False)
     for name in ("latency p50", "p99", "down", "up", "a token"):
         table.add_column(name, justify="right")
-    for link, advice in layout.links:
+    for link in layout.links:
         if (f := link.figures) is not None:
             times, rates = map(_time, (f.latency_p50, f.latency_p99)), map(_rate, (f.down, f.up))
-            token = "" if advice is None else _time(advice.token_seconds)
+            token = "" if link.advice is None else _time(link.advice.token_seconds)
             table.add_row(_name(link), link.transport, link.carries, *times, *rates, token)
     return table
 

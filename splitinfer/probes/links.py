@@ -19,6 +19,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.errors import PeerError
+from splitinfer.probes.advice import LinkAdvice
 from splitinfer.wire.messages import Welcome
 from transports import KeyPair, TransportError
 
@@ -38,7 +39,8 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """A link and its figures, or why there are none. ``carries``: "hidden states" or "results"."""
+    """A link and its figures, or why there are none. ``carries``: "hidden states" or "results"; ``advice``: on one that
+    was measured and carries hidden states."""
 
     source: str
     target: str
@@ -47,45 +49,34 @@ class LinkSeen:
     figures: LinkMeasurement | None
     problem: str = ""
     note: str = ""  # why it does not use the preferred transport
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyResult:
-    """The workers and links of a layout, as they were found."""
-
-    workers: tuple[WorkerSeen, ...]
-    links: tuple[LinkSeen, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every link was measured."""
-        return all(link.figures is not None for link in self.links)
+    advice: LinkAdvice | None = None
 
 
 class LinkSurvey:
-    """Measures a layout's links one after the other. Leaving the ``with`` block ends the local workers it started."""
+    """Measures a layout's links one after the other."""
 
     def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
         self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
         self._seen: dict[int, WorkerSeen] = {}
 
-    def __enter__(self) -> "LinkSurvey":
-        return self
+    def run(self) -> tuple[list[WorkerSeen], list[LinkSeen]]:
+        """Connect to all workers and measure every link that can be measured; end the local workers."""
+        try:
+            links = self._links()
+        finally:
+            for worker in self._locals.values():
+                worker.stop()
+        return [self._seen[stage] for stage in range(1, len(self._layout.stages))], links
 
-    def __exit__(self, *_: object) -> None:
-        for worker in self._locals.values():
-            worker.stop()
-
-    def run(self) -> SurveyResult:
-        """Connect to all workers and measure every link that can be measured."""
+    def _links(self) -> list[LinkSeen]:
         stages = self._layout.stages
         links = [self._link(stage) for stage in range(1, len(stages))]
         if len(stages) > 2:
             last = replace(stages[-1], link_transport=OVER_TCP)  # whatever carries hidden states to it
             seen = LinkSeen(last.name, stages[0].name, _transport(last), "results", None)
             links.append(self._measured(seen, [len(stages) - 1], _measure_own))
-        return SurveyResult(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
+        return links
 
     def _link(self, stage: int) -> LinkSeen:
         """The link by which a stage receives its hidden states."""

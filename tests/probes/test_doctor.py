@@ -35,7 +35,7 @@ from splitinfer.probes.doctor import (
 from splitinfer.probes.evidence import MACOS, Output, look, other_processes, ways_to
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding
-from splitinfer.probes.links import LinkSeen, SurveyResult, WorkerSeen
+from splitinfer.probes.links import LinkSeen, WorkerSeen
 from splitinfer.probes.page import print_page
 from splitinfer.probes.rdma import requirements
 from splitinfer.system.origin import Origin, Start
@@ -172,7 +172,7 @@ def test_a_worker_that_cannot_reach_the_next() -> None:
                 "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
             )
             patch.setattr("splitinfer.engine.coordinator.worker_group._REPLY_SECONDS", 30.0)
-            result = survey_layout(found, 5, lambda _: None).result
+            result = survey_layout(found, 5, lambda _: None)
     assert [link.figures is not None for link in result.links] == [True, False, True]
     assert "tcp://127.0.0.1:9" in result.links[1].problem
     assert "answers, but nothing listens on that port" in result.links[1].problem
@@ -185,7 +185,7 @@ def test_another_version_is_one_sentence() -> None:
         patch.setattr(acceptor, "own_versions", lambda: older)
         with stages.worker("inproc") as there:
             layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
-            result = survey_layout(layout, 5, lambda _: None).result
+            result = survey_layout(layout, 5, lambda _: None)
     (seen,) = result.workers
     assert "the worker runs another version (protocol" in seen.problem
     assert result.links[0].problem == seen.problem
@@ -199,11 +199,11 @@ def test_figures_are_those_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
         layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
         report = survey_layout(layout, 5, lambda _: None)
-    assert [link.figures for link in report.result.links] == [own, between, own]
+    assert [link.figures for link in report.links] == [own, between, own]
     num_bytes = report.hidden.num_bytes  # down both wires, and a result back
     assert report.token_seconds == pytest.approx(0.02 + num_bytes / 1e6 + 0.03 + num_bytes / 5e5 + 0.02)
     assert report.hidden.source == "assumed"
-    codecs = [None if each is None else each.codec != "none" for each in report.advice]
+    codecs = [link.advice and link.advice.codec != "none" for link in report.links]
     assert codecs == [True, True, None]  # 1 MB/s is slower than any processor compresses
 
 
@@ -213,8 +213,8 @@ def test_links_over_rdma_and_what_takes_its_place() -> None:
         w1 = {"name": "w1", "address": first.address, "transport": "rdma", "backend": "ring"}
         w2 = {"name": "w2", "address": second.address, "transport": "auto"}
         report = survey_layout(layout_of(w1, w2), 20, lambda _: None)
-    assert report.result.is_whole, report.result
-    down, between, back = report.result.links
+    assert report.is_whole, report
+    down, between, back = report.links
     assert (down.transport, down.note) == ("rdma (ring)", "")
     if not mx.distributed.is_available("jaccl"):
         assert between.transport == "tcp"
@@ -228,12 +228,12 @@ def test_links_with_keys(tmp_path: Path) -> None:
         both = (("w1", mini), ("w2", air))
         layout = layout_of(*({"name": name, "address": address(each), "key": key(each)} for name, each in both))
         refused = survey_layout(layout, 2, lambda _: None)
-        assert all("admit this machine there: splitinfer pair" in each.problem for each in refused.result.workers)
+        assert all("admit this machine there: splitinfer pair" in each.problem for each in refused.workers)
         for name in ("mini", "air"):
             keyring(tmp_path, name).admit(Keyring().own().public, "studio")
         report = survey_layout(layout, 5, lambda _: None)
-        assert report.result.is_whole, report.result
-        assert {link.transport for link in report.result.links} == {"tcp (encrypted)"}
+        assert report.is_whole, report
+        assert {link.transport for link in report.links} == {"tcp (encrypted)"}
 
 
 def test_a_frozen_worker_is_not_waited_for_long() -> None:
@@ -241,7 +241,7 @@ def test_a_frozen_worker_is_not_waited_for_long() -> None:
         layout = layout_of({"name": "w1", "address": there.address})
         freeze(there.process)
         try:
-            result = survey_layout(layout, 1, lambda _: None).result
+            result = survey_layout(layout, 1, lambda _: None)
         finally:
             there.process.resume()
     assert not result.is_whole
@@ -264,7 +264,7 @@ def test_infinite_figures_are_null_in_json() -> None:
     link = LinkSeen("a", "b", "tcp", "hidden states", LinkMeasurement(0.1, 0.2, float("inf"), 1e6))
     seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
     report = inspect(None, 1, lambda _: None)
-    layout = LayoutReport("x", Hidden(8, "float32", "y"), SurveyResult((seen,), (link,)), (None,))
+    layout = LayoutReport("x", Hidden(8, "float32", "y"), [seen], [link])
     whole = dumps(as_document(replace(report, layout=layout)))
     again = json.loads(whole)
     assert again["layout"]["links"][0]["figures"] == {"latency_p50": 0.1, "latency_p99": 0.2, "down": None, "up": 1e6}

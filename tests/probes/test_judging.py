@@ -1,5 +1,6 @@
 """Faults planted in what was measured: each is named, and decides the exit code."""
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from splitinfer.probes.memory import judge_memory
 from splitinfer.probes.registry import selftest_probes, worker_address
 from splitinfer.probes.tokens import judge_answer, judge_loops
 from splitinfer.probes.worker import judge_connection, judge_link
+from transports import Unreachable
 
 ROOT = Path(__file__).parents[2]
 R = Reason
@@ -50,7 +52,7 @@ SOUND: dict[str, Judged] = {
     "a name": lambda: judge_name("Apple M4 Max", False, ON_MAC),
     "memory": lambda: judge_memory(memory()),
     "memory without Metal": lambda: judge_memory(memory(wired=None)),
-    "a port": lambda: judge_connection(None, is_mac=True),
+    "a port": lambda: judge_connection(None),
     "a link": lambda: judge_link(link()),
     "ways that agree": lambda: judge_exact(exact()),
     "a way that rounds": lambda: judge_exact(exact(parted=1, largest_margin=0.4, positions_that_differ=1)),
@@ -153,17 +155,25 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
         lambda: judge_exact(exact(parted=1, largest_margin=0.4, positions_that_differ=4)), R.WRONG_TOKEN,
         "4 of 8 tokens otherwise", SEND,
     ),
-    "an unknown name": (lambda: judge_connection("name", is_mac=True), R.NAME, "does not know", "NAME.local"),
+    "an unknown name": (
+        lambda: judge_connection(Unreachable("mini", 8, True)), R.NAME, "cannot resolve the name", "its spelling",
+    ),
     "an empty port": (
-        lambda: judge_connection("ECONNREFUSED", is_mac=True), R.NOTHING_LISTENS, "nothing listens", "worker --host",
+        lambda: judge_connection(Unreachable("mini", errno.ECONNREFUSED)), R.NOTHING_LISTENS, "nothing listens",
+        "worker --host",
     ),
-    "no local network": (
-        lambda: judge_connection("EHOSTUNREACH", is_mac=True), R.NO_ROUTE, "refuses the local", "Privacy & Security",
+    "no route": (
+        lambda: judge_connection(Unreachable("1.1.1.1", errno.EHOSTUNREACH)), R.NO_ROUTE, "no route", "check the route",
     ),
-    "no route": (lambda: judge_connection("EHOSTUNREACH", is_mac=False), R.NO_ROUTE, "no route",
-    "cables and addresses"),
-    "silence": (lambda: judge_connection("timeout", is_mac=True), R.TIMEOUT, "nothing answers", "firewall"),
-    "a refused call": (lambda: judge_connection("EPERM", is_mac=True), R.NETWORK, "(EPERM)", "firewalls"),
+    "silence": (
+        lambda: judge_connection(Unreachable("10.0.0.2", errno.ETIMEDOUT)), R.TIMEOUT, "nothing comes back", "wake it",
+    ),
+    "a refused call": (
+        lambda: judge_connection(Unreachable("10.0.0.2", errno.EPERM)), R.NETWORK, "forbids connections", "firewall",
+    ),
+    "an odd error": (
+        lambda: judge_connection(Unreachable("10.0.0.2", errno.EIO)), R.NETWORK, "10.0.0.2", "check cables",
+    ),
     "a key that is not admitted": (
         lambda: judge_link({"figures": None, "problem": "w refuses: run there: splitinfer pair abc"}), R.NOT_ADMITTED,
         "splitinfer pair", "run there",
