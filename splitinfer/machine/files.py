@@ -41,6 +41,7 @@ from typing import Annotated, Any, TypeVar
 
 import pydantic
 import yaml
+from pydantic import AfterValidator, Field
 
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
@@ -50,7 +51,6 @@ from splitinfer.machine.numbers import Bytes, Count, NotNegative, Positive, sent
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
 EXAMPLES = Path(__file__).parent / "examples"
-_MS, _US, _MB, _GB = 1e-3, 1e-6, 1e6, 1e9
 T = TypeVar("T")
 _ALL = "layer"  # the kind of layers that are all alike
 
@@ -175,48 +175,50 @@ def _mapping(text: str, keys: str) -> dict[str, Any]:
     return found
 
 
-# -- descriptions --------------------------------------------------------------------------------
+# -- descriptions: a key names its unit; the field behind it is named and measured as in what it becomes ---------------
+
+_Ms = Annotated[NotNegative, AfterValidator(lambda found: found * 1e-3)]
+_Us = Annotated[NotNegative, AfterValidator(lambda found: found * 1e-6)]
+_Gb = Annotated[NotNegative, AfterValidator(lambda found: round(found * 1e9))]
+_MbPerSecond = Annotated[Positive, AfterValidator(lambda found: found * 1e6)]
 
 
 class _Described(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
+    def values(self, *names: str) -> dict[str, Any]:
+        """Some fields by their names."""
+        return {name: getattr(self, name) for name in names}
+
 
 class _Times(_Described):
-    """Milliseconds by rows, and by the positions attended to."""
+    """Seconds by rows, and for each position attended to."""
 
-    rows_ms: Annotated[dict[Count, NotNegative], pydantic.Field(min_length=1)]
-    decode_per_1k_ms: NotNegative = 0.0
-    prompt_per_1k_ms: NotNegative = 0.0
+    rows: Annotated[dict[Count, _Ms], Field(alias="rows_ms", min_length=1)]
+    decode: _Us = Field(0.0, alias="decode_per_1k_ms")
+    prompt: _Us = Field(0.0, alias="prompt_per_1k_ms")
 
     def costs(self) -> StageCosts:
-        seconds = {rows: ms * _MS for rows, ms in self.rows_ms.items()}
-        return StageCosts.through(seconds, self.decode_per_1k_ms * _MS / 1000, self.prompt_per_1k_ms * _MS / 1000)
+        return StageCosts.through(self.rows, self.decode, self.prompt)
 
 
 class _Device(_Described):
     """What a pipeline's devices and one machine's have in common."""
 
-    host_ms: NotNegative = 0.0
-    draft_ms: NotNegative = 0.0
-    draft_more_ms: NotNegative = 0.0
+    host: _Ms = Field(0.0, alias="host_ms")
+    draft: _Ms = Field(0.0, alias="draft_ms")
+    draft_more: _Ms = Field(0.0, alias="draft_more_ms")
     draft_buffers: Count = 1
     launches_ahead: bool = False
     max_buffers: Count = MAX_BUFFERS
-    wait_us: NotNegative = 0.0
-    idle_after_s: Positive = 1.0
-    idle_factor: Annotated[float, pydantic.Field(ge=1, allow_inf_nan=False)] = 1.0
+    wait: _Us = Field(0.0, alias="wait_us")
+    idle_after: Positive = Field(1.0, alias="idle_after_s")
+    idle_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
     def common(self) -> dict[str, Any]:
         """The fields of ``Machine`` and ``MachineProfile``."""
-        return {
-            "host": self.host_ms * _MS,
-            "draft": self.draft_ms * _MS,
-            "draft_more": self.draft_more_ms * _MS,
-            "draft_buffers": self.draft_buffers,
-            "launches_ahead": self.launches_ahead,
-            "device": DeviceTraits(self.max_buffers, self.wait_us * _US, self.idle_after_s, self.idle_factor),
-        }
+        traits = DeviceTraits(**self.values("max_buffers", "wait", "idle_after", "idle_factor"))
+        return {**self.values("host", "draft", "draft_more", "draft_buffers", "launches_ahead"), "device": traits}
 
 
 class _TimedStage(_Times):
@@ -225,13 +227,13 @@ class _TimedStage(_Times):
 
 
 class _Pipeline(_Device):
-    hop_ms: NotNegative = 0.0
-    per_row_us: NotNegative = 0.0
+    hop: _Ms = Field(0.0, alias="hop_ms")
+    per_row: _Us = Field(0.0, alias="per_row_us")
 
     def _of(self, layers: list[int], devices: list[tuple[StageCosts, int]], each: EachLayer | None) -> Machine:
         return Machine(
             stages=tuple(costs for costs, _ in devices),
-            hops=(Hop(self.hop_ms * _MS, self.per_row_us * _US),) * len(layers),
+            hops=(Hop(self.hop, self.per_row),) * len(layers),
             layers=tuple(layers),
             buffers=tuple(count for _, count in devices),
             each_layer=each,
@@ -240,7 +242,7 @@ class _Pipeline(_Device):
 
 
 class _ByStage(_Pipeline):
-    stages: Annotated[list[_TimedStage], pydantic.Field(min_length=1)]
+    stages: Annotated[list[_TimedStage], Field(min_length=1)]
 
     def machine(self) -> Machine:
         devices = [(stage.costs(), stage.buffers) for stage in self.stages]
@@ -257,12 +259,12 @@ class _Stage(_Described):
 
 class _ByLayer(_Pipeline):
     each_layer: _Layer
-    each_step_ms: NotNegative = 0.0
-    stages: Annotated[list[_Stage], pydantic.Field(min_length=1)] | None = None
+    step: _Ms = Field(0.0, alias="each_step_ms")
+    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None
 
     def machine(self) -> Machine:
         """The machine; of one stage with one layer if the description has no stages."""
-        each = EachLayer(self.each_layer.costs(), self.each_step_ms * _MS, self.each_layer.buffers)
+        each = EachLayer(self.each_layer.costs(), self.step, self.each_layer.buffers)
         layers = [stage.layers for stage in self.stages or [_Stage(layers=1)]]
         return self._of(layers, [(each.stage(count), each.stage_buffers(count)) for count in layers], each)
 
@@ -270,81 +272,65 @@ class _ByLayer(_Pipeline):
 class _LayerBytes(_Described):
     count: Count = 1
     kind: str = _ALL
-    weights_gb: NotNegative
-    kv_bytes_per_token: Bytes = 0
-    kv_bytes_fixed: Bytes = 0
-    kv_bytes_stored: Bytes = 0
+    weights: _Gb = Field(alias="weights_gb")
+    kv_per_token: Bytes = Field(0, alias="kv_bytes_per_token")
+    kv_fixed: Bytes = Field(0, alias="kv_bytes_fixed")
+    kv_stored: Bytes = Field(0, alias="kv_bytes_stored")
 
     def layers(self) -> tuple[LayerProfile, ...]:
-        kv = self.kv_bytes_per_token, self.kv_bytes_fixed, self.kv_bytes_stored
-        return (LayerProfile(self.kind, round(self.weights_gb * _GB), *kv),) * self.count
+        return (LayerProfile(**self.model_dump(exclude={"count"})),) * self.count
 
 
 class _Draft(_Described):
     name: str
-    weights_gb: NotNegative = 0.0
-    kv_bytes_per_token: Bytes = 0
+    weights: _Gb = Field(0, alias="weights_gb")
+    kv_per_token: Bytes = Field(0, alias="kv_bytes_per_token")
 
 
 class _Model(_Described):
     name: str = "(unnamed)"
-    layers: Annotated[list[_LayerBytes], pydantic.Field(min_length=1)]
+    layers: Annotated[list[_LayerBytes], Field(min_length=1)]
     repeat: Count = 1
-    embedding_gb: NotNegative = 0.0
-    head_gb: NotNegative = 0.0
-    tied: bool = False
-    hidden_bytes: Bytes = 0
+    embedding: _Gb = Field(0, alias="embedding_gb")
+    head: _Gb = Field(0, alias="head_gb")
+    is_tied: bool = Field(False, alias="tied")
+    hidden_row: Bytes = Field(0, alias="hidden_bytes")
     context_length: Count = 2**20
     draft: _Draft | None = None
 
     def profile(self) -> ModelProfile:
-        draft = self.draft
-        return ModelProfile(
-            name=self.name,
-            layers=tuple(layer for each in self.layers for layer in each.layers()) * self.repeat,
-            embedding=round(self.embedding_gb * _GB),
-            head=round(self.head_gb * _GB),
-            is_tied=self.tied,
-            hidden_row=self.hidden_bytes,
-            context_length=self.context_length,
-            draft=None
-            if draft is None
-            else DraftProfile(draft.name, round(draft.weights_gb * _GB), draft.kv_bytes_per_token),
-        )
+        layers = tuple(layer for each in self.layers for layer in each.layers()) * self.repeat
+        draft = None if self.draft is None else DraftProfile(**self.draft.model_dump())
+        names = ("name", "embedding", "head", "is_tied", "hidden_row", "context_length")
+        return ModelProfile(layers=layers, draft=draft, **self.values(*names))
 
 
 class _Machine(_Device):
     name: str
-    free_gb: NotNegative
+    free_bytes: _Gb = Field(alias="free_gb")
     address: str | None = None
     key: str | None = None
-    device: str = ""
-    scores_bytes_per_token: Bytes = 0
+    device_name: str = Field("", alias="device")
+    scores: Bytes = Field(0, alias="scores_bytes_per_token")
     like: str | None = None
     times: Positive = 1.0
     each_layer: _Times | None = None
-    kinds: Annotated[dict[str, _Times], pydantic.Field(min_length=1)] | None = None
+    kinds: Annotated[dict[str, _Times], Field(min_length=1)] | None = None
     embedding: _Times | None = None
     head: _Times | None = None
-    each_step_ms: NotNegative = 0.0
+    step: _Ms = Field(0.0, alias="each_step_ms")
     buffers: Positive = 1.0
 
     def profile(self, before: Mapping[str, MachineProfile]) -> MachineProfile:
         """``before``: the machines before this one, by name."""
-        return replace(
-            self._own() if self.like is None else self._like(before, self.like),
-            name=self.name,
-            address=self.address,
-            key=self.key,
-            free_bytes=round(self.free_gb * _GB),
-            scores=self.scores_bytes_per_token,
-            device_name=self.device,
-        )
+        own = self._own() if self.like is None else self._like(before, self.like)
+        return replace(own, **self.values("name", "address", "key", "free_bytes", "scores", "device_name"))
 
     def _like(self, before: Mapping[str, MachineProfile], name: str) -> MachineProfile:
         if name not in before:
             raise ValueError(f"machine {self.name} is like {name!r}, but no machine before it has that name")
-        if both := sorted(self.model_fields_set - _BESIDE_LIKE):
+        given = {_Machine.model_fields[field].alias or field for field in self.model_fields_set}
+        if both := sorted(given - _BESIDE_LIKE):
             raise ValueError(f"machine {self.name} is like {name}, and has {both[0]}, too")
         return before[name].slower(self.times)
 
@@ -355,12 +341,10 @@ class _Machine(_Device):
             raise ValueError(f"machine {self.name} has times, which goes with like")
         kinds = {_ALL: self.each_layer} if self.each_layer is not None else self.kinds or {}
         return MachineProfile(
-            name=self.name,
             layers={kind: times.costs() for kind, times in kinds.items()},
-            step=self.each_step_ms * _MS,
             embedding=self.embedding.costs() if self.embedding else StageCosts(),
             head=self.head.costs() if self.head else StageCosts(),
-            buffers=self.buffers,
+            **self.values("name", "step", "buffers"),
             **self.common(),
         )
 
@@ -369,18 +353,15 @@ _BESIDE_LIKE = {"name", "free_gb", "address", "key", "device", "scores_bytes_per
 
 
 class _Link(_Described):
-    source: Annotated[str, pydantic.Field(alias="from")]
-    to: str
-    latency_ms: NotNegative
-    mb_per_second: Positive = math.inf
-
-    def profile(self) -> LinkProfile:
-        return LinkProfile(self.source, self.to, self.latency_ms * _MS, self.mb_per_second * _MB)
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    latency: _Ms = Field(alias="latency_ms")
+    bytes_per_second: _MbPerSecond = Field(math.inf, alias="mb_per_second")
 
 
 class _Description(_Described):
     model: _Model
-    machines: Annotated[list[_Machine], pydantic.Field(min_length=1)]
+    machines: Annotated[list[_Machine], Field(min_length=1)]
     links: list[_Link] = []
 
     def profiles(self) -> Profiles:
@@ -389,4 +370,5 @@ class _Description(_Described):
         for each in self.machines:
             known[each.name] = each.profile(known)
             found.append(known[each.name])
-        return Profiles(self.model.profile(), tuple(found), tuple(link.profile() for link in self.links))
+        links = tuple(LinkProfile(**link.model_dump()) for link in self.links)
+        return Profiles(self.model.profile(), tuple(found), links)
