@@ -22,7 +22,6 @@ class Hop:
     per_row: NotNegative = 0.0
 
     def seconds(self, rows: int) -> float:
-        """Seconds for a step of so many rows."""
         return self.fixed + self.per_row * rows
 
 
@@ -43,13 +42,11 @@ class EachLayer:
     buffers: Positive = 1.0
 
     def stage(self, num_layers: int) -> StageCosts:
-        """The costs of a stage of so many layers."""
         costs = self.layer.scaled(num_layers)
         costs.coefficients[0] += self.step
         return costs
 
     def stage_buffers(self, num_layers: int) -> int:
-        """The command buffers of a step on so many layers."""
         return max(1, round(self.buffers * num_layers))
 
 
@@ -72,7 +69,6 @@ class Accelerator:
     draft_more: NotNegative = 0.0
 
     def draft_round(self, sequences: int) -> float:
-        """Seconds of a round of drafts for so many sequences."""
         return self.draft + self.draft_more * (sequences - 1)
 
 
@@ -122,7 +118,6 @@ class Machine(Numbers):
 
     @property
     def num_stages(self) -> int:
-        """The number of stages."""
         return len(self.stages)
 
     @property
@@ -136,15 +131,12 @@ class Machine(Numbers):
         return "-".join(map(str, self.layers))
 
     def draft_round(self, sequences: int) -> float:
-        """Seconds of a round of drafts for so many sequences."""
         return self.accelerator(0).draft_round(sequences)
 
     def buffers_of(self, stage: int) -> int:
-        """The command buffers of a step on a stage."""
         return self.buffers[stage] if self.buffers else 1
 
     def accelerator(self, stage: int) -> Accelerator:
-        """A stage's device."""
         return self._accelerator(self.stages[stage], self.buffers_of(stage))
 
     def with_layers(self, stage: int, num_layers: int) -> Accelerator:
@@ -171,5 +163,4 @@ class Machine(Numbers):
         return replace(self, stages=tuple(each.costs for each in new), layers=tuple(layers), buffers=buffers)
 
     def with_hop(self, seconds: float) -> "Machine":
-        """The same machine with hops of ``seconds`` for each step."""
         return replace(self, hops=tuple(replace(hop, fixed=seconds) for hop in self.hops))

@@ -85,7 +85,6 @@ class ModelProfile(Numbers):
 
     @property
     def num_layers(self) -> int:
-        """The number of layers."""
         return len(self.layers)
 
     def kinds(self, start: int, end: int) -> dict[str, int]:

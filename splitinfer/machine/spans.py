@@ -37,7 +37,6 @@ class Span:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers."""
         return self.end - self.start
 
 

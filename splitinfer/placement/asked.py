@@ -61,6 +61,5 @@ class Asked(Numbers):
         return self.streams if aim is Aim.THROUGHPUT else 1
 
     def budget(self, profiles: Profiles) -> int:
-        """Tokens in a step, at most."""
         on_gpu = any(machine.launches_ahead for machine in profiles.machines)
         return self.token_budget or (_GPU_BUDGET if on_gpu else _CPU_BUDGET)

@@ -21,7 +21,6 @@ _UNKNOWN_LATENCY, _UNKNOWN_BANDWIDTH = 0.001, 100e6  # of a link that nobody mea
 
 
 def pipeline_of(profiles: Profiles, cut: Cut) -> Machine:
-    """The pipeline of a cut."""
     stages = list(cut.stages())
     first, (draft, more) = profiles.machines[0], drafting(profiles, cut.machines[-1])
     return Machine(

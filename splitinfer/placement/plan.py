@@ -154,7 +154,6 @@ class Planner:
         return self._many(cut, acceptance) if aim is Aim.THROUGHPUT else 1 / self._turn(cut, acceptance).seconds
 
     def figures(self, cut: Cut) -> Figures:
-        """All figures of a cut."""
         a = self.asked.acceptance
         return Figures(
             one=self._turn(cut, None).rate,

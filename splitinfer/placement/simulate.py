@@ -8,15 +8,13 @@ and few tokens do; with drafts there is luck, and a choice to be learned, which 
 from dataclasses import dataclass
 from statistics import harmonic_mean
 
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
-from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.machine.machine import Machine
 from splitinfer.placement.asked import LONG_PROMPT, Asked
 from splitinfer.sim import drafts
-from splitinfer.sim.simulator import Simulator
+from splitinfer.sim.simulator import Simulator, config_of
 
 _SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
 _WINDOW = 120  # tokens of each of many streams
@@ -69,17 +67,8 @@ def _token_times(
     machine: Machine, prompt: int, answer: int, budget: int, acceptance: float | None, seed: int
 ) -> list[float]:
     """When the tokens of one request come that is alone."""
-    config = SchedulerConfig(
-        num_groups=machine.num_stages,
-        max_in_flight=machine.num_stages + 1,
-        token_budget=budget,
-        max_running=1,
-        max_len=prompt + answer + 1,
-        blocks=PrefixCacheConfig(keeps_blocks=False),
-        speculates=acceptance is not None,
-        drafts_at_end=machine.drafts_at_end,
-        drafts_at_once=machine.drafts_at_once,
-    )
+    speculates, longest = acceptance is not None, prompt + answer + 1
+    config = config_of(machine, token_budget=budget, max_running=1, max_len=longest, speculates=speculates)
     simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=seed, by_place=True)
     simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))
     simulator.run()

@@ -19,7 +19,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from splitinfer.bench.shared.fidelity import whole_model
-from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
@@ -39,7 +38,7 @@ from splitinfer.models.hub import open_model
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.quantised import QuantisedKVCache
-from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.step import StepModel
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
@@ -53,7 +52,6 @@ _KV_HEADS, _HEADS, _DIM, _TOKENS = 2, 6, 64, 40
 
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:
-    """Report every branch."""
     here = Here(on_gpu(), is_batch_invariant(), _open().computes_at_launch, device_name(), backend() == "metal")
 
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
@@ -219,18 +217,8 @@ def _quantised_cohort() -> dict[str, Any]:
 def _large_steps(step: StepModel) -> dict[str, Any]:
     """A prompt in steps as large as the scheduler makes them here, against smaller ones."""
     budget = token_budget_of(ServingOptions(), [device_name()])
-    ids = made_up("selftest", budget, _VOCAB)
-    rows = []
-    for chunk in (budget, budget // 8):
-        sequences = Sequences(step, _VOCAB, [0])
-        caches = sequences.caches[0]
-        for at in range(0, budget, chunk):
-            parts = sequences.parts([0], chunk)
-            outputs = step.run(parts, ids[at : at + chunk], None)
-            mx.eval(outputs, arrays_to_evaluate(parts))
-        assert caches.place.position == budget
-        rows.append(outputs[0])
-    return {"taken": budget >= _LONG, "rows": budget, "error": max(row_errors(rows[0], rows[1]))}
+    rows = [Sequences(step, _VOCAB, [budget - chunk], chunk).run([0], chunk)[0] for chunk in (budget, budget // 8)]
+    return {"taken": budget >= _LONG, "rows": budget, "error": max(row_errors(*rows))}
 
 
 def _trials(step: StepModel) -> dict[str, Any]:
@@ -277,10 +265,8 @@ BRANCHES: Mapping[str, Branch] = {
 
 def judge_branch(name: str, given: Mapping[str, Any], here: Here) -> Finding:
     """Whether a branch was taken where it should be, and gives what the same computation gives without it."""
-    branch, by = (
-        BRANCHES[name],
-        f"; off by {given['error']:.2g} of a row, which is rounding" if given.get("error") else "",
-    )
+    branch = BRANCHES[name]
+    by = f"; off by {given['error']:.2g} of a row, which is rounding" if given.get("error") else ""
     if (wrong := _wrong(given, branch, here)) is not None:
         return failed(name, Reason.LARGE_ERROR, wrong, STOP, given)
     others = {
@@ -300,7 +286,6 @@ def judge_branch(name: str, given: Mapping[str, Any], here: Here) -> Finding:
 
 
 def _wrong(given: Mapping[str, Any], branch: Branch, here: Here) -> str | None:
-    """What is wrong with a branch's result, whichever way was taken."""
     if given.get("equal") is False:
         return "it gives other tokens than the same without it"
     if given.get("completed") != given.get("launched"):

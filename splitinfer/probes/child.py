@@ -250,7 +250,6 @@ class Report:
         self._write, self._skip = write, frozenset(skip)
 
     def __call__(self, *findings: Finding) -> None:
-        """Report findings."""
         for each in findings:
             self._write({"found": asdict(each)})
 
@@ -282,7 +281,6 @@ class Report:
 
 
 def broken(name: str, error: BaseException) -> Finding:
-    """The finding of an error."""
     text = " ".join(str(error).split())
     sentence = f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
     if isinstance(error, CannotFit):  # whatever was tried: it is not what failed
@@ -317,7 +315,6 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
 
 
 def main() -> int:
-    """The entry point; the exit code."""
     answers = own_output()
 
     def write(line: dict[str, Any]) -> None:

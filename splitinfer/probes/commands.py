@@ -50,7 +50,6 @@ def model_folder(folder: Path, sizes: Mapping[str, Any]) -> Path:
 
 
 def halves(model: str | Path, layers: int) -> dict[str, Any]:
-    """A layout of two stages on this machine."""
     first = layers - layers // 2
     stages = [{"name": "front", "layers": first}, {"name": "back", "layers": layers - first, "address": "local"}]
     return {"model": str(model), "stages": stages}

@@ -37,7 +37,6 @@ class LayoutReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every link was measured."""
         return all(link.figures is not None for link in self.links)
 
     @property
@@ -91,7 +90,6 @@ def machine_of(seen: Seen) -> dict[str, Any]:
 
 
 def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
-    """The report on a layout's links, measured one after the other."""
     workers, links = LinkSurvey(layout, Keyring().own, connect_timeout, notice).run()
     hidden = hidden_of(layout)
     codecs = codecs_of(hidden) if any(link.figures for link in links) else []
@@ -111,7 +109,6 @@ def measure(_options: Mapping[str, Any], report: Findings) -> None:
 
 
 def as_document(report: Report) -> dict[str, Any]:
-    """The report as JSON can hold it."""
     found: dict[str, Any] = {
         "machine": report.machine,
         "rdma": {"verdict": _plain(verdict(report.rdma)), "findings": [_plain(each) for each in report.rdma]},

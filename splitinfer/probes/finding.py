@@ -114,12 +114,10 @@ class Finding:
 
 
 def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None, reason: Reason = Reason.NONE) -> Finding:
-    """A finding that is right."""
     return Finding(name, Outcome.PASSED, sentence, reason=reason, numbers=numbers or {})
 
 
 def failed(name: str, reason: Reason, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
-    """A finding that is wrong."""
     fault = FAULT_OF.get(reason, Fault.NONE)
     return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, reason=reason, numbers=numbers or {})
 

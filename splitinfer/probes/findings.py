@@ -110,7 +110,6 @@ _SET_ADDRESS = (
 
 
 def _network(seen: Seen) -> Iterator[Judged]:
-    """The ways to the workers of a layout, and this machine's bridge."""
     ports = seen.read("hardware_ports", network.hardware_ports) or {}
     for way in seen.ways:
         yield from _way(seen, way, ports)
@@ -233,7 +232,6 @@ def _use(seen: Seen, pages: MemoryPages) -> Iterator[Judged]:
 
 
 def _processes(seen: Seen) -> Iterator[Judged]:
-    """The service, and other processes of splitinfer."""
     for name, domain, sudo in (("agent", "gui/$(id -u)", ""), ("daemon", "system", "sudo ")):
         found = seen.read(name, parsing.job)
         if found is not None:

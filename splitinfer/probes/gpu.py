@@ -253,7 +253,6 @@ def _sent(
 
 
 def _plan(case: _Case, num_sequences: int, vocab_size: int, number: int) -> StepPlan:
-    """The next rows of all sequences."""
     is_prompt, which = case.codec != NONE, range(num_sequences)
     new = [NewSequence(i, case.params, i, num_prompt=_PROMPTS if is_prompt else 0) for i in which]
     tokens = [made_up(f"{number} {i}", case.rows, vocab_size) for i in which]

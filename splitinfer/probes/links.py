@@ -53,8 +53,6 @@ class LinkSeen:
 
 
 class LinkSurvey:
-    """Measures a layout's links one after the other."""
-
     def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
         self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
@@ -139,7 +137,6 @@ def _measure_between(worker_group: WorkerGroup) -> LinkMeasurement:
 
 
 def _transport(spec: StageSpec) -> str:
-    """The transport to a stage, in a word."""
     if spec.link_transport.transport != TCP:
         return f"rdma ({spec.link_transport.backend})"
     if spec.is_local:

@@ -257,7 +257,6 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """The entry point of ``python -m splitinfer.probes.on_gpu``."""
     try:
         app(prog_name="on_gpu")
     except ConfigError as error:

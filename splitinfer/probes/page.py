@@ -46,7 +46,6 @@ def print_page(parts: Iterable[RenderableType]) -> None:
 
 
 def lines(found: Iterable[Finding]) -> list[Text]:
-    """A line for each finding."""
     return [_line(each) for each in found]
 
 
@@ -94,12 +93,10 @@ def closing(found: Sequence[Finding], *, seconds: float, file: str | None) -> li
 
 
 def title(text: str) -> Text:
-    """The title of a section."""
     return Text(f"\n{text}", style="bold")
 
 
 def grid(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names, and what they are."""
     found = Table.grid(padding=(0, 2))
     found.add_column(style="dim", no_wrap=True)
     found.add_column()

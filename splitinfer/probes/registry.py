@@ -49,7 +49,6 @@ class Probe:
     is_silent: bool = False
 
     def variables(self, folder: str) -> dict[str, str]:
-        """Variables of its process."""
         return {name: value.format(folder=folder) for name, value in self.environment.items()}
 
     def own(self, finding: Finding) -> Finding:
@@ -73,7 +72,6 @@ ABOUT = Probe("about", "this machine", "machine:about", Fault.DEVICE, 8, 30, is_
 
 
 def selftest_probes(worker: "WorkerAddress | None", *, quick: bool = False) -> tuple[Probe, ...]:
-    """The probes of a run, in order."""
     answers = {"tokens": _QUICK_TOKENS if quick else _TOKENS}
     restarts = {**answers, "restarts": True}
     keys = {"XDG_CONFIG_HOME": "{folder}/config"}  # keys are made there, not among the user's

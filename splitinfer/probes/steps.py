@@ -74,7 +74,6 @@ class UnderWay(NamedTuple):
 
 
 def start(device: Device, sequences: Sequences, which: Sequence[int], rows: int = 1) -> UnderWay:
-    """Launch the next step of some sequences."""
     parts = sequences.parts(which, rows)
     began = time.monotonic()
     outputs = sequences.build(which, parts)
@@ -113,13 +112,11 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:
-    """Report launches, and steps of the demo model."""
     report.guarded("launch", _launch)
     report.guarded("demo", lambda: _steps(whole_model(open_model("demo"), "auto")))
 
 
 def measure_larger(_options: Mapping[str, Any], report: Report) -> None:
-    """Report steps of larger random models."""
     for name, bits in (("8 x 2048, bfloat16", 0), ("8 x 2048, 4-bit", 4)):
         report.guarded(name, partial(_larger, bits))
         mx.clear_cache()

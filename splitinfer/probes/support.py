@@ -110,7 +110,6 @@ def _cut(model: nn.Module) -> list[StageModel]:
 
 
 def _through(stages: Sequence[StageModel], tokens: mx.array) -> mx.array:
-    """What a model in stages computes."""
     caches = [stage.make_caches() for stage in stages]
 
     def compute(part: mx.array) -> mx.array:

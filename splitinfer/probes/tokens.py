@@ -223,7 +223,6 @@ def _computes_at_launch() -> bool:
 
 
 def rounding_in_words(rounding: Mapping[str, Any]) -> str:
-    """What rounding may change, in a sentence."""
     if rounding["exact"]:
         return "rows do not depend on each other, so every token must be plain mlx-lm's"
     return f"mlx-lm's own logits move by {rounding['logits_move']:.2g}; up to {tolerance(rounding):.2g} is rounding"

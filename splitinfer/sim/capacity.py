@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import KVBudget
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
-from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.machine.machine import Machine
-from splitinfer.sim.outcome import Objective, Outcome, outcome_of
-from splitinfer.sim.simulator import Simulator
+from splitinfer.sim.simulator import Simulator, config_of
 from splitinfer.sim.workload import Arrival
 
 _FIRST_RATE = 1.0  # requests a second
@@ -33,26 +30,20 @@ class Serving:
     kv: KVBudget | None = None
     acceptance: float | None = None
 
-    def config(self, num_stages: int, max_len: int, num_requests: int) -> SchedulerConfig:
-        """The scheduler's config, as the live system sets it."""
-        return SchedulerConfig(
-            num_groups=num_stages,
-            max_in_flight=num_stages + 1,
-            token_budget=self.token_budget,
-            max_running=self.max_running,
-            max_len=max_len,
-            max_waiting=num_requests,
-            kv=self.kv,
-            blocks=PrefixCacheConfig(keeps_blocks=False),  # no two prompts of a trace are the same
-            speculates=self.acceptance is not None,
-            policy_config=self.policy_config,
-        )
-
 
 def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Simulator:
     """Simulate until all requests are served; ``served`` of the simulator has what they got."""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
-    config = serving.config(machine.num_stages, longest, len(arrivals))
+    config = config_of(
+        machine,
+        token_budget=serving.token_budget,
+        max_running=serving.max_running,
+        max_len=longest,
+        max_waiting=len(arrivals),
+        kv=serving.kv,
+        speculates=serving.acceptance is not None,
+        policy_config=serving.policy_config,
+    )
     costs = CostModel(list(machine.stages), machine.hops[0].fixed + machine.wait, is_known=True)
     simulator = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
@@ -77,26 +68,24 @@ def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
     return max(groups * max(times), beside + sum(times) + hops)
 
 
-def find_capacity(
-    run: Callable[[float], Outcome], objective: Objective, first: float = _FIRST_RATE, precision: float = _PRECISION
-) -> float:
-    """The most requests per second at which ``objective`` is met, to a relative ``precision``; 0 if it never is.
+def find_capacity(is_met: Callable[[float], bool]) -> float:
+    """The most requests per second at which an objective is met, to a relative ``_PRECISION``; 0 if it never is.
 
-    ``run`` serves requests that arrive at a rate. Up to chance, an objective is met below some rate and not above it;
+    ``is_met``: whether it is, where requests arrive at a rate. Up to chance it is met below some rate and not above it;
     bisection finds that rate.
     """
-    low, high = first, first
-    if objective.is_met(run(first)):
-        while high < _FAR and objective.is_met(run(high := 2 * low)):
+    low = high = _FIRST_RATE
+    if is_met(low):
+        while high < _FAR and is_met(high := 2 * low):
             low = high
     else:
-        while low > 1 / _FAR and not objective.is_met(run(low := high / 2)):
+        while low > 1 / _FAR and not is_met(low := high / 2):
             high = low
         if low <= 1 / _FAR:
             return 0.0
-    while high / low > 1 + precision:
+    while high / low > 1 + _PRECISION:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if objective.is_met(run(middle)) else (low, middle)
+        low, high = (middle, high) if is_met(middle) else (low, middle)
     return low
 
 
@@ -112,8 +101,3 @@ def cuts(machine: Machine) -> Iterator[Machine]:
             most = left - sum(given) - (len(rest) - i - 1)
             given.append(most if i == len(rest) - 1 else min(most, max(1, round(left * layers / sum(rest)))))
         yield machine.cut_into([count, *given])
-
-
-def outcome(simulator: Simulator, objective: float | None = None) -> Outcome:
-    """The figures of a simulation. ``objective``: seconds between two tokens, at most."""
-    return outcome_of(simulator.served.values(), objective)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
-from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
@@ -19,7 +17,7 @@ from splitinfer.core.sequence import Sequence as Stream
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.machine.machine import Machine
 from splitinfer.sim.outcome import quantile
-from splitinfer.sim.simulator import Simulator
+from splitinfer.sim.simulator import Simulator, config_of
 
 _PROMPT = 16  # tokens
 _MOST_DRAFTS = 10
@@ -79,7 +77,6 @@ class Figures:
 
 
 def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
-    """Simulate streams with one choice."""
     simulator = _simulator(crowd, choice)
     for seq_id, _ in enumerate(crowd.acceptance):
         params = SamplingParams(max_tokens=50 * crowd.tokens)
@@ -101,24 +98,18 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
 
 
 def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
-    num_stages, num_streams = crowd.machine.num_stages, len(crowd.acceptance)
-    config = SchedulerConfig(
-        num_groups=choice.groups or num_stages,
-        max_in_flight=num_stages + 1,
+    config = config_of(
+        crowd.machine,
+        num_groups=choice.groups or crowd.machine.num_stages,
         token_budget=512,
-        max_running=num_streams,
+        max_running=len(crowd.acceptance),
         max_len=2**40,
-        blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=choice.flight is None or not choice.flight.is_off,
-        drafts_at_end=crowd.machine.drafts_at_end,
-        drafts_at_once=crowd.machine.drafts_at_once,
-        num_stages=num_stages,
         policy_config=PolicyConfig(itl_slo=crowd.itl_slo),
         fixed_groups=choice.groups is not None,
     )
-    scheduler = Scheduler(config)
     acceptance = dict(enumerate(crowd.acceptance))
-    return Simulator(scheduler, crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
+    return Simulator(Scheduler(config), crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
 
 
 def without_drafts(crowd: Crowd) -> dict[int, Figures]:

@@ -22,7 +22,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """The percentiles of ``values``."""
         ordered = sorted(values)
         return cls(*(quantile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0))) if ordered else cls()
 
@@ -58,16 +57,13 @@ class Outcome:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of answers per second."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def requests_per_second(self) -> float:
-        """Requests answered per second."""
         return self.num_requests / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers."""
         return {
             **asdict(self), "tokens_per_second": self.tokens_per_second, "requests_per_second": self.requests_per_second
         }  # fmt: skip
@@ -87,17 +83,3 @@ def outcome_of(served: Iterable[Served], objective: float | None = None) -> Outc
         Spread.of(one.delay for one in done if one.delay is not None),
         sum(gap > limit for gap in gaps) / len(gaps) if gaps else 0.0,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """The latency that users accept: ``itl`` seconds between tokens at the 99th percentile, and a median ``delay`` of
-    so many seconds until the first slice is planned (a longer one shows that the queue grows). Defined as in
-    Sarathi-Serve (arXiv 2403.02310)."""
-
-    itl: float
-    delay: float
-
-    def is_met(self, outcome: Outcome) -> bool:
-        """Whether these figures are within the objective."""
-        return outcome.itl.p99 <= self.itl and outcome.delay.p50 <= self.delay

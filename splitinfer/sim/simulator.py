@@ -19,10 +19,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from splitinfer.core.costs.shape import Shape
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler import invariants
+from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
@@ -93,6 +96,19 @@ class _Places:
         return at in self._right[seq_id, stretch]
 
 
+def config_of(machine: Machine, **more: Any) -> SchedulerConfig:
+    """The scheduler's config for a machine, as the live system sets it. No two prompts of a simulation are the same."""
+    usual = {
+        "num_groups": machine.num_stages,
+        "num_stages": machine.num_stages,
+        "max_in_flight": machine.num_stages + 1,
+        "blocks": PrefixCacheConfig(keeps_blocks=False),
+        "drafts_at_end": machine.drafts_at_end,
+        "drafts_at_once": machine.drafts_at_once,
+    }
+    return SchedulerConfig(**{**usual, **more})
+
+
 class Simulator:
     """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
     for all requests or by id; ``by_place``: whether a draft is right depends on its place in the text alone, so that
@@ -133,8 +149,6 @@ class Simulator:
         self._at(time, lambda: self._inbox.append(call))
 
     def submit(self, time: float, seq: Sequence) -> None:
-        """Submit a request at ``time``."""
-
         def add() -> None:
             self.scheduler.add(seq)
 

@@ -4,16 +4,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from effort import long
 
-from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.serving_options import ServingOptions
-from splitinfer.core.speculation.flight import Flight, tokens_per_second
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Hop, Machine
@@ -70,18 +68,6 @@ def test_full_groups_wait_for_devices_and_links_only(name: str):
     assert rate(clockwork, start, start + 160 * each) == pytest.approx(8 / each, rel=0.01)
 
 
-def test_full_groups_of_eight_on_the_large_machine():
-    assert rate(run(TWO_LARGE, [(0.0, 8, 200)] * 16), 2.0, 12.0) == pytest.approx(8 / 0.052, rel=0.01)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_one_stream_takes_the_way_through_all_stages(name: str):
-    machine = EXAMPLES[name]
-    way = sum(stage.at(Shape(1)) + hop.fixed for stage, hop in zip(machine.stages, machine.hops, strict=True))
-    times = run(machine, [(0.0, 8, 50)]).served[0].token_times
-    assert gaps(times) == pytest.approx([way + machine.host] * 49)
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_after_a_long_prompt_the_gaps_are_at_once_the_steady_ones(name: str):
     machine = EXAMPLES[name]
@@ -136,19 +122,6 @@ def test_the_clock_of_a_device_that_was_idle_is_lower():
 
 
 # -- drafts ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("acceptance", [long(0.0), 0.6, long(0.9)])
-def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float):
-    """Drafts stand in line behind the first stage's step, so its time is divided as on a machine that computes while
-    launching; what the coordinator hears while it waits for a draft, it takes in behind that draft."""
-    flight, hop = Flight(first=3, further=3, in_flight=2), 0.0005
-    stages = (StageCosts.line(0.01, 0.0),) * 2
-    machine = Machine(stages, (Hop(hop),) * 2, (8, 8), draft=0.001, launches_ahead=True, buffers=(88, 88))
-    times = run(machine, [(0.0, 8, 3000)], flight=flight, acceptance=acceptance).served[0].token_times
-    rows = {1: 0.01}
-    expected = tokens_per_second(RowCosts.through([rows, rows], 0.001, hop), flight, acceptance)
-    assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(expected, rel=0.06)
 
 
 def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():

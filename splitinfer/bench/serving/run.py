@@ -32,7 +32,7 @@ from splitinfer.llm import LLM
 from splitinfer.machine.files import MachineFile, read_machine_file
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.sim.capacity import Serving, outcome, simulate
+from splitinfer.sim.capacity import Serving, simulate
 from splitinfer.sim.outcome import Outcome, Spread, outcome_of
 from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Arrival, Lengths, fitted, made_up_lengths, poisson, read_lengths
@@ -206,7 +206,9 @@ class _Bench:
         live = outcome_of(served, objective)
         if serving_options is None:
             return {"name": name, "live": live.as_dict()}
-        there = outcome(simulate(self.machine(), self._serving(serving_options), arrivals), objective)
+        there = outcome_of(
+            simulate(self.machine(), self._serving(serving_options), arrivals).served.values(), objective
+        )
         return {
             "name": name, "dials": serving_options, "live": live.as_dict(), "simulated": there.as_dict(),
             "simulated_to_live": _compared(there, live),
@@ -247,7 +249,7 @@ class _Bench:
     def _max_rate(self) -> float:
         """Requests a second that the stages finish when all arrive at once."""
         at_once = poisson(self.lengths, self.options.requests, _AT_ONCE, self.options.seed)
-        return outcome(simulate(self.machine(), self._serving({}), at_once)).requests_per_second
+        return outcome_of(simulate(self.machine(), self._serving({}), at_once).served.values()).requests_per_second
 
 
 def _as_described(measured: Machine, described: MachineFile) -> Machine:

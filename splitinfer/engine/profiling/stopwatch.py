@@ -48,7 +48,6 @@ class Stopwatch:
         self.buffers, self.wait, self.launches_ahead = 1.0, 0.0, False
 
     def time_all(self) -> Timings:
-        """Time all spans."""
         spans = list(self._chosen.spans)
         ends = time.monotonic() + self._seconds
         for i, span in enumerate(spans):

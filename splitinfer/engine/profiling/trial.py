@@ -55,7 +55,6 @@ class Trial:
         return Shape.of(plan.slices), seconds
 
     def close(self) -> None:
-        """Forget all sequences."""
         self._lengths.clear()
         self._runner.reset()
 
