@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import huggingface_hub
-
 from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import TensorSpec
@@ -26,6 +24,7 @@ from splitinfer.demo import DEMO_MODELS
 from splitinfer.engine.links.codecs import seconds_per_row
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import read_config
+from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 
 _LATENCIES = 20  # the least that a chunk should take, so that latency is a twentieth of it
@@ -119,20 +118,10 @@ def codecs_of(hidden: Hidden) -> list[Codec]:
 
 def _width(model: str) -> int | None:
     try:
-        folder = _folder(model)
+        path = DEMO_MODELS.get(model) or Path(model).expanduser()
+        folder = path if path.is_dir() else local_snapshot(model)
         config = {} if folder is None else read_config(folder)
     except (ModelError, OSError, ValueError, RuntimeError):
         return None
     found = config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size")
     return found if isinstance(found, int) and found > 0 else None
-
-
-def _folder(model: str) -> Path | None:
-    """The folder of the model's configuration, if it is on this machine."""
-    if model in DEMO_MODELS:
-        return DEMO_MODELS[model]
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    found = huggingface_hub.try_to_load_from_cache(model, "config.json")
-    return Path(found).parent if isinstance(found, str) else None

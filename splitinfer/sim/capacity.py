@@ -1,8 +1,7 @@
 """The capacity of a machine: the most requests per second that it serves within an objective."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
@@ -11,7 +10,7 @@ from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.machine.machine import Machine
-from splitinfer.sim.simulator import Simulator, config_of
+from splitinfer.sim.simulator import Served, Simulator, config_of
 from splitinfer.sim.workload import Arrival
 
 _FIRST_RATE = 1.0  # requests a second
@@ -19,38 +18,36 @@ _FAR = 2.0**20
 _PRECISION = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The options that a machine runs with. ``kv``: its KV memory, ``None`` for enough; ``acceptance``: the share of
-    drafts that are right, ``None`` for no drafts."""
-
-    token_budget: int
-    max_running: int
-    policy_config: PolicyConfig
-    kv: KVBudget | None = None
-    acceptance: float | None = None
-
-
-def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Simulator:
-    """Simulate until all requests are served; ``served`` of the simulator has what they got."""
-    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
+def simulate(
+    machine: Machine,
+    arrivals: Seq[Arrival],
+    *,
+    token_budget: int,
+    max_running: int,
+    policy_config: PolicyConfig,
+    kv: KVBudget | None = None,
+    acceptance: float | None = None,
+    seed: int = 0,
+) -> Collection[Served]:
+    """Simulate until all requests are served; what they got. ``kv``: the machine's KV memory, ``None`` for enough;
+    ``acceptance``: the share of drafts that are right, ``None`` for no drafts."""
     config = config_of(
         machine,
-        token_budget=serving.token_budget,
-        max_running=serving.max_running,
-        max_len=longest,
+        token_budget=token_budget,
+        max_running=max_running,
+        max_len=max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1,
         max_waiting=len(arrivals),
-        kv=serving.kv,
-        speculates=serving.acceptance is not None,
-        policy_config=serving.policy_config,
+        kv=kv,
+        speculates=acceptance is not None,
+        policy_config=policy_config,
     )
     costs = CostModel(list(machine.stages), machine.hops[0].fixed + machine.wait, is_known=True)
-    simulator = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
+    simulator = Simulator(Scheduler(config, costs), machine, acceptance=acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
         params = SamplingParams(max_tokens=one.num_output_tokens)
         simulator.submit(one.at, Sequence(seq_id, [0] * one.num_prompt_tokens, params, 0))
     simulator.run()
-    return simulator
+    return simulator.served.values()
 
 
 def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:

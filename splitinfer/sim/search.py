@@ -9,7 +9,7 @@ from typing import Any
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.machine.machine import Machine
-from splitinfer.sim.capacity import Serving, cuts, decode_gap, find_capacity, simulate
+from splitinfer.sim.capacity import cuts, decode_gap, find_capacity, simulate
 from splitinfer.sim.outcome import Outcome, outcome_of
 from splitinfer.sim.workload import Arrival, Lengths, poisson, recorded
 
@@ -111,5 +111,14 @@ def _run(
     if itl is not None and policy == "stall_free" and serving_options.itl_slo_ms is None:
         serving_options = ServingOptions(itl_slo_ms=1000 * itl).over(serving_options)
     kv = None if asked.kv_tokens is None else KVBudget((StageKV(asked.kv_tokens, 1),) * machine.num_stages)
-    serving = Serving(budget, asked.max_running, serving_options.policy_config, kv, asked.acceptance)
-    return outcome_of(simulate(machine, serving, arrivals, asked.seed).served.values(), itl)
+    served = simulate(
+        machine,
+        arrivals,
+        token_budget=budget,
+        max_running=asked.max_running,
+        policy_config=serving_options.policy_config,
+        kv=kv,
+        acceptance=asked.acceptance,
+        seed=asked.seed,
+    )
+    return outcome_of(served, itl)

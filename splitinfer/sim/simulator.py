@@ -41,20 +41,8 @@ class Served:
     """One request and the times of its tokens. Seconds on the virtual clock."""
 
     at: float
-    num_prompt_tokens: int
     token_times: list[float] = field(default_factory=list)
     delay: float | None = None  # seconds from arrival until its first slice was planned
-
-
-@dataclass(slots=True)
-class Busy:
-    """When a stage computed: start, end and number of rows of each step."""
-
-    spans: list[tuple[float, float, int]] = field(default_factory=list)
-
-    def duty(self, start: float, end: float) -> float:
-        """The share of [start, end) in which it computed."""
-        return sum(max(0.0, min(end, e) - max(start, s)) for s, e, _ in self.spans) / (end - start)
 
 
 class Answers:
@@ -128,7 +116,7 @@ class Simulator:
         self.now = 0.0
         self.served: dict[int, Served] = {}
         self._sequences: dict[int, Sequence] = {}
-        self.busy = [Busy() for _ in machine.stages]
+        self.busy: list[list[tuple[float, float, int]]] = [[] for _ in machine.stages]  # start, end, rows of each step
         self._acceptance, self._random, self._checks = acceptance, Random(seed), check
         self._places = _Places(seed) if by_place else None
         self._answers = Answers()
@@ -152,7 +140,7 @@ class Simulator:
         def add() -> None:
             self.scheduler.add(seq)
 
-        self.served[seq.seq_id], self._sequences[seq.seq_id] = Served(time, seq.num_prompt_tokens), seq
+        self.served[seq.seq_id], self._sequences[seq.seq_id] = Served(time), seq
         self.at(time, add)
 
     def run(self, until: float = float("inf"), max_steps: int = 10_000_000) -> None:
@@ -266,7 +254,7 @@ class Simulator:
         shape = Shape.of(slices)
         seconds = self.machine.stages[stage].at(shape) if slices else 0.0
         timing = self._queues[stage].launch(self.now, seconds, self.machine.buffers_of(stage) if slices else 1)
-        self.busy[stage].spans.append((timing.started, timing.ended, shape.rows))
+        self.busy[stage].append((timing.started, timing.ended, shape.rows))
         figures = StageFigures(stage, timing.started, timing.ended, received, rows=shape.rows, sent=timing.done)
         self._figures.setdefault(plan.step, []).append(figures)
         return timing

@@ -44,6 +44,10 @@ class PipelineSim(Simulator):
     def times(self) -> dict[int, list[float]]:
         return {seq_id: served.token_times for seq_id, served in self.served.items()}
 
+    def duty(self, start: float, end: float) -> list[float]:
+        """The share of [start, end) in which each stage computed."""
+        return [sum(max(0.0, min(end, e) - max(start, s)) for s, e, _ in spans) / (end - start) for spans in self.busy]
+
     def submit(self, time: float, seq: Sequence) -> None:
         self.tokens[seq.seq_id] = []
         super().submit(time, seq)

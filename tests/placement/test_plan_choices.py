@@ -6,17 +6,23 @@ from random import Random
 import pytest
 from effort import thorough
 
-from splitinfer.machine.profile import DraftProfile, Profiles
+from splitinfer.machine.profile import DraftProfile
 from splitinfer.placement import simulate
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.pipeline import pipeline_of, unmeasured
-from splitinfer.placement.plan import Planner, plan
+from splitinfer.placement.plan import Best, Planner, plan
 from splitinfer.placement.screen import Screen
 from tests.placement.rigs import GB, rig
 
 _ASKED = Asked(prompt=512, answer=64, streams=4, uses_all=True, simulated=4)
 _ALL = list(on_grid([(0, 1)], 12))
+
+
+def best_of(planner: Planner, aim: Aim) -> Best:
+    found = planner.best(aim)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("ratio", [(1, 1), (1, 3), (2, 1), (1, 2, 1), (1,)])
@@ -68,16 +74,14 @@ def test_the_plan_is_the_best_of_all_cuts(
     profiles = rig(ratio, hop, free)
     asked = replace(_ASKED, acceptance=acceptance, simulated=6)
     planner = Planner(profiles, asked, _ALL)
-    found = {aim: planner.best(aim) for aim in Aim}
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
         fitting = [cut for cut in _ALL if planner.memory.fits(cut, asked.context, asked.sequences(aim))]
         most = max(planner.value(aim, cut) for cut in fitting)
-        best = found[aim]
-        assert best is not None
+        best = best_of(planner, aim)
         assert best.cut in fitting
         assert planner.value(aim, best.cut) >= 0.985 * most
     longest = max(planner.memory.longest(cut) for cut in _ALL)
-    assert found[Aim.CONTEXT].figures.longest >= 0.99 * longest  # type: ignore[union-attr]
+    assert best_of(planner, Aim.CONTEXT).figures.longest >= 0.99 * longest
 
 
 @pytest.mark.parametrize("seed", thorough([2], list(range(1, 9))))
@@ -87,10 +91,8 @@ def test_the_choice_among_random_machines_is_that_of_simulating_every_cut(seed: 
     ratio = [random.choice((0.5, 1, 1.5, 2, 3)) for _ in range(2)]
     asked = replace(_ASKED, uses_all=False, acceptance=random.choice((0.5, 0.8)) if seed % 2 else None, simulated=20)
     planner = Planner(rig(ratio, random.choice((0.0001, 0.001, 0.004))), asked)
-    best = planner.best(Aim.CHAT)
-    assert best is not None
     most = max(planner.value(Aim.CHAT, cut) for cut in planner.cuts)
-    assert planner.value(Aim.CHAT, best.cut) >= 0.99 * 0.995 * most
+    assert planner.value(Aim.CHAT, best_of(planner, Aim.CHAT).cut) >= 0.99 * 0.995 * most
 
 
 def test_three_machines_of_which_one_is_slow():
@@ -98,8 +100,7 @@ def test_three_machines_of_which_one_is_slow():
     every = Planner(rig((1, 3, 1)), replace(_ASKED, streams=12))
     cuts = list(on_grid([(0, 1, 2), (0, 2, 1)], 12))
     assert sorted(every.cuts, key=str) == sorted(cuts, key=str)
-    found = every.best(Aim.THROUGHPUT)
-    assert found is not None
+    found = best_of(every, Aim.THROUGHPUT)
     most = max(every.score(Aim.THROUGHPUT, cut) for cut in cuts)
     assert every.score(Aim.THROUGHPUT, found.cut) >= 0.97 * most
     layers = dict(zip(found.cut.machines, found.cut.layers, strict=True))
@@ -111,22 +112,16 @@ def test_who_comes_first_in_the_list_of_workers_does_not_matter():
     for aim in Aim:
         cuts = []
         for each in (profiles, profiles.only(["m0", "m2", "m1"])):
-            best = Planner(each, asked).best(aim)
-            assert best is not None
-            cuts.append(_named(each, best.cut))
+            cut = best_of(Planner(each, asked), aim).cut
+            cuts.append([(each.machines[m].name, count) for m, count in zip(cut.machines, cut.layers, strict=True)])
         assert cuts[0] == cuts[1]
-
-
-def _named(profiles: Profiles, cut: Cut) -> list[tuple[str, int]]:
-    return [(profiles.machines[m].name, count) for m, count in zip(cut.machines, cut.layers, strict=True)]
 
 
 def test_a_machine_gets_no_layers_where_that_is_better():
     profiles = rig((1, 8), hop=0.003)
     for uses_all in (False, True):
-        best = Planner(profiles, replace(_ASKED, uses_all=uses_all)).best(Aim.CHAT)
-        assert best is not None
-        assert len(best.cut.machines) == 1 + uses_all
+        planner = Planner(profiles, replace(_ASKED, uses_all=uses_all))
+        assert len(best_of(planner, Aim.CHAT).cut.machines) == 1 + uses_all
 
 
 def test_a_second_machine_is_not_taken_for_next_to_nothing():
@@ -134,22 +129,17 @@ def test_a_second_machine_is_not_taken_for_next_to_nothing():
     planner = Planner(rig((1, 0.927), hop=0.0), replace(_ASKED, uses_all=False, prompt=1))
     alone, both = Cut((0,), (12,)), Cut((0, 1), (1, 11))
     assert planner.value(Aim.CHAT, alone) < planner.value(Aim.CHAT, both) < planner.value(Aim.CHAT, alone) / 0.99
-    best = planner.best(Aim.CHAT)
-    assert best is not None
-    assert best.cut == alone
+    assert best_of(planner, Aim.CHAT).cut == alone
 
 
 def test_what_memory_forces_is_told():
     profiles = rig((1, 4), free=(4 * GB, 40 * GB))
-    best = Planner(profiles, _ASKED).best(Aim.CHAT)
-    assert best is not None
+    best = best_of(Planner(profiles, _ASKED), Aim.CHAT)
     assert best.faster is not None
     assert best.gain > 1.1
     memory = Planner(profiles, _ASKED).memory
     assert not memory.fits(best.faster, _ASKED.context, 1)
-    with_enough = Planner(rig((1, 4)), _ASKED).best(Aim.CHAT)
-    assert with_enough is not None
-    assert with_enough.faster is None
+    assert best_of(Planner(rig((1, 4)), _ASKED), Aim.CHAT).faster is None
 
 
 def test_an_aim_that_cannot_be_met_is_left_out():

@@ -105,7 +105,7 @@ def test_a_result_leaves_while_the_coordinator_is_held_in_a_launch():
     stages = (StageCosts.line(0.01, 0.0),) * 2
     machine = Machine(stages, (Hop(0.001),) * 2, (1, 1), launches_ahead=True, buffers=(100, 100))
     clockwork = run(machine, [(0.0, 1024, 1)])
-    found = [(start, end) for start, end, rows in clockwork.busy[1].spans if rows]
+    found = [(start, end) for start, end, rows in clockwork.busy[1] if rows]
     assert found == [pytest.approx((0.011, 0.021)), pytest.approx((0.021, 0.031))]
 
 
@@ -133,8 +133,8 @@ def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():
     counts = clockwork.scheduler.speculation.counts
     assert counts.unsent > 5
     assert counts.void == 0
-    assert sum(rows == 1 for _, _, rows in clockwork.busy[0].spans) >= counts.unsent
-    alone = sum(rows == 1 for _, _, rows in clockwork.busy[1].spans)
+    assert sum(rows == 1 for _, _, rows in clockwork.busy[0]) >= counts.unsent
+    alone = sum(rows == 1 for _, _, rows in clockwork.busy[1])
     assert alone <= 1, "the last token has no draft; of a void block only the plan comes"
 
 

@@ -78,7 +78,7 @@ def test_fitted_requests_fit(scale: float, most: int):
 
 
 def test_the_figures_of_an_outcome():
-    served = [Served(1.0, 5, [2.0, 2.5, 3.0], 0.25), Served(2.0, 5, [6.0, 9.0], 1.0), Served(3.0, 5, [])]
+    served = [Served(1.0, [2.0, 2.5, 3.0], 0.25), Served(2.0, [6.0, 9.0], 1.0), Served(3.0, [])]
     found = outcome_of(served, objective=0.5)
     assert (found.num_requests, found.num_tokens, found.seconds) == (2, 5, 8.0)
     assert (found.ttft.p50, found.ttft.max) == (1.0, 4.0)

@@ -32,7 +32,7 @@ from splitinfer.llm import LLM
 from splitinfer.machine.files import MachineFile, read_machine_file
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.sim.capacity import Serving, simulate
+from splitinfer.sim.capacity import simulate
 from splitinfer.sim.outcome import Outcome, Spread, outcome_of
 from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Arrival, Lengths, fitted, made_up_lengths, poisson, read_lengths
@@ -183,7 +183,7 @@ class _Bench:
             b - a for one in streams for a, b in pairwise(one.token_times) if b > long.at and a < long.token_times[0]
         ]
         ends = [(b, b - a) for one in streams for a, b in pairwise(one.token_times) if b > began]
-        before = _gaps([Served(0, 0, [t for t in one.token_times if began <= t <= at]) for one in streams], after=began)
+        before = _gaps([Served(0, [t for t in one.token_times if began <= t <= at]) for one in streams], after=began)
         spread = Spread.of(during)
         return {
             "ttft": long.token_times[0] - long.at,
@@ -206,9 +206,7 @@ class _Bench:
         live = outcome_of(served, objective)
         if serving_options is None:
             return {"name": name, "live": live.as_dict()}
-        there = outcome_of(
-            simulate(self.machine(), self._serving(serving_options), arrivals).served.values(), objective
-        )
+        there = self._simulated(serving_options, arrivals, objective)
         return {
             "name": name, "dials": serving_options, "live": live.as_dict(), "simulated": there.as_dict(),
             "simulated_to_live": _compared(there, live),
@@ -239,17 +237,24 @@ class _Bench:
     def _computes_at_launch(self) -> bool:
         return bool(self.llm.stats()["stages"][0]["device"] == "cpu")
 
-    def _serving(self, serving_options: dict[str, Any]) -> Serving:
+    def _simulated(
+        self, serving_options: dict[str, Any], arrivals: Sequence[Arrival], objective: float | None = None
+    ) -> Outcome:
         options = ServingOptions(**serving_options)
-        stats = self.llm.stats()
-        return Serving(
-            stats["token_budget"], options.max_running or MAX_RUNNING, options.policy_config, self.llm.kv_budget
+        served = simulate(
+            self.machine(),
+            arrivals,
+            token_budget=self.llm.stats()["token_budget"],
+            max_running=options.max_running or MAX_RUNNING,
+            policy_config=options.policy_config,
+            kv=self.llm.kv_budget,
         )
+        return outcome_of(served, objective)
 
     def _max_rate(self) -> float:
         """Requests a second that the stages finish when all arrive at once."""
         at_once = poisson(self.lengths, self.options.requests, _AT_ONCE, self.options.seed)
-        return outcome_of(simulate(self.machine(), self._serving({}), at_once).served.values()).requests_per_second
+        return self._simulated({}, at_once).requests_per_second
 
 
 def _as_described(measured: Machine, described: MachineFile) -> Machine:

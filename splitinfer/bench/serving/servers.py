@@ -60,7 +60,7 @@ def serve_live(
     if lost is not None:
         raise WorkerLost(lost)
     return [
-        Served(job.at, len(job.prompt), [job.at + t for t in output.token_times], output.queue_seconds)
+        Served(job.at, [job.at + t for t in output.token_times], output.queue_seconds)
         for job, output in zip(jobs, outputs, strict=True)
     ]
 
@@ -76,4 +76,4 @@ def _end_after(requests: Sequence[Request], jobs: Sequence[Job], until: int) -> 
 def serve_batch(plain: PlainMlxLm, jobs: Sequence[Job], until: int | None = None) -> list[Served]:
     """Run all jobs in mlx-lm's batch generator, each from its arrival; token times are the process's."""
     times = plain.serve([(job.at, job.prompt, job.max_tokens) for job in jobs], until)
-    return [Served(job.at, len(job.prompt), each) for job, each in zip(jobs, times, strict=True)]
+    return [Served(job.at, each) for job, each in zip(jobs, times, strict=True)]

@@ -3,7 +3,6 @@ last stage cost what layers like theirs do, on whatever machine that is."""
 
 import statistics
 import time
-from collections.abc import Sequence
 from itertools import islice
 
 import mlx.core as mx
@@ -86,11 +85,7 @@ def _round(drafter: DraftModel, count: int) -> float:
         began = now
     for sequence in sequences:
         drafter.forget(sequence.seq_id)
-    return _median(seconds[1:])
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else 0.0
+    return statistics.median(seconds[1:] or [0.0])
 
 
 def _sequence(number: int) -> Tokens:
