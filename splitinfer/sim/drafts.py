@@ -16,7 +16,6 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.sequence import Sequence as Stream
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.machine.machine import Machine
-from splitinfer.sim.outcome import quantile
 from splitinfer.sim.simulator import Simulator, config_of
 
 _PROMPT = 16  # tokens
@@ -64,11 +63,6 @@ class Figures:
     def longest_gap(self) -> float:
         """The longest time between two tokens of a stream, in seconds."""
         return self.gaps[-1]
-
-    @property
-    def p99_gap(self) -> float:
-        """The time between two tokens that one in a hundred exceeds."""
-        return quantile(self.gaps, 0.99)
 
     @property
     def slowest(self) -> float:

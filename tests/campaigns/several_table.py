@@ -5,6 +5,7 @@ from pathlib import Path
 
 from splitinfer.machine.files import read_machine
 from splitinfer.sim.drafts import Crowd, optimum, run, without_drafts
+from splitinfer.sim.outcome import quantile
 
 _LONGEST_GAP = 1.7  # of that without drafts, which the bounded optimum may have
 
@@ -27,11 +28,12 @@ def main() -> None:
                 today, best_none = none[max(none)], max(one.rate for one in none.values())
                 choice, best = optimum(crowd)
                 _, bounded = optimum(crowd, _LONGEST_GAP * today.longest_gap)
+                p99 = quantile(live.gaps, 0.99) / quantile(today.gaps, 0.99)
                 print(
                     f"{name} acceptance {acceptance:g}, {streams:2} streams: {live.rate / today.rate:.2f}, to the best "
                     f"without {live.rate / best_none:.2f}, to the optimum {live.rate / best.rate:.2f} "
                     f"({choice.groups} x {choice.flight.first if choice.flight else 0}), within the gap "
-                    f"{live.rate / bounded.rate:.2f}; gap p99 {live.p99_gap / today.p99_gap:.2f}, longest "
+                    f"{live.rate / bounded.rate:.2f}; gap p99 {p99:.2f}, longest "
                     f"{live.longest_gap / today.longest_gap:.2f}, slowest {live.slowest / today.slowest:.2f}; "
                     f"{live.groups} groups, drafts {min(live.drafts)} to {max(live.drafts)}",
                     flush=True,

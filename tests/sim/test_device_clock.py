@@ -43,29 +43,11 @@ def run(machine: Machine, requests: list[tuple[float, int, int]], **more: object
     return clockwork
 
 
-def rate(clockwork: Simulator, start: float, end: float) -> float:
-    """Tokens per second in [start, end)."""
-    times = [at for one in clockwork.served.values() for at in one.token_times]
-    return sum(start <= at < end for at in times) / (end - start)
-
-
 def gaps(times: list[float]) -> list[float]:
     return [b - a for a, b in pairwise(times)]
 
 
 # -- nothing but the devices takes time ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_full_groups_wait_for_devices_and_links_only(name: str):
-    """As many groups as stages: the slowest stage is always busy, or else a group is always on its way."""
-    machine = EXAMPLES[name]
-    times = [stage.at(Shape(8)) for stage in machine.stages]
-    way = sum(times) + sum(hop.fixed for hop in machine.hops) + machine.host
-    each = max(max(times), way / machine.num_stages)
-    clockwork = run(machine, [(0.0, 8, 300)] * 8 * machine.num_stages)
-    start = 10 * way
-    assert rate(clockwork, start, start + 160 * each) == pytest.approx(8 / each, rel=0.01)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -59,12 +59,6 @@ def test_a_link_carries_one_step_after_the_other():
     assert clockwork.served[0].token_times[0] > 0.2
 
 
-def test_as_many_groups_as_stages_keep_them_busy():
-    clockwork = run(machine(2), [200] * 8)
-    for spans in clockwork.busy:
-        assert sum(max(0.0, min(1.5, end) - max(0.5, start)) for start, end, _ in spans) > 0.99
-
-
 def test_a_step_launched_ahead_hides_the_host():
     slow, fast = (run(machine(1, host=0.005, launches_ahead=ahead), [100] * 4, groups=2) for ahead in (False, True))
     ends = [max(served.token_times[-1] for served in one.served.values()) for one in (slow, fast)]
