@@ -1,8 +1,8 @@
 """Which architectures of mlx-lm run through cut stages on this device: whole against split.
 
-Every architecture is built tiny, as in tests/matrix, cut in the middle, and run in chunks and row by row on the same
-made-up tokens. Errors are relative to a row's norm: of the two stages against our whole model, and of our whole model
-against plain mlx-lm; also without a cache, because mlx-lm's own may be shorter than the window of its mask.
+Every architecture is built tiny, cut in the middle, and run in chunks and row by row, as in tests/matrix. Errors are
+relative to a row's norm: of the two stages against our whole model, and of our whole model against plain mlx-lm; also
+without a cache, because mlx-lm's own may be shorter than the window of its mask.
 
 The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.fast`` has nodes of its own.
 ``scripts/matrix`` compares all cuts to the last bit, on the CPU backend.
@@ -10,7 +10,7 @@ The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import mlx.nn as nn
 from splitinfer.errors import CannotCut, ConfigError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import try_blocks
-from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.step import StepModel
 from splitinfer.models.structure import ModelStructure
 from splitinfer.probes.child import Report
@@ -29,7 +28,7 @@ from splitinfer.probes.finding import passed
 from splitinfer.probes.steps import row_errors
 
 _MATRIX = Path(__file__).parents[2] / "tests" / "matrix"
-_CHUNKS = (16, 13, 1, 1, 1)  # rows of each step: longer in all than the windows of the configurations
+_DECODED = 3  # tokens, each in a step of one row
 
 
 def measure(options: Mapping[str, Any], report: Report) -> None:
@@ -42,12 +41,12 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         raise ConfigError("the architectures are described in a clone of the repository only (tests/matrix)")
     sys.path.insert(0, str(_MATRIX))
     configs = importlib.import_module("configs").configurations()
-    build = importlib.import_module("compare").build
+    compare = importlib.import_module("compare")
     names: Sequence[str] = options["names"] or sorted(configs)
     for dtype in options["dtypes"]:
         found = []
         for name in names[options["number"] :: options["of"]]:
-            find = partial(_compare, partial(build, configs[name]), getattr(mx, dtype))
+            find = partial(_compare, compare, configs[name], getattr(mx, dtype))
             found.append(report.guarded(f"{name}, {dtype}", find))
         report(passed(f"summary, {dtype}", "", summary([one.numbers for one in found if one is not None])))
 
@@ -74,27 +73,28 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _compare(build: Callable[[], nn.Module], dtype: mx.Dtype) -> dict[str, Any]:
-    model = build()
+def _compare(compare: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> dict[str, Any]:
+    model = compare.build(config)
     model.set_dtype(dtype)
-    tokens, cache = (mx.arange(sum(_CHUNKS)) * 37 + 11)[None] % 128, make_prompt_cache(model)
-    plain, whole = _run(lambda part: model(part, cache=cache), tokens), StageModel(model, 0, len(model.layers))
-    ours = _through([whole], tokens)
+    tokens, plain = compare.reference(model, _DECODED)
+    whole = StageModel(model, 0, len(model.layers))
+    ours = compare.run([whole], tokens, compare.CHUNK)
     found: dict[str, Any] = {
         "is_number": not mx.isnan(ours).any().item(),
-        "to_mlx_lm": max(row_errors(ours, plain)),
-        "to_mlx_lm_without_cache": max(row_errors(ours, model(tokens)[0])),
+        "to_mlx_lm": max(row_errors(ours[0], plain[0])),
+        "to_mlx_lm_without_cache": max(row_errors(ours[0], model(tokens)[0])),
         "way": StepModel(whole).way.value,
         "kept_kv": try_blocks(whole).why_not is None,
     }
     try:
-        split = _through(_cut(model), tokens)
+        split = compare.run(_cut(compare, model), tokens, compare.CHUNK)
     except CannotCut as error:
         return {**found, "refused": str(error)}
-    return {**found, "split_to_whole": max(row_errors(split, ours)), "equal": bool(mx.array_equal(split, ours).item())}
+    to_whole = max(row_errors(split[0], ours[0]))
+    return {**found, "split_to_whole": to_whole, "equal": bool(mx.array_equal(split, ours).item())}
 
 
-def _cut(model: nn.Module) -> list[StageModel]:
+def _cut(compare: Any, model: nn.Module) -> Sequence[StageModel]:
     """Two stages, cut as near to the middle as there is a cut.
 
     Raises:
@@ -103,29 +103,9 @@ def _cut(model: nn.Module) -> list[StageModel]:
     structure, layers = ModelStructure(model), len(model.layers)
     for k in sorted(range(1, layers), key=lambda k: abs(2 * k - layers)):
         try:
-            return [StageModel(model, 0, k, structure), StageModel(model, k, layers, structure)]
+            stages: Sequence[StageModel] = compare.cut(structure, [k])
         except CannotCut as error:
             refused = error
+        else:
+            return stages
     raise refused
-
-
-def _through(stages: Sequence[StageModel], tokens: mx.array) -> mx.array:
-    caches = [stage.make_caches() for stage in stages]
-
-    def compute(part: mx.array) -> mx.array:
-        y: mx.array | None = None
-        for stage, held in zip(stages, caches, strict=True):
-            y = stage(part, held, y, part.shape[1])
-        assert y is not None
-        return y
-
-    return _run(compute, tokens)
-
-
-def _run(compute: Callable[[mx.array], mx.array], tokens: mx.array) -> mx.array:
-    """All rows [n, d] that the chunks give."""
-    found, at = list[mx.array](), 0
-    for rows in _CHUNKS:
-        found.append(compute(tokens[:, at : (at := at + rows)])[0])
-        mx.eval(found[-1])
-    return mx.concatenate(found)

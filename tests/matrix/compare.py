@@ -132,7 +132,7 @@ def lively(
     """A model whose answer varies, with the tokens of prompt and greedy answer, and their logits."""
     for seed in range(5):
         model = build(config, seed, make)
-        tokens, expected = _reference(model, num_decoded)
+        tokens, expected = reference(model, num_decoded)
         if len(set(tokens[0, -num_decoded:].tolist())) > 2:
             return model, tokens, expected
     raise AssertionError("every reference repeats itself: choose other weights")
@@ -159,9 +159,9 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
     model, tokens, expected = lively(config, care.num_decoded, make)
     mlx_vlm.without_detours(model)
     whole = [StageModel(model, 0, len(model.layers))]
-    straight = _run(whole, tokens, CHUNK)
+    straight = run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
-    others = {chunk: _run(whole, tokens, chunk) for chunk in care.chunks}
+    others = {chunk: run(whole, tokens, chunk) for chunk in care.chunks}
     moves = any(_difference(straight, other) > TOLERANCE for other in others.values())
     if moves:
         notes.append("its own logits depend on the chunks of the prompt by more than rounding")
@@ -177,12 +177,12 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
     right = list(pairs)
     for borders in _each_alone(right) if care.each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
-        assert _equal(_run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
+        assert _equal(run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
     if right:
         stages = pairs[right[len(right) // 2]]
         for chunk, other in others.items():
-            assert _equal(_run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
+            assert _equal(run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
         looked_at = stages if care.each_alone else stages[-1:]
@@ -222,7 +222,7 @@ def _each_alone(right: Sequence[int]) -> Iterator[list[int]]:
         yield [right[len(right) // 2 - 1], right[len(right) // 2]]
 
 
-def _reference(model: nn.Module, num_decoded: int = NUM_DECODED) -> tuple[mx.array, mx.array]:
+def reference(model: nn.Module, num_decoded: int = NUM_DECODED) -> tuple[mx.array, mx.array]:
     """The tokens of prompt and greedy answer, and the logits of all of them, from plain mlx-lm."""
     tokens = (mx.arange(NUM_PROMPT) * 37 + 11)[None] % VOCAB
     cache = make_prompt_cache(model)
@@ -257,7 +257,7 @@ def _forward(stages: Stages, caches: Sequence[SequenceCaches], tokens: mx.array,
     return y
 
 
-def _run(stages: Stages, tokens: mx.array, chunk: int) -> mx.array:
+def run(stages: Stages, tokens: mx.array, chunk: int) -> mx.array:
     caches = [stage.make_caches() for stage in stages]
     logits = [_forward(stages, caches, part, part.shape[1]) for part in _chunks(tokens, chunk)]
     return mx.concatenate(logits, axis=1)

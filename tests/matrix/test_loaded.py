@@ -53,15 +53,15 @@ def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None,
     _save(tmp_path, CONFIGS[name], bits)
     reference, _ = load_model(tmp_path)
     num_layers = len(reference.layers)
-    tokens, expected = compare._reference(reference)
+    tokens, expected = compare.reference(reference)
     checkpoint = open_folder(tmp_path)
     found = [survey(checkpoint, *ends, None) for ends in ((0, cut), (cut, num_layers))]
     stages = [
         load_stage(checkpoint, f, *ends, None, _ignore)
         for f, ends in zip(found, ((0, cut), (cut, num_layers)), strict=True)
     ]
-    logits = compare._run(stages, tokens, compare.CHUNK)
-    assert compare._equal(logits, compare._run([StageModel(reference, 0, num_layers)], tokens, compare.CHUNK))
+    logits = compare.run(stages, tokens, compare.CHUNK)
+    assert compare._equal(logits, compare.run([StageModel(reference, 0, num_layers)], tokens, compare.CHUNK))
     assert compare._difference(logits, expected) < compare.TOLERANCE
     assert found[0].hidden_size >= stages[0]._outgoing.width  # type: ignore[union-attr]
     for stage, others in zip(found, [range(cut, num_layers), range(cut)], strict=True):

@@ -41,13 +41,13 @@ def test_no_architecture_is_forgotten() -> None:
 def test_a_wrong_cut_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: without one of the numbers that cross, the logits are others."""
     model = compare.build(CONFIGS[name])
-    tokens, _ = compare._reference(model)
-    straight = compare._run([StageModel(model, 0, len(model.layers))], tokens, compare.CHUNK)
+    tokens, _ = compare.reference(model)
+    straight = compare.run([StageModel(model, 0, len(model.layers))], tokens, compare.CHUNK)
     stages = compare.cut(ModelStructure(model), [len(model.layers) - 1])
-    assert compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
+    assert compare._equal(compare.run(stages, tokens, compare.CHUNK), straight)
     unpack = Border.unpack
     monkeypatch.setattr(Border, "unpack", lambda border, packed, n: unpack(border, _without_last(packed), n))
-    assert not compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
+    assert not compare._equal(compare.run(stages, tokens, compare.CHUNK), straight)
 
 
 def _without_last(packed: mx.array) -> mx.array:

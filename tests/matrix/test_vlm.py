@@ -62,14 +62,14 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""
     model = saved(name, tmp_path)
     weights = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[call-overload]
-    tokens, expected = compare._reference(model, 4)
+    tokens, expected = compare.reference(model, 4)
     checkpoint, last = open_folder(tmp_path), len(model.layers)
     stages = []
     for start, end in pairwise((0, last - 1, last)):
         found = survey(checkpoint, start, end, None)
         assert found.tensors < set(weights)
         stages.append(load_stage(checkpoint, found, start, end, None, lambda *_: None))
-    assert compare._difference(compare._run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
+    assert compare._difference(compare.run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
 
 
 def saved(name: str, folder: Path) -> nn.Module:
