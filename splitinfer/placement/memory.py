@@ -66,16 +66,16 @@ class Memory:
         """Whether so many sequences of ``context`` tokens fit."""
         return max(self.lacks(cut, context, sequences).values()) <= 0
 
-    def longest(self, cut: Cut, sequences: int = 1) -> int:
-        """The most tokens of each of so many sequences that fit, in whole blocks, or the model's own context; 0: the
-        cut does not fit at all."""
+    def longest(self, cut: Cut) -> int:
+        """The most tokens of one sequence that fit, in whole blocks, or the model's own context; 0: the cut does not
+        fit at all."""
         most = self._model.context_length
-        if self.fits(cut, most, sequences):
+        if self.fits(cut, most, 1):
             return most
         low, high = 0, -(-most // BLOCK)  # in blocks: low fits, high does not
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(cut, middle * BLOCK, sequences) else (low, middle)
+            low, high = (middle, high) if self.fits(cut, middle * BLOCK, 1) else (low, middle)
         return low * BLOCK
 
 

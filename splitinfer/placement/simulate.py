@@ -59,7 +59,7 @@ def long_prompt(machine: Machine, budget: int, num_tokens: int = LONG_PROMPT) ->
 def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
     """Tokens per second of ``asked.streams`` streams together, while all decode."""
     window = _STEADY if acceptance is None else _WINDOW
-    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, window, seed=_SEED, by_place=True)
+    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, window, by_place=True)
     return drafts.run(crowd, drafts.Choice(flight=OFF) if acceptance is None else drafts.LIVE).rate
 
 

@@ -5,12 +5,11 @@ Each stream has a short prompt and an endless answer; figures are those of a win
 each member, and blocks in flight.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.sequence import Sequence as Stream
@@ -20,6 +19,7 @@ from splitinfer.sim.simulator import Simulator, config_of
 
 _PROMPT = 16  # tokens
 _MOST_DRAFTS = 10
+_SEED = 1
 _STEPS = 10  # of one row through all stages, after which is looked whether a simulation is over
 
 
@@ -37,13 +37,11 @@ LIVE = Choice()
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Streams side by side. ``acceptance``: of each; ``tokens``: of each answer, of which the first quarter is not
-    counted; ``itl_slo``: seconds between two tokens, at most; ``by_place``: see ``Simulator``."""
+    counted; ``by_place``: see ``Simulator``."""
 
     machine: Machine
     acceptance: tuple[float, ...]
     tokens: int = 400
-    itl_slo: float | None = None
-    seed: int = 1
     by_place: bool = False
 
 
@@ -99,11 +97,10 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         max_running=len(crowd.acceptance),
         max_len=2**40,
         speculates=choice.flight is None or not choice.flight.is_off,
-        policy_config=PolicyConfig(itl_slo=crowd.itl_slo),
         fixed_groups=choice.groups is not None,
     )
     acceptance = dict(enumerate(crowd.acceptance))
-    return Simulator(Scheduler(config), crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
+    return Simulator(Scheduler(config), crowd.machine, acceptance=acceptance, seed=_SEED, by_place=crowd.by_place)
 
 
 def without_drafts(crowd: Crowd) -> dict[int, Figures]:
@@ -112,11 +109,11 @@ def without_drafts(crowd: Crowd) -> dict[int, Figures]:
     return {groups: run(crowd, Choice(groups, OFF)) for groups in range(1, most + 1)}
 
 
-def fixed_choices(crowd: Crowd, drafts: Sequence[int] = range(1, _MOST_DRAFTS + 1)) -> Iterator[Choice]:
+def fixed_choices(crowd: Crowd) -> Iterator[Choice]:
     """Every fixed choice with drafts, the same for all streams."""
     stages = crowd.machine.num_stages
     for groups in range(1, min(stages, len(crowd.acceptance)) + 1):
-        for count in drafts:
+        for count in range(1, _MOST_DRAFTS + 1):
             for in_flight in range(1, -(-stages // groups) + 1):
                 yield Choice(groups, Flight(count, count if in_flight > 1 else 0, in_flight))
 

@@ -14,8 +14,6 @@ from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
 from splitinfer.config import Layout
-from splitinfer.core.json_text import dumps
-from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.versions import own_versions
@@ -23,9 +21,7 @@ from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
 from splitinfer.probes.advice import Hidden, codecs_of, hidden_of
 from splitinfer.probes.doctor import (
-    LayoutReport,
     Report,
-    as_document,
     inspect,
     machine_of,
     page,
@@ -35,7 +31,6 @@ from splitinfer.probes.doctor import (
 from splitinfer.probes.evidence import MACOS, Output, look, other_processes, ways_to
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding
-from splitinfer.probes.links import LinkSeen, WorkerSeen
 from splitinfer.probes.page import print_page
 from splitinfer.probes.rdma import requirements
 from splitinfer.system.origin import Origin, Start
@@ -258,16 +253,6 @@ def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) 
     assert "s0 → s1" in out
     assert "The links add" in out
     assert told == ["s0 to s1"]
-
-
-def test_infinite_figures_are_null_in_json() -> None:
-    link = LinkSeen("a", "b", "tcp", "hidden states", LinkMeasurement(0.1, 0.2, float("inf"), 1e6))
-    seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
-    report = inspect(None, 1, lambda _: None)
-    layout = LayoutReport("x", Hidden(8, "float32", "y"), [seen], [link])
-    whole = dumps(as_document(replace(report, layout=layout)))
-    again = json.loads(whole)
-    assert again["layout"]["links"][0]["figures"] == {"latency_p50": 0.1, "latency_p99": 0.2, "down": None, "up": 1e6}
 
 
 def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:

@@ -225,8 +225,3 @@ def test_a_whole_run(tmp_path: Path):
     failed = [one for one in found["checks"] if one["fault"]]
     assert (done.returncode, failed) == (0, [])
     assert found["measured"]["ring"]["greedy"]["compared"] == 32
-
-
-def test_a_finding_survives_the_way_from_its_process():
-    found = replace(passed("a", "b", {"c": 1}, Reason.ROUNDING), signal="SIGSEGV")
-    assert from_data(json.loads(json.dumps(asdict(found)))) == found

@@ -43,6 +43,10 @@ class Stopwatch:
     ) -> None:
         self._described, self._chosen, self._vocab_size = described, chosen, vocab_size
         self._report, self._seconds, self._done = report, seconds, 0
+        self._expected = len(chosen.spans) * len(ORDER) * _USUAL  # steps that there may be
+        growing = {layer.kind for layer in described.profile.layers if layer.kv_per_token > 0}
+        # The kind of a span that is its single layer, if layers of that kind attend to more with every token.
+        self._kinds = {single: kind for kind, single in chosen.singles.items() if kind in growing}
         self._timings = Timings()
         self._allowed: Sequence[int] = ORDER  # rows that were timed on all spans so far
         self.buffers, self.wait, self.launches_ahead = 1.0, 0.0, False
@@ -51,7 +55,7 @@ class Stopwatch:
         spans = list(self._chosen.spans)
         ends = time.monotonic() + self._seconds
         for i, span in enumerate(spans):
-            shares = [2.0 if self._kind(each) is not None else 1.0 for each in spans[i:]]
+            shares = [2.0 if each in self._kinds else 1.0 for each in spans[i:]]
             began = time.monotonic()
             self._time(span, began + max(0.0, ends - began) * shares[0] / sum(shares))
             self._give_up(span, spans[i + 1 :])
@@ -60,7 +64,7 @@ class Stopwatch:
     def _time(self, span: Span, until: float) -> None:
         self._make(span)
         trial = Trial(self._described.structure, span, self._vocab_size)
-        kind, left = self._kind(span), until - time.monotonic()
+        kind, left = self._kinds.get(span), until - time.monotonic()
         self._timings.by_rows[span] = found = self._by_rows(
             trial, until if kind is None else until - _CONTEXT_SHARE * max(0.0, left)
         )
@@ -72,14 +76,6 @@ class Stopwatch:
             self.buffers = _buffers(*trial.held(), span.num_layers)
         self.wait = trial.wait()
         trial.close()
-
-    def _kind(self, span: Span) -> str | None:
-        """The kind of which a span is the single layer, if its layers attend to more with every token."""
-        kinds = (kind for kind, single in self._chosen.singles.items() if single == span)
-        return next((kind for kind in kinds if self._grows(kind)), None)
-
-    def _grows(self, kind: str) -> bool:
-        return any(layer.kv_per_token > 0 for layer in self._described.profile.layers if layer.kind == kind)
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -127,13 +123,11 @@ class Stopwatch:
 
     def _step(self, trial: Trial, sequences: list[int], rows: int) -> Timed:
         self._done += 1
-        self._report(self._done, max(self._done, self._expected))
+        self._tell()
         return trial.step(sequences, rows)
 
-    @property
-    def _expected(self) -> int:
-        """Steps that there may be."""
-        return len(self._chosen.spans) * len(ORDER) * _USUAL
+    def _tell(self) -> None:
+        self._report(self._done, max(self._done, self._expected))
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -142,7 +136,7 @@ class Stopwatch:
         layers = self._described.structure.layers[span.start : span.end]
         for few in in_bunches(_parameters(layers), _TOGETHER):
             mx.eval(few)
-            self._report(self._done, max(self._done, self._expected))
+            self._tell()
 
     def _give_up(self, span: Span, still: Iterable[Span]) -> None:
         """Let go of the weights that no other span needs."""
