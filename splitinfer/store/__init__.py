@@ -17,5 +17,5 @@ The first five decide and touch nothing (``paths`` asks the environment for a fo
 
 What protects what: the link authenticates the sender and its bytes. The fingerprint says which model, and which version
 of it, is copied. A checksum of each range finds what a disk or a memory damages between the sender's reading and this
-machine's journal, and after a restart what was written and lost.
+machine's writing.
 """

@@ -1,11 +1,11 @@
 """One file of weights that was copied in part, across restarts.
 
     weights/model.safetensors           header, and the tensors at the sender's places; holes where nothing was copied
-    weights/model.safetensors.ranges    the journal: one record for each range that was written
+    weights/model.safetensors.ranges    the journal: one record for each range that is here
 
-A record is a range (begin, end) of the data part and the checksum of its bytes. A record with end 0 says that the first
-``begin`` records were forced to the disk. Those are believed: only they count as being here. After a restart the bytes
-of all others are read and compared with their checksums, because a power failure may have lost any of them.
+A record is a range (begin, end) of the data part. It is written after the range's bytes were forced to the disk, so
+what the journal says survives a power failure. What a process had written since then when it was killed is asked for
+again.
 
 A file with holes takes the disk's room for what was written to it (ext4, XFS, APFS).
 """
@@ -19,93 +19,77 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from splitinfer.core.tensor_info import TensorInfo, header_entry
 from splitinfer.errors import ModelError
-from splitinfer.store.ranges import Span, checksum, merged
+from splitinfer.store.ranges import Span, merged
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_RECORD = struct.Struct("<QQI")
+_RECORD = struct.Struct("<QQ4x")
 _RANGES = ".ranges"
 _ALIGN = 8  # the data part begins at a multiple of so many bytes
-
-
-class _Record(NamedTuple):
-    begin: int
-    end: int
-    check: int
 
 
 class CopiedFile:
     """Writes ranges into the copy of a file with these tensors. One process at a time does.
 
-    ``here``: what is here already, merged.
+    ``here``: what was here when it was opened, merged.
 
     Raises (all methods):
         ModelError: the disk is full, or it cannot be written.
     """
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo]) -> None:
-        self._path, header = path, header_of(tensors)
-        self._data_begin, self._nbytes = len(header), size_of(tensors)
+        self._path, header, nbytes = path, header_of(tensors), size_of(tensors)
+        self._data_begin = len(header)
         with said(path.parent), contextlib.ExitStack() as stack:
             self._file = _open(path)
             stack.callback(os.close, self._file)
-            if os.pread(self._file, len(header), 0) != header or os.fstat(self._file).st_size != self._nbytes:
+            if os.pread(self._file, len(header), 0) != header or os.fstat(self._file).st_size != nbytes:
                 _journal(path).unlink(missing_ok=True)
-                os.ftruncate(self._file, self._nbytes)
+                os.ftruncate(self._file, nbytes)
                 write_all(self._file, header, 0)
-            synced, others = _read(path)
-            found = [record for record in others if self._is_there(record)]
-            self.here = merged([*synced, *((record.begin, record.end) for record in found)])
-            # Without records that are wrong or half written, since the next are counted from the beginning.
-            records = [*(_Record(*span, 0) for span in synced), _Record(len(synced), 0, 0), *found]
-            write_whole(path.parent, _journal(path).name, b"".join(_RECORD.pack(*record) for record in records))
-            self._num_records = len(records)
             self._journal = _open(_journal(path))
             stack.pop_all()
+        self.here = copied(path, tensors)
+        records = os.fstat(self._journal).st_size // _RECORD.size
+        self._journal_end = records * _RECORD.size  # a half record behind it is written over
+        self._written: list[Span] = []  # and not yet in the journal
         self._is_open = True
 
-    def _is_there(self, record: _Record) -> bool:
-        if self._data_begin + record.end > self._nbytes:
-            return False
-        data = os.pread(self._file, record.end - record.begin, self._data_begin + record.begin)
-        return len(data) == record.end - record.begin and checksum(data) == record.check
-
-    def write(self, begin: int, data: bytes | memoryview, check: int) -> None:
-        """Write bytes of the data part that have this checksum: the caller has compared it."""
+    def write(self, begin: int, data: bytes | memoryview) -> None:
+        """Write bytes of the data part."""
         with said(self._path.parent):
             write_all(self._file, data, self._data_begin + begin)
-            self._record(self.next_record(), _Record(begin, begin + memoryview(data).nbytes, check))
+        self._written.append((begin, begin + memoryview(data).nbytes))
 
-    def next_record(self) -> int:
-        """The number of the next record, for which room is left."""
-        self._num_records += 1
-        return self._num_records - 1
-
-    def sync(self, number: int) -> None:
-        """Force what the records before ``number`` describe to the disk, and say so in that record. It takes long, and
-        may be called on another thread than ``write``."""
+    def sync(self) -> None:
+        """Force what was written until now to the disk, and note it in the journal. It takes long, and may be called
+        on another thread than ``write``."""
+        count = len(self._written)
+        records = b"".join(_RECORD.pack(*span) for span in merged(self._written[:count]))
         with said(self._path.parent):
             os.fsync(self._file)
-            self._record(number, _Record(number, 0, 0))
+            write_all(self._journal, records, self._journal_end)
             os.fsync(self._journal)
+        self._journal_end += len(records)
+        del self._written[:count]
 
     def finish(self) -> None:
         """Force all to the disk, and close the file."""
-        self.sync(self.next_record())
+        self.sync()
         with said(self._path.parent):
             sync_folder(self._path.parent)
         self.close()
 
-    def _record(self, number: int, record: _Record) -> None:
-        write_all(self._journal, _RECORD.pack(*record), _RECORD.size * number)
-
     def close(self) -> None:
-        """Leave it as it is; the next writer goes on."""
+        """Leave it as it is, with what was written noted as far as the disk takes it; the next writer goes on."""
         if self._is_open:
             self._is_open = False
+            if self._written:
+                with contextlib.suppress(ModelError):
+                    self.sync()
             os.close(self._file)
             os.close(self._journal)
 
@@ -116,16 +100,18 @@ class CopiedFile:
         self.close()
 
 
-def copied(path: Path, tensors: Sequence[TensorInfo], *, unfinished: bool = False) -> tuple[Span, ...]:
-    """What is here of the copy of a file with these tensors, merged. ``unfinished``: also what an interrupted copy has
-    written."""
+def copied(path: Path, tensors: Sequence[TensorInfo]) -> tuple[Span, ...]:
+    """What is here of the copy of a file with these tensors, merged."""
+    nbytes = size_of(tensors)
     try:
-        if path.is_symlink() or path.stat().st_size != size_of(tensors):
+        if path.is_symlink() or path.stat().st_size != nbytes:
             return ()
-        synced, others = _read(path)
+        with os.fdopen(os.open(_journal(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as journal:
+            data = journal.read()
     except OSError:
         return ()
-    return merged([*synced, *((record.begin, record.end) for record in others if unfinished)])
+    records = _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])
+    return merged((begin, end) for begin, end in records if end <= nbytes)
 
 
 def header_of(tensors: Sequence[TensorInfo]) -> bytes:
@@ -143,20 +129,6 @@ def size_of(tensors: Sequence[TensorInfo]) -> int:
 
 def _journal(path: Path) -> Path:
     return path.with_name(path.name + _RANGES)
-
-
-def _read(path: Path) -> tuple[tuple[Span, ...], list[_Record]]:
-    """What a journal says was forced to the disk, merged; and the other records."""
-    try:
-        file = os.open(_journal(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return (), []
-    with os.fdopen(file, "rb") as journal:
-        data = journal.read()
-    records = [_Record(*each) for each in _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])]
-    synced = max((record.begin for record in records if not record.end), default=0)
-    spans = ((record.begin, record.end) for record in records[:synced])
-    return merged(spans), [record for record in records[synced:] if record.begin < record.end]
 
 
 def write_whole(folder: Path, name: str, data: bytes) -> None:

@@ -74,12 +74,9 @@ class StoredModel:
         """Where the copy of a file of weights lies."""
         return self.folder / _WEIGHTS / file
 
-    def copied(self, *, unfinished: bool = False) -> dict[str, tuple[Span, ...]]:
-        """What is here of each file of weights. ``unfinished``: also what an interrupted copy has written."""
-        return {
-            file: copied(self.path_of(file), infos, unfinished=unfinished)
-            for file, infos in self.manifest.by_file.items()
-        }
+    def copied(self) -> dict[str, tuple[Span, ...]]:
+        """What is here of each file of weights."""
+        return {file: copied(self.path_of(file), infos) for file, infos in self.manifest.by_file.items()}
 
     def tensors(self) -> dict[str, Path]:
         """The tensors that are here, and the files that hold them."""
@@ -95,8 +92,8 @@ class StoredModel:
         return [file.name for file in self.manifest.files if _size(self.folder / file.name) == file.nbytes]
 
     def lacking(self, wanted: Iterable[TensorInfo]) -> int:
-        """Bytes of these tensors that no copy has written yet."""
-        here, spans = self.copied(unfinished=True), dict[str, list[Span]]()
+        """Bytes of these tensors that are not here."""
+        here, spans = self.copied(), dict[str, list[Span]]()
         for info in wanted:
             spans.setdefault(info.file, []).append((info.begin, info.end))
         return sum(size(missing(of_file, here[file])) for file, of_file in spans.items())
@@ -162,9 +159,9 @@ class StoredModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were written to the disk, by interrupted copies, too."""
+        """Bytes that are here."""
         small = sum(_size(path) or 0 for path in _paths(self.folder))
-        return small + sum(map(size, self.copied(unfinished=True).values()))
+        return small + sum(map(size, self.copied().values()))
 
     def _locked_by(self, what: str) -> Path:
         return self.folder.with_name(f".{self.digest}.{what}")

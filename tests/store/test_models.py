@@ -50,13 +50,12 @@ def test_weights_that_differ_in_a_sample_have_folders_of_their_own(store: ModelS
     assert len(store.models()) == 2
 
 
-def test_what_an_interrupted_copy_has_written_is_not_there_but_counts(store: ModelStore, tmp_path: Path):
+def test_what_an_interrupted_copy_has_written_counts(store: ModelStore, tmp_path: Path):
     told = described()
     model, source = store.begin(told), written(tmp_path / "model", told)
     before = model.nbytes
     with model.open(FILE) as file:
         fill(file, source, most=3)
-    assert model.tensors().keys() <= {"layers.3.weight"}  # an empty one
     assert model.nbytes - before == TOTAL - model.lacking(told.tensors) > 0
 
 

@@ -41,7 +41,7 @@ _ASKED = 8 * 2**20  # bytes that one message asks for, so that there are few mes
 _WAITING = 0.2  # seconds between two looks at whether another process still copies
 _WRITING = 8  # ranges that may wait to be written
 _REPORTED = 2**24  # bytes between two reports
-_SYNCED = 2**31  # bytes that are forced to the disk together
+_SYNCED = 2**28  # bytes that are forced to the disk together; who is killed has to copy as many again
 
 
 class Channel(Protocol):
@@ -80,7 +80,7 @@ class Remote:
         if file not in self.manifest.sizes:
             raise ProtocolError(f"{self.channel.peer} has no {file}")
         ranges = (Range(file, *span) for span in pieces([(0, self.manifest.sizes[file])]))
-        return b"".join(bytes(data) for _, data, _ in _receive(self, ranges))
+        return b"".join(bytes(data) for _, data in _receive(self, ranges))
 
 
 def ask_manifest(channel: Channel, weights: str, model: str = "") -> Remote | Unavailable:
@@ -147,8 +147,8 @@ def copy(
             ThreadPoolExecutor(1, "store-writer") as writer,
         ):  # the threads end first: they use the files
             copying = _Copying(stored, stack, writer, finisher, report)
-            for asked, data, check in _receive(remote, copying.ranges(tensors), rate):
-                copying.take(asked, data, check)
+            for asked, data in _receive(remote, copying.ranges(tensors), rate):
+                copying.take(asked, data)
             copying.settle()
 
 
@@ -185,9 +185,9 @@ class _Copying:
                 file.finish()
             yield from (Range(name, *span) for span in pieces(left))
 
-    def take(self, asked: Range, data: memoryview, check: int) -> None:
+    def take(self, asked: Range, data: memoryview) -> None:
         """Write a range that came."""
-        self._writing.append(self._writer.submit(self._write, asked, data, check))
+        self._writing.append(self._writer.submit(self._write, asked, data))
         while len(self._writing) > _WRITING or (self._writing and self._writing[0].done()):
             self._writing.popleft().result()
         self._done += asked.nbytes
@@ -203,22 +203,20 @@ class _Copying:
             future.result()
         self._report(self._total, self._total)
 
-    def _write(self, asked: Range, data: memoryview, check: int) -> None:
+    def _write(self, asked: Range, data: memoryview) -> None:
         file = self._files[asked.file]
-        file.write(asked.begin, data, check)
+        file.write(asked.begin, data)
         self._left[asked.file] -= asked.nbytes
         self._unsynced += asked.nbytes
         if not self._left[asked.file]:
             self._finishing.append(self._finisher.submit(file.finish))
         elif self._unsynced >= _SYNCED:
-            self._finishing.append(self._finisher.submit(file.sync, file.next_record()))
+            self._finishing.append(self._finisher.submit(file.sync))
             self._unsynced = 0
 
 
-def _receive(
-    remote: Remote, ranges: Iterable[Range], rate: float | None = None
-) -> Iterator[tuple[Range, memoryview, int]]:
-    """Ask for ranges, a window ahead, and yield their bytes and checksums as they come."""
+def _receive(remote: Remote, ranges: Iterable[Range], rate: float | None = None) -> Iterator[tuple[Range, memoryview]]:
+    """Ask for ranges, a window ahead, and yield their bytes as they come, each right by its checksum."""
     due, pace = deque[Range](), Pace()
     # A burst at the link's speed is what a rate is to prevent.
     for asking in _bunches(ranges, _ASKED if rate is None else 1):
@@ -233,7 +231,7 @@ def _receive(
         yield _next(remote, due)
 
 
-def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview, int]:
+def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview]:
     """The range that is due."""
     channel = remote.channel
     message, payload = channel.receive()
@@ -249,7 +247,7 @@ def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview, int]:
             f"{channel.peer} sent other bytes of {asked.file} than its checksum says; they were not kept, and the next "
             "try asks for them again"
         )
-    return asked, data, message.check
+    return asked, data
 
 
 def _bunches(ranges: Iterable[Range], nbytes: int) -> Iterator[list[Range]]:
