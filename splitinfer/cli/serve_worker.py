@@ -10,7 +10,7 @@ import threading
 import psutil
 
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
-from splitinfer.discovery.announcer import Announcing, Order
+from splitinfer.discovery.announcer import Announcing
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
@@ -113,7 +113,7 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
 def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
     """Announce the worker, if that is wanted."""
     if not wanted:
-        return Announcing(None, lambda: 0)
+        return Announcing(None, "", lambda: 0)
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),
@@ -127,7 +127,7 @@ def _announcing(name: str, host: str, port: int, access: AccessControl, *, wante
     )
     key = short(announcement.fingerprint) if announcement.fingerprint else "none"
     log.info("announced to `splitinfer discover` as %s, key fingerprint %s", announcement.name, key)
-    return Announcing(Order(announcement, _numeric(host)), lambda: free_bytes(_MEMORY_PATIENCE))
+    return Announcing(announcement, _numeric(host), lambda: free_bytes(_MEMORY_PATIENCE))
 
 
 def _numeric(host: str) -> str:

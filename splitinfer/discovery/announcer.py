@@ -1,4 +1,5 @@
-"""The process that announces a worker, `python -m splitinfer.discovery.announcer`, and the worker's end of it.
+"""The process that announces a worker, `python -m splitinfer.discovery.announcer HOST`, and the worker's end of it.
+HOST is the interface that the worker listens on.
 
 It is a process of its own because it reads what strangers send to port 5353, and because the worker's threads have
 better things to do. Its standard input is the worker's: each line is what to announce from now on, as JSON; the end of
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from splitinfer import cleanup
@@ -41,25 +42,15 @@ _ANNOUNCED = (Kind.THUNDERBOLT, Kind.CABLE, Kind.WIRELESS)
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to announce. ``host``: the interface that the worker listens on, as it was given."""
-
-    announcement: Announcement
-    host: str
+def to_line(announcement: Announcement) -> str:
+    """The announcement as one line of JSON."""
+    return json.dumps(asdict(announcement)) + "\n"
 
 
-def order_to_line(order: Order) -> str:
-    """The order as one line of JSON."""
-    return json.dumps(asdict(order)) + "\n"
-
-
-def order_from_line(line: str) -> Order:
-    """The order in a line."""
+def from_line(line: str) -> Announcement:
+    """The announcement in a line."""
     fields = json.loads(line)
-    announced = fields["announcement"]
-    announced["versions"] = Versions(**announced["versions"])
-    return Order(Announcement(**announced), fields["host"])
+    return Announcement(**{**fields, "versions": Versions(**fields["versions"])})
 
 
 def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, ...]:
@@ -77,29 +68,30 @@ def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, 
 
 
 class Announcing:
-    """An announced worker, or none if there is no ``order``. Nothing here fails the worker: what cannot be announced is
-    logged. ``free``: reads the free memory, in bytes."""
+    """An announced worker that listens on ``host``, or none if there is no ``announcement``. Nothing here fails the
+    worker: what cannot be announced is logged. ``free``: reads the free memory, in bytes."""
 
     def __init__(
         self,
-        order: Order | None,
+        announcement: Announcement | None,
+        host: str,
         free: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
-        start: "Callable[[], subprocess.Popen[bytes] | None] | None" = None,
+        start: "Callable[[str], subprocess.Popen[bytes] | None] | None" = None,
     ) -> None:
-        self._order, self._free, self._now = order, free, now
+        self._announcement, self._free, self._now = announcement, free, now
         self._due = now() + _EVERY
-        self._process = None if order is None else (start or _start)()
+        self._process = None if announcement is None else (start or _start)(host)
         self._send()
 
     def tick(self) -> None:
         """Announce the free memory if it has changed; to be called about once a second."""
-        if self._order is None or self._now() < self._due:
+        if self._announcement is None or self._now() < self._due:
             return
         self._due = self._now() + _EVERY
-        announcement, free = self._order.announcement, self._free()
-        if abs(free - announcement.free) >= _WORTH * announcement.memory:
-            self._order = replace(self._order, announcement=replace(announcement, free=free))
+        free = self._free()
+        if abs(free - self._announcement.free) >= _WORTH * self._announcement.memory:
+            self._announcement = replace(self._announcement, free=free)
             self._send()
 
     def withdraw(self) -> None:
@@ -118,18 +110,20 @@ class Announcing:
                 self._process.kill()
 
     def _send(self) -> None:
-        if self._order is None or self._process is None or self._process.stdin is None:
+        if self._announcement is None or self._process is None or self._process.stdin is None:
             return
         with contextlib.suppress(OSError):  # the process has ended, and has said why
-            self._process.stdin.write(order_to_line(self._order).encode())
+            self._process.stdin.write(to_line(self._announcement).encode())
             self._process.stdin.flush()
 
 
-def _start() -> "subprocess.Popen[bytes] | None":
+def _start(host: str) -> "subprocess.Popen[bytes] | None":
     try:
         # A session of its own: Ctrl-C in the terminal is the worker's, which then says goodbye.
         return cleanup.start(
-            (sys.executable, "-m", "splitinfer.discovery.announcer"), stdin=subprocess.PIPE, start_new_session=True
+            (sys.executable, "-m", "splitinfer.discovery.announcer", host),
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
         _warn(error)
@@ -182,35 +176,37 @@ def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroc
 
 
 class Announcer:
-    """Keeps one announcement as it should be; ``look`` is to be called every few seconds."""
+    """Keeps one announcement of a worker that listens on ``host`` as it should be; ``look`` is to be called every few
+    seconds."""
 
     def __init__(
         self,
+        host: str,
         register: Callable[[Announcement, Sequence[str]], Registered] = Registered,
         interfaces: Callable[[], Sequence[LocalInterface]] = local_interfaces,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._register, self._interfaces, self._now = register, interfaces, now
-        self._order: Order | None = None
-        self._announced: Order | None = None
+        self._host, self._register, self._interfaces, self._now = host, register, interfaces, now
+        self._wanted: Announcement | None = None
+        self._announced: Announcement | None = None
         self._registration: Registered | None = None
         self._addresses: tuple[str, ...] = ()
         self._not_before = 0.0
         self._said = ""
 
-    def obey(self, order: Order) -> None:
+    def announce(self, announcement: Announcement) -> None:
         """Announce this from now on."""
-        self._order = order
+        self._wanted = announcement
         self.look()
 
     def look(self) -> None:
         """Announce what has changed; if that fails, say so once, and try again later."""
         import zeroconf
 
-        if self._order is None or self._now() < self._not_before:
+        if self._wanted is None or self._now() < self._not_before:
             return
         try:
-            self._bring_up_to_date(self._order)
+            self._bring_up_to_date(self._wanted)
         except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
             self.close()
             self._not_before = self._now() + _RETRY
@@ -218,16 +214,16 @@ class Announcer:
                 self._said = str(error)
                 _warn(error)
 
-    def _bring_up_to_date(self, order: Order) -> None:
-        addresses = addresses_of(order.host, self._interfaces())
+    def _bring_up_to_date(self, announcement: Announcement) -> None:
+        addresses = addresses_of(self._host, self._interfaces())
         if addresses != self._addresses:
             self.close()
         if self._registration is None and addresses:
-            self._registration = self._register(order.announcement, addresses)
+            self._registration = self._register(announcement, addresses)
             self._addresses, self._said = addresses, ""
-        elif self._registration is not None and order != self._announced:
-            self._registration.update(order.announcement)
-        self._announced = order
+        elif self._registration is not None and announcement != self._announced:
+            self._registration.update(announcement)
+        self._announced = announcement
 
     def close(self) -> None:
         """Withdraw the announcement."""
@@ -239,14 +235,14 @@ class Announcer:
 def main() -> None:
     """Announce what standard input says, until it ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    announcer = Announcer()
-    with open(0, "rb", buffering=0, closefd=False) as orders:  # select needs it unbuffered
+    announcer = Announcer(sys.argv[1])
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # select needs it unbuffered
         try:
             while True:
-                if not select.select([orders], [], [], _LOOK)[0]:
+                if not select.select([lines], [], [], _LOOK)[0]:
                     announcer.look()
-                elif line := orders.readline():
-                    announcer.obey(order_from_line(line.decode()))
+                elif line := lines.readline():
+                    announcer.announce(from_line(line.decode()))
                 else:
                     return
         except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.kvstore.files import Folder
-from splitinfer.kvstore.index import FileName, StoredFile, covering, lineage, surplus
+from splitinfer.kvstore.index import FileName, covering, lineage, surplus
 from splitinfer.kvstore.record import Buffer, Damaged, Record
 from splitinfer.system import qos
 
@@ -32,9 +32,7 @@ _MAX_QUEUED_BYTES = 2**30  # that wait to be written, in memory
 _MAX_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
 _EXTRA = 20  # evict this fraction of the cap (1/20) more than necessary
 _SCAN_EVERY = 60.0  # seconds between scans for what other processes have put into the folder
-CLOSE_SECONDS = (
-    10.0  # the most that a process which ends waits for blocks still to be written; mostly it takes a moment
-)
+CLOSE_SECONDS = 10.0  # that a process which ends waits at most for blocks still to be written
 _MAX_SHARE = 0.5  # of what would be free on the disk without the folder
 
 
@@ -203,14 +201,8 @@ class KVStore:
         # Some more than necessary, because every scan of a large folder takes long.
         evicted = surplus([file for file in files if file not in protected], max(0, left - cap // _EXTRA))
         for file in evicted:
-            self._folder.remove(file.group, file.name)
-            self._forget(file)
+            self._remove(file.group, file.name)
         self._total = sum(file.nbytes for file in files) - sum(file.nbytes for file in evicted)
-
-    def _forget(self, file: StoredFile) -> None:
-        if file.group == self._group:
-            with self._lock:
-                self._names[file.name.key].discard(file.name)
 
     def _for_each(self, keys: Iterable[Key], act: Callable[[str, FileName], None]) -> None:
         for key in keys:
@@ -219,6 +211,10 @@ class KVStore:
 
     def _remove(self, group: str, name: FileName) -> None:
         self._folder.remove(group, name)
+        if group == self._group:
+            self._forget(name)
+
+    def _forget(self, name: FileName) -> None:
         with self._lock:
             self._names[name.key].discard(name)
 
@@ -249,6 +245,5 @@ class KVStore:
             self._remove(self._group, name)
         except OSError as error:
             log.info("cannot read the KV file %s: %s", name, error.strerror or error)
-            with self._lock:
-                self._names[name.key].discard(name)
+            self._forget(name)
         return None

@@ -37,13 +37,13 @@ _FOLDER = re.compile(r"[0-9a-f]{32}")
 
 
 class Hold:
-    """A model that is in use, until ``close`` or until nobody has this object any more."""
+    """A lock, as of a model that is in use, until ``close`` or until nobody has this object any more."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def close(self) -> None:
-        """Let it be removed."""
+        """Give it up."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -113,10 +113,9 @@ class StoredModel:
             ModelError: it is being removed.
         """
         try:
-            file = _lock(self._locked_by("used"), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            hold = _lock(self._locked_by("used"), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise self._removed() from None
-        hold = Hold(file)
         if not (self.folder / _MANIFEST).exists():
             raise self._removed()
         return hold
@@ -131,7 +130,7 @@ class StoredModel:
         with self.hold(), contextlib.ExitStack() as stack:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    stack.callback(os.close, _lock(self._locked_by("copied"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+                    stack.enter_context(_lock(self._locked_by("copied"), fcntl.LOCK_EX | fcntl.LOCK_NB))
                     break
                 waits()
             yield
@@ -143,12 +142,12 @@ class StoredModel:
             ModelError: it is in use, or cannot be removed.
         """
         try:
-            file = _lock(self._locked_by("used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unused = _lock(self._locked_by("used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ModelError(
                 f"{self.manifest.model} is in use by a splitinfer of this machine, or being copied; end that first"
             ) from None
-        with Hold(file), Hold(_lock(self.folder.with_name(_LOCK), fcntl.LOCK_EX)):
+        with unused, _lock(self.folder.with_name(_LOCK), fcntl.LOCK_EX):
             freed = self.nbytes
             try:
                 (self.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model is none
@@ -211,8 +210,7 @@ class ModelStore:
         folder = self.path / manifest.fingerprint.digest()
         with said(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = _lock(self.path / _LOCK, fcntl.LOCK_EX)
-        with Hold(file), said(folder):
+        with _lock(self.path / _LOCK, fcntl.LOCK_EX), said(folder):
             there = self.find(folder.name)
             merged = with_files(manifest, () if there is None else there.manifest.files)
             if there is not None and there.manifest.files == merged.files:
@@ -242,9 +240,8 @@ class ModelStore:
         return sum(one.nbytes for one in self.models())
 
 
-def _lock(path: Path, how: int) -> int:
-    """Lock the file at ``path``; return its descriptor. From a store that cannot be written nobody removes anything, so
-    nothing is locked: -1.
+def _lock(path: Path, how: int) -> Hold:
+    """Lock the file at ``path``. From a store that cannot be written nobody removes anything, so nothing is locked.
 
     Raises:
         BlockingIOError: another process has the lock, and it is not to be waited for.
@@ -255,14 +252,14 @@ def _lock(path: Path, how: int) -> int:
             file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EROFS):
-                return -1
+                return Hold(-1)
             raise
     try:
         fcntl.flock(file, how)
     except BaseException:
         os.close(file)
         raise
-    return file
+    return Hold(file)
 
 
 def _is_link(path: Path) -> ModelError:

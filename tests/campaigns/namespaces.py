@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.discovery.announcement import Announcement, fingerprint_of
-from splitinfer.discovery.announcer import Order, order_to_line
+from splitinfer.discovery.announcer import to_line
 from splitinfer.wire.messages import PROTOCOL_VERSION, Versions
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,9 +102,9 @@ class Machine:
             self.name, os.urandom(8).hex(), 5577, "0" * 32, VERSIONS, "Apple M4 Pro", 48 * 10**9, 40 * 10**9
         )
         log = self.home / "announcer.log"
-        process = self.start("-m", "splitinfer.discovery.announcer", log=log, stdin=subprocess.PIPE)
+        process = self.start("-m", "splitinfer.discovery.announcer", "0.0.0.0", log=log, stdin=subprocess.PIPE)
         assert process.stdin is not None
-        process.stdin.write(order_to_line(Order(replace(made, **changes), "0.0.0.0")))
+        process.stdin.write(to_line(replace(made, **changes)))
         process.stdin.flush()
 
     def key(self) -> str:

@@ -13,13 +13,10 @@ from splitinfer.discovery.announcement import Announcement
 from splitinfer.discovery.announcer import (
     Announcer,
     Announcing,
-    Order,
     addresses_of,
-    order_from_line,
+    from_line,
 )
 from splitinfer.errors import ConfigError
-
-ORDER = Order(MINI, "0.0.0.0")
 
 
 class World:
@@ -28,7 +25,7 @@ class World:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.interfaces, self.time, self.failure = [ETHERNET], 0.0, ""
-        self.announcer = Announcer(self.register, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
+        self.announcer = Announcer("0.0.0.0", self.register, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
 
     def register(self, announcement: Announcement, addresses: Sequence[str]) -> "World":
         if self.failure:
@@ -46,16 +43,16 @@ class World:
 
 def test_it_announces_once_and_updates():
     world = World()
-    world.announcer.obey(ORDER)
+    world.announcer.announce(MINI)
     world.announcer.look()
-    world.announcer.obey(Order(announced(free=5), "0.0.0.0"))
+    world.announcer.announce(announced(free=5))
     world.announcer.close()
     assert world.log == ["announce mini at 192.168.7.1", "update 5", "close"]
 
 
 def test_a_cable_that_is_plugged_in_later_is_announced():
     world = World()
-    world.announcer.obey(ORDER)
+    world.announcer.announce(MINI)
     world.interfaces = [CABLE, ETHERNET]
     world.announcer.look()
     assert world.log[1:] == ["close", "announce mini at 10.77.0.1 192.168.7.1"]
@@ -64,7 +61,7 @@ def test_a_cable_that_is_plugged_in_later_is_announced():
 def test_without_any_interface_it_waits_for_one():
     world = World()
     world.interfaces = []
-    world.announcer.obey(ORDER)
+    world.announcer.announce(MINI)
     assert world.log == []
     world.interfaces = [ETHERNET]
     world.announcer.look()
@@ -74,7 +71,7 @@ def test_without_any_interface_it_waits_for_one():
 def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
     world = World()
     world.failure = "No such device"
-    world.announcer.obey(ORDER)
+    world.announcer.announce(MINI)
     for world.time in (1.0, 31.0, 62.0):
         world.announcer.look()
     assert [record.message for record in caplog.records] == [
@@ -90,9 +87,9 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureF
 
 def test_an_update_that_fails_is_made_good_later():
     world = World()
-    world.announcer.obey(ORDER)
+    world.announcer.announce(MINI)
     world.failure = "it died"
-    world.announcer.obey(Order(announced(free=5), "0.0.0.0"))
+    world.announcer.announce(announced(free=5))
     world.failure, world.time = "", 31.0
     world.announcer.look()
     assert world.log == ["announce mini at 192.168.7.1", "close", "announce mini at 192.168.7.1"]
@@ -110,20 +107,17 @@ def test_free_memory_is_announced_only_now_and_then_and_if_it_changed():
     time, free = [0.0], [MINI.free]
     pipe = Mock()
     pipe.stdin.write = lines.append
-    announcing = Announcing(ORDER, lambda: free[0], lambda: time[0], lambda: pipe)
+    announcing = Announcing(MINI, "0.0.0.0", lambda: free[0], lambda: time[0], lambda _: pipe)
     for time[0], free[0] in ((1.0, 5 * 10**9), (61.0, 5 * 10**9), (122.0, 6 * 10**9)):  # 1 GB is a fiftieth of all
         announcing.tick()
     announcing.close()
-    assert [order_from_line(line.decode()) for line in lines] == [
-        ORDER,
-        Order(announced(free=5 * 10**9), "0.0.0.0"),
-    ]
+    assert [from_line(line.decode()) for line in lines] == [MINI, announced(free=5 * 10**9)]
     pipe.stdin.close.assert_called()
 
 
 def test_a_worker_that_is_not_announced_starts_nothing():
     start = Mock()
-    announcing = Announcing(None, lambda: 0, start=start)
+    announcing = Announcing(None, "", lambda: 0, start=start)
     announcing.tick()
     announcing.close()
     start.assert_not_called()
@@ -131,7 +125,7 @@ def test_a_worker_that_is_not_announced_starts_nothing():
 
 def test_the_process_ends_when_its_worker_does():
     """The end of standard input is the end of the worker."""
-    process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer", "::"], stdin=subprocess.PIPE)
     process.communicate(timeout=120)
     assert process.returncode == 0
 

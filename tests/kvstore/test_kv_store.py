@@ -505,16 +505,6 @@ def test_a_conversation_longer_than_the_cap_keeps_its_beginning(open_store: Open
     assert set(store.offer()) == set(keys_of([*records[:2], *later]))
 
 
-def test_it_does_so_though_others_were_used_later(open_store: Open, path: Path):
-    store, records = open_store(cap=10_000), chain(3)
-    put(store, *records[:2], block(1000), block(2000))
-    for file in path.rglob("*.kv"):
-        os.utime(file, (1000, 1000))
-    os.utime(file_of(path, block(1000)), (2000, 2000))
-    assert put(store, records[2]) == (records[2].key,)
-    assert set(store.offer()) == set(keys_of([*records, block(1000)]))
-
-
 def test_what_comes_after_a_block_that_is_not_there_is_not_written(open_store: Open, gate: Gate):
     store, (one, two, three) = open_store(), chain(3)
     gate.num_failing = 1

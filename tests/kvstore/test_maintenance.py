@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -153,12 +153,6 @@ def test_over_the_cap_the_least_recently_used_go(path: Path):
     assert {file.name for file in Folder(path).all_files()} == {name_of(record) for record in new}
     assert clean(path, 0).surplus == 3
     assert Folder(path).all_files() == []
-
-
-@pytest.mark.parametrize("act", [look, lambda path: [*remove(path, None)], lambda path: clean(path, 0)])
-def test_a_folder_that_is_not_there_is_not_made(path: Path, act: Callable[[Path], object]):
-    assert act(path) in ([], [0, 0], Cleaned(0, 0, 0, 0, 0))
-    assert not path.exists()
 
 
 def test_a_stage_at_work_survives_that_all_is_removed(path: Path):

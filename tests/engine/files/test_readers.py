@@ -153,12 +153,6 @@ def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
     assert "is not here" in answer.reason
 
 
-@pytest.mark.parametrize("digest", ["..", "../store", "/etc", "0" * 32, "*"])
-def test_no_digest_is_a_path(address: str, digest: str):
-    with Reader(address, options(ADMITTED), 5.0) as reader:
-        assert isinstance(ask_manifest(reader, digest), Unavailable)
-
-
 @pytest.mark.parametrize("message", [ClockAsk(), Expect(STRANGER.public), AskRanges((Range(FILE, 0, 9),))])
 def test_a_reader_asks_for_weights_and_nothing_else(address: str, message: Message, access: AccessControl):
     with Reader(address, options(ADMITTED), 5.0) as reader:
