@@ -73,9 +73,7 @@ class Texts:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
         with self._lock:
-            return self._need_tokenizer().encode_chat(
-                messages, tools=tools, options=options, add_generation_prompt=opens_answer
-            )
+            return self._need_tokenizer().encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def render_chat(
         self,
@@ -91,9 +89,7 @@ class Texts:
             ModelError, RequestError: as ``encode_chat``.
         """
         with self._lock:
-            return self._need_tokenizer().render_chat(
-                messages, tools=tools, options=options, add_generation_prompt=opens_answer
-            )
+            return self._need_tokenizer().render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def encode_known(
         self,
@@ -112,8 +108,8 @@ class Texts:
         """
         with self._lock:
             tokenizer = self._need_tokenizer()
-            plain = tokenizer.encode_chat(messages, opens_answer, tools=tools, options=options)
-            text = tokenizer.render_chat(messages, tools=tools, options=options, add_generation_prompt=opens_answer)
+            plain = tokenizer.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
+            text = tokenizer.render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
             return known.tokens(text, plain, tokenizer.codec), text
 
     def decode(self, token_ids: Sequence[int]) -> str:

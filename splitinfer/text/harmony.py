@@ -42,7 +42,12 @@ _EFFORTS = {"none": "Low", "minimal": "Low", "low": "Low", "medium": "Medium"}  
 
 
 class Harmony:
-    """Conversations as token ids, and answers as parts. ``encoding``: openai-harmony's ``HarmonyEncoding``."""
+    """Conversations as token ids, and answers as parts, as ``text.answer.AnswerFormat``. ``encoding``: openai-harmony's
+    ``HarmonyEncoding``."""
+
+    has_reasoning = True
+    has_tools = True
+    markers = _MARKERS
 
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
@@ -87,22 +92,6 @@ class Harmony:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._encoding.decode(list(token_ids)))
-
-    @property
-    def answer_format(self) -> "HarmonyFormat":
-        """How the model marks its reasoning and its calls of tools."""
-        return HarmonyFormat(self._encoding)
-
-
-class HarmonyFormat:
-    """``text.answer.AnswerFormat`` for Harmony."""
-
-    has_reasoning = True
-    has_tools = True
-    markers = _MARKERS
-
-    def __init__(self, encoding: Any) -> None:
-        self._encoding = encoding
 
     def parser(self, _prompt: Sequence[int], tools: Sequence[Tool] = ()) -> "HarmonyParser":
         """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""

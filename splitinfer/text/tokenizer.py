@@ -19,7 +19,7 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
-from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
+from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import simpler_forms
 
@@ -99,43 +99,31 @@ class Tokenizer:
 
         It is the tokenizer's ``len`` unless its ids have gaps; a model's embedding may be padded beyond it.
         """
-        return 1 + max(self._vocabulary().values())
+        return 1 + int(max(self._wrapper.get_vocab().values()))
 
     @cached_property
     def vocabulary_hash(self) -> str:
         """SHA-256 over all (token, id) pairs: equal for a model and the draft models that can be used with it."""
-        pairs = sorted(self._vocabulary().items())
+        pairs = sorted(self._wrapper.get_vocab().items())
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
         """The ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
-        return list(
-            self._wrapper.encode(text) if adds_special else self._wrapper.encode(text, add_special_tokens=False)
-        )
+        return list(self._wrapper.encode(text, **({} if adds_special else {"add_special_tokens": False})))
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
     ) -> list[int]:
-        """The ids of a chat, ``{"role": ..., "content": ...}`` each, as the model's chat template writes it.
-
-        A message may have the ``token_ids`` it was generated as. A tokenizer may split the same text elsewhere, and the
-        chat would not begin with the tokens that were computed; so where the template writes the text unchanged, and
-        the ids decode to it, the ids are used. A model without a template gets the contents, joined by blank lines.
-
-        ``tools``: those that the model may call. ``options``: further values for the template, such as
-        ``enable_thinking``; a template ignores those that it does not know.
-
-        Raises:
-            RequestError: the chat is empty, the template refuses it, or there are tools and no template.
-        """
+        """See ``llm.prompts.Texts``. A message's ``token_ids`` are used where the template writes its text unchanged
+        and they decode to it. A model without a template gets the contents, joined by blank lines."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
-            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=add_generation_prompt)
+            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
         generated = {
             i: ids
             for i, message in enumerate(messages)
@@ -144,12 +132,10 @@ class Tokenizer:
 
         def write(form: list[dict[str, Any]]) -> list[int]:
             if generated and form is chat:
-                return self._encode_around(chat, generated, add_generation_prompt, settings)
+                return self._encode_around(chat, generated, opens_answer, settings)
             if not self._wrapper.has_chat_template:
-                return self.encode(self._render(form, add_generation_prompt, settings))
-            return list(
-                self._wrapper.apply_chat_template(form, add_generation_prompt=add_generation_prompt, **settings)
-            )
+                return self.encode(self._render(form, opens_answer, settings))
+            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings))
 
         return _first_taken(chat, write)
 
@@ -159,19 +145,14 @@ class Tokenizer:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        opens_answer: bool = True,
     ) -> str:
-        """The text of a chat, as the model's chat template writes it, up to where the next answer begins.
-
-        Raises:
-            RequestError: as ``encode_chat``.
-        """
+        """The text that ``encode_chat`` encodes."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
-            opens = add_generation_prompt
-            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens)
+            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
             return self._harmony.decode(ids)
-        return _first_taken(chat, lambda form: self._render(form, add_generation_prompt, settings))
+        return _first_taken(chat, lambda form: self._render(form, opens_answer, settings))
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
@@ -203,11 +184,11 @@ class Tokenizer:
         self,
         chat: list[dict[str, Any]],
         generated: Mapping[int, list[int]],
-        add_generation_prompt: bool,
+        opens_answer: bool,
         settings: Mapping[str, Any],
     ) -> list[int]:
         """The ids of a chat, taking those of some messages from ``generated`` (by the message's index)."""
-        whole = self._render(chat, add_generation_prompt, settings)
+        whole = self._render(chat, opens_answer, settings)
         ids, at = list[int](), 0
         for i, answer in generated.items():
             before = self._before(chat[:i], settings)
@@ -227,11 +208,11 @@ class Tokenizer:
         adds_special = is_first and not self._wrapper.has_chat_template
         return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
 
-    def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool, settings: Mapping[str, Any]) -> str:
+    def _render(self, chat: list[dict[str, Any]], opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
             render = self._wrapper.apply_chat_template
-            return str(render(chat, tokenize=False, add_generation_prompt=add_generation_prompt, **settings))
+            return str(render(chat, tokenize=False, add_generation_prompt=opens_answer, **settings))
         return _SEPARATOR.join(message.get("content") or "" for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -302,9 +283,9 @@ class Tokenizer:
         )
 
     @cached_property
-    def answer_format(self) -> AnswerFormat | HarmonyFormat:
+    def answer_format(self) -> AnswerFormat | Harmony:
         """How the model marks its reasoning and its calls of tools."""
-        return self._harmony.answer_format if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
+        return self._harmony if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
@@ -333,10 +314,6 @@ class Tokenizer:
         return self._special_ids.intersection(
             *[{i for marker in self.answer_format.markers for i in encode(marker, add_special_tokens=False)}]
         )
-
-    def _vocabulary(self) -> dict[str, int]:
-        token_to_id: dict[str, int] = self._wrapper.get_vocab()
-        return token_to_id
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:

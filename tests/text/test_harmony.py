@@ -108,13 +108,13 @@ def test_reasoning_behind_an_answer_is_dropped(harmony: Harmony):
 )
 @pytest.mark.parametrize("step", [1, 7, 1000])
 def test_an_answer(harmony: Harmony, answer: str, parts: list[AnswerPart], step: int):
-    parser = harmony.answer_format.parser([], [WEATHER])
+    parser = harmony.parser([], [WEATHER])
     found = [part for i in range(0, len(answer), step) for part in parser.feed(answer[i : i + step])]
     assert joined([*found, *parser.finish()]) == parts
 
 
 def test_without_tools_a_call_is_text(harmony: Harmony):
-    parser = harmony.answer_format.parser([])
+    parser = harmony.parser([])
     assert joined([*parser.feed(CALL), *parser.finish()]) == [TextPart(CALL)]
 
 
@@ -123,7 +123,7 @@ def test_what_is_written_is_read_again(harmony: Harmony):
     turn = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]}
     whole = harmony.decode(harmony.encode_chat([*CHAT, turn], opens_answer=False))
     answer = whole[whole.index("<|start|>assistant") + len("<|start|>assistant") :]
-    parser = harmony.answer_format.parser([], [WEATHER])
+    parser = harmony.parser([], [WEATHER])
     reasoning, text, found = joined([*parser.feed(answer), *parser.finish()])
     assert (reasoning, text) == (ReasoningPart("Hm."), TextPart("I look."))
     assert isinstance(found, ToolCallPart)

@@ -92,7 +92,7 @@ def test_chat_template(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
     tokenizer = Tokenizer.from_folder(tmp_path)
     without = tokenizer.encode("<|user|>Hello\n<|assistant|>there\n")
-    assert tokenizer.encode_chat(CHAT, add_generation_prompt=False) == without
+    assert tokenizer.encode_chat(CHAT, opens_answer=False) == without
     assert tokenizer.encode_chat(CHAT) == tokenizer.encode("<|user|>Hello\n<|assistant|>there\n:")
 
 
