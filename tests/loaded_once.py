@@ -18,6 +18,7 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -201,8 +202,8 @@ def _copy(stage: StageModel) -> StageModel:
     memo: dict[int, Any] = {id(array): array for array in held}
     other: StageModel = object.__new__(StageModel)
     vars(other).update(vars(stage))
-    other._model = copy.deepcopy(stage.whole, memo)
-    other._slots = find_layers(other._model)
+    other.whole = copy.deepcopy(stage.whole, memo)
+    other._slots = find_layers(other.whole)
     other._relay = memo[id(stage._relay)] = copy.copy(stage._relay)
     other._stand_ins = {i: _stand_in(one, memo) for i, one in stage._stand_ins.items()}
     return other
@@ -214,8 +215,13 @@ def _stand_in(one: Any, memo: dict[int, Any]) -> Any:
         return memo[id(one)]
     other = object.__new__(type(one))
     for name, value in vars(one).items():
-        vars(other)[name] = _stand_in(value, memo) if name == "_real" else memo.get(id(value), value)
+        vars(other)[name] = _stand_in(value, memo) if name == "_real" else _watch(value, memo)
     return other
+
+
+def _watch(one: Any, memo: dict[int, Any]) -> Any:
+    """A watch for the copied stage."""
+    return partial(one.func, *(memo.get(id(each), each) for each in one.args)) if isinstance(one, partial) else one
 
 
 def _arrays(tree: Any) -> Iterator[mx.array]:

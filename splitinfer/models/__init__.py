@@ -7,7 +7,7 @@ mlx_lm             what is used of mlx-lm, without importing its package, which 
 mlx_vlm            the same of mlx-vlm, where it is installed
 cut                one mlx-lm model class, run for the layers [start, end)
 pictures           a picture's rows on the first stage, made by the model's own tower
-watches            what is done at layers besides calling them
+stand_ins          what is done in the place of layers, or besides calling them
 layers             where a model keeps its layers, stand-ins for them, their arguments as trees
 structure          a model's layers, its caches, and what crosses between layers
 graph              which tensors a stage reads, from MLX's own graph
@@ -24,7 +24,8 @@ quantised          a KV cache in few bits, and attention over it
 kv_pool            every sequence's caches on this stage, and stored blocks
 kv_blocks          blocks of KV, cut from caches and joined into new ones
 packed_tree        the arrays of a tree in one, byte by byte
-heads              drafters on the last stage: what they have in common, and how they run
+heads              drafters on the last stage: what the kinds of them have in common
+with_heads         how they run
 mtp                the prediction heads of a checkpoint
 taps               hidden states of several layers in one row, and what drafters that read them have in common
 eagle3             an EAGLE-3 drafter

@@ -100,41 +100,33 @@ def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ..
     return (Attention(heads, 0, 0, itemsize),) if isinstance(heads, int) and heads > 0 else ()
 
 
-class Observed:
-    """The attention that a thread's calls computed since ``begin``: the layers of the graph that was built last."""
+Calls = list[tuple[Attention, int]]
+"""Calls of attention, each with its number of keys."""
 
-    def __init__(self) -> None:
-        self._calls: list[tuple[Attention, int]] = []  # and the number of keys
 
-    def begin(self) -> None:
-        """Forget what was observed; another graph is built."""
-        self._calls.clear()
+def layers_of(calls: Calls, context: int) -> tuple[Attention, ...]:
+    """The attention of the layers in a graph, without repetitions. ``context``: the tokens of the sequence in it; a
+    layer that had fewer keys has a window of so many."""
+    return tuple(dict.fromkeys(replace(layer, window=keys if keys < context else None) for layer, keys in calls))
 
-    def note(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> None:
-        """Take a call's arrays down: queries [B, heads, rows, d], keys and values [B, *, tokens, d]; a mask may have
-        heads, too: [B, heads, rows, tokens]."""
-        dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
-        has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
-        attention = Attention(*dims, adds_scores=has_heads)
-        self._calls.append((attention, keys.shape[2]))
 
-    def layers(self, context: int) -> tuple[Attention, ...]:
-        """The layers' attention, without repetitions. ``context``: the tokens of the sequence in the graph; a layer
-        that had fewer keys has a window of so many."""
-        calls = (replace(layer, window=keys if keys < context else None) for layer, keys in self._calls)
-        return tuple(dict.fromkeys(calls))
+def _attention(queries: mx.array, values: mx.array, mask: Any) -> Attention:
+    """That of a call with queries [B, heads, rows, d], whose mask may have heads, too: [B, heads, rows, tokens]."""
+    has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
+    dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
+    return Attention(*dims, adds_scores=has_heads)
 
 
 @contextmanager
-def observed() -> Iterator[Observed]:
-    """Observe which attention this thread's calls of models compute, for the length of a ``with`` block."""
-    found, thread = Observed(), threading.get_ident()
+def observed() -> Iterator[Calls]:
+    """Note which attention this thread's calls of models compute, for the length of a ``with`` block."""
+    found, thread = Calls(), threading.get_ident()
     with _observing:
         original = mx.fast.scaled_dot_product_attention
 
         def noting(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
             if threading.get_ident() == thread:
-                found.note(q, k, v, options.get("mask"))
+                found.append((_attention(q, v, options.get("mask")), k.shape[2]))
             return original(q, k, v, **options)
 
         mx.fast.scaled_dot_product_attention = noting

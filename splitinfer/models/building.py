@@ -23,6 +23,7 @@ from splitinfer.models import mlx_vlm
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.mtp import tensors_of
+from splitinfer.models.tensors import dtype_of as floating_dtype
 from splitinfer.store.manifest import CONFIGS
 
 _DTYPES = {
@@ -30,8 +31,6 @@ _DTYPES = {
     "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
     "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
-
-_FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 FIRST_LAYERS = "splitinfer_first_layers"  # in a configuration: its files of weights hold a model of more layers
 _OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
@@ -164,7 +163,7 @@ def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
     """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
     if dtype is None:
         return model
-    wanted = _FLOATS[dtype]
+    wanted = floating_dtype(dtype)
     may_halve: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
     changed = [
         (name, p.astype(wanted))

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten, tree_map
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
-from splitinfer.models.growing import GrowingKVCache
+from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
@@ -153,9 +153,9 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         room = 0 if self.keys is None else self.keys.shape[2]
         if wanted <= room:
             return
-        more = -(-(wanted - room) // self.STEP) * self.STEP
-        self.keys = _extended(self.keys, keys, more)
-        self.values = _extended(self.values, values, more)
+        room += -(-(wanted - room) // self.STEP) * self.STEP
+        self.keys = fitted(keys[:, :, :0] if self.keys is None else self.keys, room)
+        self.values = fitted(values[:, :, :0] if self.values is None else self.values, room)
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> mx.array | str | None:
         """The mask for the next ``n`` rows over what ``update_and_fetch`` will return."""
@@ -195,12 +195,6 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
     def nbytes(self) -> int:
         """Bytes held."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
-
-def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
-    batch, heads, _, dim = like.shape
-    room = mx.zeros((batch, heads, more, dim), like.dtype)
-    return room if old is None else mx.concatenate([old, room], axis=2)
 
 
 def own_cache(cache: Cache, format: KVFormat | None = None, phases: Phases = IN_STEP) -> Cache:
@@ -256,19 +250,9 @@ def _is_state(cache: Cache) -> bool:
     return _is_one_of(cache, _STATES)
 
 
-def saved_state(cache: Cache) -> Any:
-    """A copy of a cache's state, which later steps do not change."""
-    return copied_state(cache.state)
-
-
 def copied_state(state: Any) -> Any:
-    """A state with every array copied."""
-    return tree_map(copied, state)
-
-
-def copied(leaf: Any) -> Any:
-    """A copy of an array, which a later write in place to the old one does not change."""
-    return mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf
+    """A state with every array copied, so that a later write in place to the old ones does not change it."""
+    return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
 
 
 class Place:

@@ -31,7 +31,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.growth import BLOCK, Phases, room
 from splitinfer.core.picture import Picture, grid_positions
-from splitinfer.models.caches import Cache, Place, trim
+from splitinfer.models.caches import Cache, Place, arrays_of, trim
 from splitinfer.models.growing import fitted, of_both, phases_at
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import KVCache
@@ -46,6 +46,10 @@ class SequenceCaches:
         self.full, self.own, self.place = full, own, place
         self.cohort: Cohort | None = None
         self.pictures: tuple[Picture, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        """All that its own caches hold; they have to be evaluated after a step."""
+        return [array for cache in self.own for array in arrays_of(cache)]
 
     @property
     def has_grids(self) -> bool:

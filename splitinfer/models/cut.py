@@ -26,6 +26,7 @@ earlier layer, the cut is refused.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -35,14 +36,23 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.border import Border
-from splitinfer.models.caches import Place, arrays_of, can_quantise, fresh_caches, make_list, share
+from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
-from splitinfer.models.layers import StandIn, call_model, find_layers, last_rows, replaced, rows_at, type_name
+from splitinfer.models.layers import (
+    StandIn,
+    Watch,
+    Watched,
+    call_model,
+    find_layers,
+    last_rows,
+    replaced,
+    rows_at,
+    type_name,
+)
 from splitinfer.models.rows import RowStep, attend_by_rows
-from splitinfer.models.stand_ins import Keep, Reached, Relay, Tap, Watch, Watched, between
+from splitinfer.models.stand_ins import Keep, Reached, Relay, add_deep, between, keep_rows, tap
 from splitinfer.models.structure import CannotTrace, ModelStructure
-from splitinfer.models.watches import adding, tapping
 
 Positions = Callable[[], mx.array]
 
@@ -60,6 +70,10 @@ class StageModel:
     ``checks``: whether to look that nothing is read of the layers before; a stage that is only timed need not.
 
     Attributes:
+        whole: the whole model.
+        is_first, is_last: whether this stage embeds the tokens; whether it computes logits.
+        own_places: of this stage's own caches in the full-length list.
+        taps_rows: whether norm and head work on rows, so that they are given those that want logits alone.
         reads_tokens: whether the model may look at its tokens while its graph is built.
         rows_in, rows_out: rows for each token that the stage takes, and gives; one more behind tapped layers.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
@@ -77,7 +91,8 @@ class StageModel:
         if not 0 <= start < end <= len(self._slots):
             raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(self._slots)} layers")
         self.start, self.end, self.num_layers = start, end, len(self._slots)
-        self._model, self._relay = model, Relay()
+        self.is_first, self.is_last = start == 0, end == len(self._slots)
+        self.whole, self._relay = model, Relay()
         self.traceable = True
         self.rows_in, self.rows_out = int(start > 0), 1
         if structure is None:
@@ -89,8 +104,8 @@ class StageModel:
         self._incoming = None if self.is_first or structure is None else structure.border(start)
         self._outgoing = None if self.is_last or structure is None else structure.border(end)
         self._result_rows = structure.result_rows() if structure is not None and self.is_last else []
-        self._is_tapped = bool(self._result_rows)
-        self._own = self._own_caches(structure)
+        self.taps_rows = bool(self._result_rows)
+        self.own_places = self._own_caches(structure)
         self._stand_ins = dict[int, Any]()
         if structure is not None:
             self._stand_ins = between(structure, self._incoming, self._outgoing, self._relay)
@@ -99,25 +114,15 @@ class StageModel:
                 self._check(structure)
 
     @property
-    def whole(self) -> nn.Module:
-        """The whole model."""
-        return self._model
-
-    @property
     def num_embeddings(self) -> int | None:
         """Rows of the largest embedding table; ``None`` without one. MLX does not check token ids against it."""
-        tables = [m.weight.shape[0] for _, m in self._model.named_modules() if isinstance(m, _TABLES)]
+        tables = [m.weight.shape[0] for _, m in self.whole.named_modules() if isinstance(m, _TABLES)]
         return max(tables, default=None)
 
     @property
     def can_quantise(self) -> bool:
         """Whether any layer of the whole model has plain keys and values, which may be stored in few bits."""
-        return any(map(can_quantise, fresh_caches(self._model)))
-
-    @property
-    def own_places(self) -> list[int]:
-        """The places of this stage's own caches in the full-length list."""
-        return self._own
+        return any(map(can_quantise, fresh_caches(self.whole)))
 
     def layer(self, index: int) -> nn.Module:
         """One of the model's layers."""
@@ -137,28 +142,13 @@ class StageModel:
         """[n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this stage embeds the tokens."""
-        return self.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage computes logits."""
-        return self.end == self.num_layers
-
-    @property
-    def can_have_float32_head(self) -> bool:
-        """Whether what comes behind the last layer works on rows, so that they can be given to it in float32."""
-        return self._is_tapped
-
     def use_float32_head(self) -> None:
         """From now on compute the norm and the head in float32, and return float32 logits.
 
         Raises:
             ModelError: this model's head cannot be computed in float32.
         """
-        if not self._is_tapped:
+        if not self.taps_rows:
             raise ModelError(NO_FLOAT32_HEAD)
         self._relay.head_in_float32 = True
 
@@ -167,7 +157,7 @@ class StageModel:
         (``take_tapped``); those that are not this stage's are left out."""
         for index in range(self.start, self.end):
             if index in parts:
-                self._watch(index, tapping(self._relay, parts[index], type_name(self._model)))
+                self._watch(index, partial(tap, self._relay, parts[index], type_name(self.whole)))
         self.rows_in += any(index < self.start for index in parts)
         self.rows_out += any(index < self.end for index in parts) and not self.is_last
 
@@ -180,18 +170,18 @@ class StageModel:
         """From now on, take ``count`` arrays beside a picture's rows, and add them to what the first layers return."""
         self._num_deep = count
         for index in range(count):
-            self._watch(index, adding(self._relay, index))
+            self._watch(index, partial(add_deep, self._relay, index))
 
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
         self._kv_format = kv_format
         if kv_format is not None:
-            attend_by_rows(self._model)  # its attention can read what such caches return
+            attend_by_rows(self.whole)  # its attention can read what such caches return
 
     def make_caches(self) -> SequenceCaches:
         """Empty caches for one sequence."""
         place = Place()
-        full, own = make_list(fresh_caches(self._model), self._own, place, self._kv_format)
+        full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
@@ -227,7 +217,7 @@ class StageModel:
             return mx.take(last, mx.array(sorted(left)), axis) if 0 < len(left) < num_rows else last
 
         output = self._run(tokens, caches, hidden, keep)
-        return output if self._is_tapped or not self.is_last else keep(output, 1)
+        return output if self.taps_rows or not self.is_last else keep(output, 1)
 
     @property
     def may_go_by_rows(self) -> bool:
@@ -258,7 +248,7 @@ class StageModel:
         if self._outgoing is not None:
             return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
-        return logits if self._is_tapped else rows_at(logits, step.logit_rows)
+        return logits if self.taps_rows else rows_at(logits, step.logit_rows)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
@@ -311,7 +301,7 @@ class StageModel:
         logits: mx.array | None = None
         try:
             with replaced(self._slots, self._stand_ins):
-                logits = call_model(self._model, tokens, caches, positions, embeddings)
+                logits = call_model(self.whole, tokens, caches, positions, embeddings)
         except Reached:
             pass
         given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, {}, {}, []
@@ -335,7 +325,7 @@ class StageModel:
 
     def _read_structure(self) -> ModelStructure | None:
         try:
-            return ModelStructure(self._model)
+            return ModelStructure(self.whole)
         except CannotCut as error:
             if not (self.is_first and self.is_last):
                 raise
@@ -346,7 +336,7 @@ class StageModel:
         """The places in the cache list that this stage writes to: those of its layers, replicas of
         earlier ones, and those that belong to no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
-            return list(range(len(fresh_caches(self._model))))
+            return list(range(len(fresh_caches(self.whole))))
         shared, again = (self._incoming.shared, self._incoming.replicas) if self._incoming else ((), {})
         owners = [None if structure.is_common(i) else structure.first_user(i) for i in range(structure.num_caches)]
         return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in shared or o in again]
@@ -356,22 +346,23 @@ class StageModel:
         if not self.is_last:
             return
         last, before = self.num_layers - 1, dict(self._stand_ins)
-        self._stand_ins[last] = Tap(before.get(last, structure.layers[last]), self._result_rows, self._relay)
+        keep = partial(keep_rows, self._relay, self._result_rows)
+        self._stand_ins[last] = Watched(before.get(last, structure.layers[last]), keep)
         if not self._can_tap():
-            self._is_tapped, self._stand_ins = False, before
+            self.taps_rows, self._stand_ins = False, before
 
     def _check(self, structure: ModelStructure) -> None:
         """Raises CannotCut if anything here depends on the layers before."""
         self._relay.stale = {}
         results, _ = self.probe()
-        read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(
+        read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self.whole.parameters()))}).read_by(
             range(len(results))
         )
         wrong = read & (set(self._relay.stale) | structure.hidden_from(self.start))
         self._relay.stale = None
         if wrong:
             raise CannotCut(
-                f"{type_name(self._model)}: a part that starts at layer {self.start} would depend on {len(wrong)} "
+                f"{type_name(self.whole)}: a part that starts at layer {self.start} would depend on {len(wrong)} "
                 "arrays of the layers before it"
             )
 
@@ -396,7 +387,7 @@ class StageModel:
                 for rows in chunks:
                     output = self(mx.zeros((1, rows), mx.int32), caches, None, rows)
                     results.append(output)
-                results += [array for cache in caches.own for array in arrays_of(cache)]
+                results += caches.arrays()
         return [*results, *self._chosen_by_tokens()], output
 
     def _chosen_by_tokens(self) -> list[mx.array]:

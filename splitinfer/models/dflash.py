@@ -23,9 +23,8 @@ from mlx.utils import tree_flatten
 from splitinfer.errors import ModelError
 from splitinfer.models import taps
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import BlockPart, linear
+from splitinfer.models.heads import BlockPart, Target, linear
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.mtp import Target
 from splitinfer.models.quantised import attention
 from splitinfer.models.taps import Arrays, norm, rope
 
@@ -118,18 +117,18 @@ class DFlash(nn.Module):  # type: ignore[misc]
             raise ModelError(f"the drafter has {unknown[0]}, so it is of a form that is not known")
 
     def check(self, stage: StageModel) -> None:
-        """See ``Heads``: all that it uses of the target is embedding and head, which are found by name."""
+        """All that it uses of the target is embedding and head, which are found by name."""
 
     def zeros(self, n: int) -> mx.array:
-        """See ``Heads``."""
+        """[n, d] hidden states of nothing."""
         return mx.zeros((n, self._size), self.norm.weight.dtype)
 
     def states(self, kept: mx.array) -> mx.array:
-        """See ``Heads``: the sum of the taps, normed."""
+        """[T, d]: the sum of the taps, normed."""
         return cast(mx.array, self.hidden_norm(kept[:, : self._size]))
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """See ``Heads``."""
+        """The tokens' embeddings."""
         return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
 
     def masks(self, n: int) -> mx.array:
@@ -137,13 +136,13 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return mx.full((n,), self._mask, dtype=mx.int32)
 
     def keep(self, context: mx.array, parts: Sequence[BlockPart]) -> None:
-        """See ``Heads``."""
+        """Write [C, d] hidden states into the caches of the sequences that they are of."""
         positions = mx.concatenate([mx.arange(part.start, part.start + part.context) for part in parts])
         for number, layer in enumerate(self.layers):
             layer.keep(context[:, None], positions, [(part, self._cache(part, number)) for part in parts])
 
     def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
-        """See ``Heads``."""
+        """[B, 1, d] of the rows of all blocks, whose embeddings are given."""
         x = embedded
         for number, layer in enumerate(self.layers):
             x = layer(x, [(part, self._cache(part, number)) for part in parts])
@@ -153,13 +152,13 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return part.caches.own[layer - len(self.layers)]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """See ``Heads``."""
+        """[n, 1, vocabulary] from [n, 1, d]."""
         found = self._head(hidden) * self._told.get("output_multiplier", 1.0)
         cap = self._told.get("final_logit_softcapping")
         return cast(mx.array, mx.tanh(found / cap) * cap if cap else found)
 
     def behind(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
-        """See ``Heads``: DFlash2 chooses by the token before."""
+        """[n, vocabulary] of drafts: DFlash2 chooses by the ``hidden`` states [n, d] and the [n] tokens before them."""
         selector = self.get("candidate_selector")
         return logits if selector is None else selector(logits, hidden, before)
 

@@ -20,9 +20,8 @@ import mlx.nn as nn
 from splitinfer.errors import ModelError
 from splitinfer.models import taps
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import HeadRows, linear
+from splitinfer.models.heads import HeadRows, Target, linear
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.mtp import Target
 from splitinfer.models.taps import Arrays, norm, rope
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -97,31 +96,31 @@ class Eagle3(nn.Module):  # type: ignore[misc]
             )
 
     def check(self, stage: StageModel) -> None:
-        """See ``Heads``: that it drafts the target's tokens."""
+        """Raise ModelError where it does not draft the target's tokens."""
         if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
             raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
 
     def zeros(self, n: int) -> mx.array:
-        """See ``Heads``."""
+        """[n, d] hidden states of nothing."""
         return mx.zeros((n, self._size), self.norm.weight.dtype)
 
     def states(self, kept: mx.array) -> mx.array:
-        """See ``Heads``: the sum of the taps."""
+        """[T, d]: the sum of the taps."""
         return kept[:, : self._size]
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """See ``Heads``."""
+        """The tokens' embeddings."""
         own = self._embed.weight.shape[0]  # may be fewer than the target's, whose last ones are no text
         return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """See ``Heads``."""
+        """[T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before them."""
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             hidden = layer(hidden, embedded if i == 0 else None, cache)
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """See ``Heads``: minus infinity for the tokens that it cannot draft."""
+        """[n, 1, vocabulary] from [n, 1, d]; minus infinity for the tokens that it cannot draft."""
         own = self._head(self.norm(hidden))
         if self._place is None:
             return cast(mx.array, own)

@@ -120,33 +120,25 @@ class ReceivedRows:
         Raises:
             ProtocolError: the parts do not match the message.
         """
-        return from_parts(self.spec, self.packing, self.parts)
-
-
-def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]) -> mx.array:
-    """The rows [T, d] that a peer sent.
-
-    Raises:
-        ProtocolError: the parts do not match ``spec`` and ``packing``.
-    """
-    if packing is None:
-        if len(parts) != 1:
-            raise ProtocolError(f"hidden states came in {len(parts)} parts, where there should be one")
-        return from_buffer(spec, parts[0])
-    if len(spec.shape) != 2 or packing.end > spec.shape[0]:
-        raise ProtocolError(f"the peer sent rows up to {packing.end} as packed, of hidden states {spec.shape}")
-    num_rows, width = spec.shape
-    num_rest = num_rows - packing.num_rows
-    rest, packed = (parts[:1], parts[1:]) if num_rest else ((), parts)
-    try:
-        arrays = columns_of(packing.codec, packing.num_rows, width, list(packed))
-        dtype = dtype_of(spec.dtype)
-    except ValueError as error:
-        raise ProtocolError(f"the peer sent packed hidden states that cannot be read: {error}") from error
-    unpacked = unpack(packing.codec, tuple(map(mx.array, arrays)), dtype)
-    if not num_rest:
-        return unpacked
-    return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
+        spec, packing, parts = self.spec, self.packing, self.parts
+        if packing is None:
+            if len(parts) != 1:
+                raise ProtocolError(f"hidden states came in {len(parts)} parts, where there should be one")
+            return from_buffer(spec, parts[0])
+        if len(spec.shape) != 2 or packing.end > spec.shape[0]:
+            raise ProtocolError(f"the peer sent rows up to {packing.end} as packed, of hidden states {spec.shape}")
+        num_rows, width = spec.shape
+        num_rest = num_rows - packing.num_rows
+        rest, packed = (parts[:1], parts[1:]) if num_rest else ((), parts)
+        try:
+            arrays = columns_of(packing.codec, packing.num_rows, width, list(packed))
+            dtype = dtype_of(spec.dtype)
+        except ValueError as error:
+            raise ProtocolError(f"the peer sent packed hidden states that cannot be read: {error}") from error
+        unpacked = unpack(packing.codec, tuple(map(mx.array, arrays)), dtype)
+        if not num_rest:
+            return unpacked
+        return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
 
 
 def blank_rows(num_rows: int, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:

@@ -75,13 +75,20 @@ def local_snapshot(model: str, revision: str | None = None) -> Path | None:
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Whether all weights are there."""
-    local = {path.name for path in snapshot.glob("model*.safetensors")}
-    index = snapshot / "model.safetensors.index.json"
+    """Whether its configuration and all weights are there."""
     try:
-        return bool(local) and (snapshot / "config.json").exists() and (not index.exists() or _names_in(index) <= local)
+        return (snapshot / "config.json").exists() and bool(_all_weights(snapshot))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _all_weights(folder: Path) -> list[Path]:
+    """A folder's files of weights; none if the index names one that is not there."""
+    local, index = sorted(folder.glob("model*.safetensors")), folder / "model.safetensors.index.json"
+    if index.exists():
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return local if set(named) <= {path.name for path in local} else []
+    return local
 
 
 def _stored(model: str) -> StoredModel | None:
@@ -116,7 +123,6 @@ def _open_hub(repo: str) -> Checkpoint:
 
     try:
         folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=_SMALL_FILES))
-        read_config(folder)
         return Checkpoint(folder, read_config(folder), table_of(_hub_tensors(repo, folder)), folder.name)
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
@@ -126,9 +132,7 @@ def _open_hub(repo: str) -> Checkpoint:
 
 def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
     """All tensors: from the local files if all are there, else from the headers at the hub."""
-    local = sorted(folder.glob("model*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if local and (not index.exists() or _names_in(index) <= {p.name for p in local}):
+    if local := _all_weights(folder):
         return [info for path in local for info in read_header(path)]
     import huggingface_hub
 
@@ -138,10 +142,6 @@ def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
         for file, meta in found.files_metadata.items()
         for name, t in meta.tensors.items()
     ]
-
-
-def _names_in(index: Path) -> set[str]:
-    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
 def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Report) -> None:

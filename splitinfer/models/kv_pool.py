@@ -16,10 +16,10 @@ from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.rollback import Block, Rollback, state_caches
 from splitinfer.models.step import nbytes
+from splitinfer.models.with_heads import WithHeads
 
 MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 

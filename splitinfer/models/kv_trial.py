@@ -13,14 +13,14 @@ layer rounds.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import cast
 
 import mlx.core as mx
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED, least_rewind
-from splitinfer.models.caches import arrays_of, rewind_limit
+from splitinfer.models.caches import rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
@@ -56,15 +56,9 @@ def try_blocks(stage: StageModel) -> Trial:
 
 def _try_from(stage: StageModel, length: int) -> tuple[str | None, KVBlock]:
     """Why a sequence cannot start from ``length`` stored tokens; and a block."""
-    rounds: list[Continued] = []
-
-    def at(number: int) -> Continued:
-        if number == len(rounds):
-            rounds.append(Continued(stage, length, _SALTS * number))
-        return rounds[number]
-
+    at = cache(lambda number: Continued(stage, length, _SALTS * number))
     reason = reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
-    return reason, rounds[0].blocks[-1]
+    return reason, at(0).blocks[-1]
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
@@ -164,7 +158,7 @@ class Continued:
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
     """The stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one row."""
     y = _build(stage, caches, start, end, salt, 1)
-    mx.eval(y, [array for cache in caches.own for array in arrays_of(cache)])
+    mx.eval(y, caches.arrays())
     return y
 
 

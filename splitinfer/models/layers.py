@@ -17,6 +17,7 @@ import mlx.nn as nn
 from splitinfer.errors import CannotCut
 
 Path = tuple[Any, ...]
+Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
 
 SOURCES = ("mlx_lm.models.", "mlx_vlm.models.")
 """How the names of modules with models' classes begin."""
@@ -69,6 +70,18 @@ class StandIn:
         return self._real[name]
 
 
+class Watched(StandIn):
+    """A layer that ``watch`` calls in the place of the model."""
+
+    def __init__(self, real: Any, watch: Watch) -> None:
+        super().__init__(real)
+        self._watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer is taken to return."""
+        return self._watch(self._real, args, kwargs)
+
+
 @contextmanager
 def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
     """Put stand-ins in the places of some layers, by layer number, for the length of a ``with`` block."""
@@ -83,12 +96,12 @@ def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[No
 
 
 @contextmanager
-def children_replaced(stand_ins: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
-    """Put stand-ins in the places of some layers' children, for the length of a ``with`` block."""
-    before = [(holder, key, holder[key]) for holder, key, _ in stand_ins]
+def children_watched(watches: Sequence[tuple[nn.Module, str, Watch]]) -> Iterator[None]:
+    """Let watches call some layers' children, for the length of a ``with`` block."""
+    before = [(holder, key, holder[key]) for holder, key, _ in watches]
     try:
-        for holder, key, stand_in in stand_ins:
-            holder[key] = stand_in
+        for holder, key, watch in watches:
+            holder[key] = Watched(holder[key], watch)
         yield
     finally:
         for holder, key, child in before:

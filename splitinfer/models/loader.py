@@ -20,14 +20,12 @@ from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
-from splitinfer.models.attention import Attention, from_config, observed
+from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
-from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
+from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
-from splitinfer.models.heads import WithHeads
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
@@ -37,6 +35,7 @@ from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.trained import arrays_of as drafter_arrays
 from splitinfer.models.trained import is_trained, join
+from splitinfer.models.with_heads import WithHeads
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -154,7 +153,7 @@ def survey(
 
 def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
     """Bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32 already."""
-    if not stage.can_have_float32_head:
+    if not stage.taps_rows:
         return None
     tables = [
         module.weight
@@ -274,11 +273,6 @@ def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]
         yield bunch
 
 
-def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
-    """Every array of a sequence's own caches; they have to be evaluated after a step."""
-    return [array for cache in caches.own for array in arrays_of(cache)]
-
-
 def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
     block; and what attention the layers compute."""
@@ -289,13 +283,13 @@ def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled(), observed() as calls:
         for _ in range(length // chunk):
-            calls.begin()
+            calls.clear()  # those of the last graph count
             stage(mx.zeros((1, chunk), mx.int32), caches, None, 1)
-            sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
+            sizes.append(sum(array.nbytes for array in caches.arrays()))
     half = len(sizes) // 2
     per_token = -(-(sizes[-1] - sizes[half - 1]) // (chunk * half))
     fixed, stored = max(0, sizes[-1] - length * per_token), bytes_of_block(caches, stage.own_places, length)
-    return fixed, per_token, stored, calls.layers(length)
+    return fixed, per_token, stored, layers_of(calls, length)
 
 
 def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:

@@ -17,7 +17,6 @@ architecture is written twice.
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -27,7 +26,7 @@ from mlx.utils import tree_flatten
 from splitinfer.errors import ModelError
 from splitinfer.models.caches import can_quantise
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import HeadRows, filled, linear
+from splitinfer.models.heads import HeadRows, Target, filled, linear
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.mlx_lm import make_prompt_cache
 
@@ -35,51 +34,19 @@ MTP = "mtp"  # in a layout's ``draft``
 PREFIX = "mtp."
 _NORM = re.compile(r"(norm|norm_embedding|norm_hidden)\.weight$")
 _EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.(weight|scales|biases)")
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 _AS_LAYER = {
     "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm",
 }  # fmt: skip
 _COPIES = ("embed_tokens.", "shared_head.head.", "rotary_emb.")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What heads use of the target: its embedding, its last norm and its head."""
-
-    embed: Any
-    norm: Any
-    head: Any
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "Target":
-        """Those of a model.
-
-        Raises:
-            ModelError: they are not where most models have them.
-        """
-        slots = find_layers(model)
-        holders = [m for _, m in model.named_modules() if any(v is slots[0].holder for v in m.values())]
-        inner = holders[0] if holders else {}
-        embed, norm = inner.get("embed_tokens"), inner.get("norm")
-        heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
-        if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
-            raise ModelError(f"{type_name(model)} keeps its embedding or its last norm in another place")
-        return cls(embed, norm, heads[0] if heads else embed.as_linear)
-
-    def check(self, stage: StageModel) -> None:
-        """Raise ModelError where the norm and head are not what the model computes its logits with."""
-        hidden, rows = stage.made_up_hidden(4, 0), 4
-        given = None if hidden is None else hidden[None]
-        logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
-        last = stage.take_tapped()
-        assert last is not None
-        own = self.head(self.norm(last)).astype(logits.dtype)
-        if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
-            raise ModelError(f"draft mtp: {type_name(stage.whole)} computes its logits in another way")
-
-
 class PredictionHeads(nn.Module):  # type: ignore[misc]
-    """The heads: ``fc``, two norms before it, ``layers``, and a norm behind them."""
+    """The heads: ``fc``, two norms before it, ``layers`` with KV, and a norm behind them.
+
+    Attributes:
+        like: the target's layer that costs as much as one of them.
+        at_once: the most tokens that are drafted at once; 0: they are drafted one after the other.
+    """
 
     at_once = 0
 
@@ -111,23 +78,23 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
             )
 
     def check(self, stage: StageModel) -> None:
-        """See ``Heads``: that the last norm and the head are what the logits are computed with."""
+        """Raise ModelError where a loaded stage does not compute its logits with the last norm and the head."""
         self._target.check(stage)
 
     def zeros(self, n: int) -> mx.array:
-        """See ``Heads``."""
+        """[n, d] hidden states of nothing."""
         return mx.zeros((n, self.norm.weight.shape[-1]), self._target.norm.weight.dtype)
 
     def states(self, kept: mx.array) -> mx.array:
-        """See ``Heads``: what the target's last layer returned, behind its last norm."""
+        """[T, d] hidden states behind the last norm, from what the target's last layer returned."""
         return cast(mx.array, self._target.norm(kept))
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """See ``Heads``."""
+        """The tokens' embeddings."""
         return cast(mx.array, self._target.embed(tokens))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """See ``Heads``."""
+        """[T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before them."""
         rows = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(rows, axis=-1))
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -135,7 +102,7 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self.norm(x))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """See ``Heads``."""
+        """[n, 1, vocabulary] from [n, 1, d]."""
         return cast(mx.array, self._target.head(hidden))
 
 

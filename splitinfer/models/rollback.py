@@ -25,9 +25,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from splitinfer.models.caches import copied_state, saved_state, states_of
+from splitinfer.models.caches import copied_state, states_of
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.layers import StandIn, children_replaced
+from splitinfer.models.layers import children_watched
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 
@@ -53,9 +53,12 @@ class _Call:
     def again(self, count: int) -> None:
         """Run the first ``count`` rows."""
         results = iter(self.results)
-        layers = _linear_layers(self.module)
-        recalled = [(holder, key, _Recalled(child, results, count)) for holder, key, child in layers]
-        with children_replaced(recalled):
+
+        def recalled(layer: Any, args: Any, named: Any) -> Any:
+            result = next(results)
+            return layer(*args, **named) if result is None else result[:, :count]
+
+        with children_watched([(holder, key, recalled) for holder, key in _linear_layers(self.module)]):
             self.module(
                 *(_first_rows(value, self.count, count) for value in self.args),
                 **{name: _first_rows(value, self.count, count) for name, value in self.named.items()},
@@ -90,7 +93,7 @@ class Block:
         states = state_caches(caches)
         if not states:
             return None
-        return cls(caches.place.position, [saved_state(cache) for cache in states], way)
+        return cls(caches.place.position, [copied_state(cache.state) for cache in states], way)
 
     def given(self, tokens: mx.array, hidden: mx.array | None) -> None:
         """Note the [n] token ids and [n, d] hidden states of the block."""
@@ -104,8 +107,13 @@ class Block:
             return module(*args, **named)
         rows = next((v.shape[1] for v in values if isinstance(v, mx.array) and v.ndim > 1 and v.shape[0] == 1), 0)
         results: list[mx.array | None] = []
-        noted = [(holder, key, _Noted(child, results, rows)) for holder, key, child in _linear_layers(module)]
-        with children_replaced(noted):
+
+        def noted(layer: Any, args: Any, named: Any) -> Any:
+            result = layer(*args, **named)
+            results.append(result if result.ndim >= 2 and result.shape[:2] == (1, rows) else None)
+            return result
+
+        with children_watched([(holder, key, noted) for holder, key in _linear_layers(module)]):
             result = module(*args, **named)
         self.calls.append(_Call(module, args, named, rows, results))
         return result
@@ -142,11 +150,11 @@ def _is_state(value: Any) -> bool:
     return hasattr(value, "is_trimmable") and any(True for _ in states_of(value))
 
 
-def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """The linear layers within a module, each with its holder and its name there."""
+def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The linear layers within a module: each one's holder and its name there."""
     for key, child in module.items():
         if isinstance(child, _LINEAR):
-            yield module, key, child
+            yield module, key
         elif isinstance(child, nn.Module):
             yield from _linear_layers(child)
 
@@ -156,41 +164,3 @@ def _first_rows(value: Any, count: int, wanted: int) -> Any:
     if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (1, count):
         return value[:, :wanted]
     return value
-
-
-class _Noted(StandIn):
-    """Notes the results of a linear layer."""
-
-    def __init__(self, real: Any, results: list[mx.array | None], count: int) -> None:
-        super().__init__(real)
-        self._results, self._count = results, count
-
-    def __call__(self, x: mx.array) -> mx.array:
-        result: mx.array = self._real(x)
-        self._results.append(result if result.ndim >= 2 and result.shape[:2] == (1, self._count) else None)
-        return result
-
-
-class _Recalled(StandIn):
-    """Returns the first rows of the results that were noted."""
-
-    def __init__(self, real: Any, results: Iterator[mx.array | None], count: int) -> None:
-        super().__init__(real)
-        self._results, self._count = results, count
-
-    def __call__(self, x: mx.array) -> mx.array:
-        result = next(self._results)
-        found: mx.array = self._real(x) if result is None else result[:, : self._count]
-        return found
-
-
-class OfBlock(StandIn):
-    """Calls a module for a block, which keeps what it needs of the call."""
-
-    def __init__(self, real: Any, block: Block) -> None:
-        super().__init__(real)
-        self._block = block
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """The module's result."""
-        return self._block.call(self._real, args, named)

@@ -6,10 +6,11 @@ differs by what one layer rounds.
 """
 
 import logging
+from functools import cache
 
 import mlx.core as mx
 
-from splitinfer.models.caches import arrays_of, trim
+from splitinfer.models.caches import trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import ENDS, TAIL, WITHIN, Continued, inputs
@@ -37,13 +38,7 @@ def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
 
 
 def _why_not(stage: StageModel, step: StepModel, way: Rollback) -> str | None:
-    rounds: list[_RolledBack] = []
-
-    def at(number: int) -> _RolledBack:
-        if number == len(rounds):
-            rounds.append(_RolledBack(stage, step, way, _SALTS * number))
-        return rounds[number]
-
+    at = cache(lambda number: _RolledBack(stage, step, way, _SALTS * number))
     try:
         return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
     except _NoStates:
@@ -73,14 +68,14 @@ class _RolledBack(Continued):
             raise _NoStates
         right, wrong = self._chunks[start], rows_of(calls, 0, end - WITHIN)
         with following(self._stage, end - start, lambda: joined([right, wrong]), RowErrors()):
-            mx.eval(self._run(caches, block), block.arrays(), _arrays(caches))
+            mx.eval(self._run(caches, block), block.arrays(), caches.arrays())
         resumed = block.resumes_at(WITHIN)
         assert all(trim(cache, end - resumed) for cache in caches.own), "its other caches cannot be cut"
         caches.place.position = resumed
         with following(self._stage, WITHIN - start, lambda: right, RowErrors()):
             block.restore(self._stage, caches, WITHIN - start)
         caches.place.position = WITHIN
-        mx.eval(_arrays(caches))
+        mx.eval(caches.arrays())
         return self._errors(caches, [TAIL])
 
     def _run(self, caches: SequenceCaches, block: Block) -> list[mx.array]:
@@ -92,7 +87,3 @@ class _RolledBack(Continued):
         if hidden is not None and more_hidden is not None:
             hidden = mx.repeat(mx.concatenate([hidden, more_hidden], axis=1)[0], self._stage.rows_in, axis=0)
         return self._step.run([Part(caches, start, end - start, 1, block)], ids[0], hidden)
-
-
-def _arrays(caches: SequenceCaches) -> list[mx.array]:
-    return [array for cache in caches.own for array in arrays_of(cache)]

@@ -21,7 +21,6 @@ it moves: which is an error. On a machine without rounding the first trial decid
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,35 +64,28 @@ def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Erro
         if number == 0 and trials[0].are_tolerable:
             return None
         own.append(noise(number))
-        verdict, reason = _judge(trials, own)
-        if verdict is not _Verdict.UNDECIDED:
+        is_decided, reason = _judge(trials, own)
+        if is_decided:
             return reason
     return f"after {_MAX_ROUNDS} trials still {reason}"
 
 
-class _Verdict(Enum):
-    """What trials so far show."""
-
-    ROUNDING = auto()
-    ERROR = auto()
-    UNDECIDED = auto()
-
-
-def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[_Verdict, str | None]:
+def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[bool, str | None]:
+    """Whether the trials so far show what it is, and what speaks against rounding."""
     limits, share = _limits(trials[0], noise), _share_of_noise(noise)
     off = np.stack([~(one.values <= limits) for one in trials])
     always = off.all(axis=0)
     if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * share:
-        return _Verdict.ERROR, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
+        return True, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
     if np.isinf(limits.max()):
-        return _Verdict.ERROR, "a layer's rows alone are no numbers"
+        return True, "a layer's rows alone are no numbers"
     if limits.max() > _MAX_LIMIT:
-        return _Verdict.UNDECIDED, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
+        return False, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
     if not always.any():
-        return _Verdict.ROUNDING, None
+        return True, None
     reason = f"the same {always.sum()} of {always.size} rows, over all layers, differ in {len(trials)} trials"
     chance = always.size * min(1.0, _SHARES_OF_NOISE * share) ** len(trials)
-    return _Verdict.ERROR if chance < _CHANCE else _Verdict.UNDECIDED, reason
+    return chance < _CHANCE, reason
 
 
 def _limits(trial: Errors, noise: list[Errors]) -> Floats:

@@ -21,7 +21,7 @@ else to mlx-lm's.
 
 Some sub-modules cannot be run this way: they have a recurrent state, branch on the number of positions (MLA),
 or compute attention themselves. Where such a module takes the cache as an argument, it alone is called once
-for each sequence (``EachSequence``), with that sequence's rows as [1, n, d] and its own cache, and everything
+for each sequence (``each_sequence``), with that sequence's rows as [1, n, d] and its own cache, and everything
 around it still runs all rows together. A model where even that fails is run sequence by sequence.
 """
 
@@ -36,7 +36,7 @@ import mlx.nn as nn
 
 from splitinfer.models.caches import Cache, is_list
 from splitinfer.models.cohort import Cohort, SequenceCaches
-from splitinfer.models.layers import SOURCES, StandIn, children_replaced
+from splitinfer.models.layers import SOURCES, Watch, children_watched
 from splitinfer.models.quantised import Packed, attention
 from splitinfer.models.rollback import Block
 
@@ -285,19 +285,17 @@ def attend_by_rows(model: nn.Module) -> bool:
 # -- sub-modules that are called for each sequence ---------------------------------------------------
 
 
-class EachSequence(StandIn):
-    """Calls the real module once for each sequence of the step, and concatenates the rows."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's result for [T, 1, d] rows, called with a ``RowCache`` among the arguments."""
-        step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
-        count, first, results = sum(part.count for part in step.parts), 0, []
-        for number, part in enumerate(step.parts):
-            own = partial(_argument_of, number, part, slice(first, first := first + part.count), count)
-            given, named = tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
-            block = part.block
-            results.append(self._real(*given, **named) if block is None else block.call(self._real, given, named))
-        return _concatenated(results)
+def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
+    """A module's result for [T, 1, d] rows, with a ``RowCache`` among the arguments: it is called once for each
+    sequence of the step, and the rows are concatenated."""
+    step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
+    count, first, results = sum(part.count for part in step.parts), 0, []
+    for number, part in enumerate(step.parts):
+        own = partial(_argument_of, number, part, slice(first, first := first + part.count), count)
+        given, named = tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
+        block = part.block
+        results.append(module(*given, **named) if block is None else block.call(module, given, named))
+    return _concatenated(results)
 
 
 def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
@@ -334,19 +332,6 @@ class CacheConsumer:
     place: int
 
 
-class _CallRecorder(StandIn):
-    """Passes every argument of the real module's calls to ``note``."""
-
-    def __init__(self, real: Any, note: Callable[[Any], None]) -> None:
-        super().__init__(real)
-        self._note = note
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            self._note(value)
-        return self._real(*args, **kwargs)
-
-
 def find_cache_consumers(
     layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]
 ) -> list[CacheConsumer]:
@@ -355,13 +340,15 @@ def find_cache_consumers(
     children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
     found: dict[tuple[int, str], CacheConsumer] = {}
 
-    def recorder(layer: nn.Module, key: str) -> _CallRecorder:
-        def note(value: Any) -> None:
-            if id(value) in places:
-                found[id(layer), key] = CacheConsumer(layer, key, places[id(value)])
+    def noting(layer: nn.Module, key: str) -> Watch:
+        def note(child: Any, args: Any, kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if id(value) in places:
+                    found[id(layer), key] = CacheConsumer(layer, key, places[id(value)])
+            return child(*args, **kwargs)
 
-        return _CallRecorder(layer[key], note)
+        return note
 
-    with children_replaced([(layer, key, recorder(layer, key)) for layer, key in children]):
+    with children_watched([(layer, key, noting(layer, key)) for layer, key in children]):
         call()
     return list(found.values())

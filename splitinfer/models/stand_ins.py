@@ -1,17 +1,18 @@
-"""What stands in for layers while a stage runs a model (``models.cut``): they drop, inject, end, watch and tap."""
+"""What is done in the place of layers, or besides calling them, while a stage runs a model (``models.cut``)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.models.border import Border
-from splitinfer.models.layers import Path, StandIn, change, get_at, put_at
+from splitinfer.errors import ModelError
+from splitinfer.models.border import Border, Row
+from splitinfer.models.layers import Path, Watched, change, floating_arrays, get_at, put_at
 from splitinfer.models.recipes import Recipe
 from splitinfer.models.structure import ModelStructure, Named, mark
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
-Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
 
 
 class Reached(Exception):
@@ -31,81 +32,60 @@ class Relay:
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
 
-class Passthrough(StandIn):
+def _pass(relay: Relay, recipe: Recipe, _layer: Any, args: Any, kwargs: Any) -> Any:
     """In place of a layer before this stage's: returns a result of its form, of the arguments."""
-
-    def __init__(self, real: Any, recipe: Recipe, relay: Relay) -> None:
-        super().__init__(real)
-        self._recipe, self._relay = recipe, relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, stale = self._recipe((args, kwargs)), self._relay.stale
-        if stale is None:
-            return result
-        return change(result, lambda _path, array: mark(stale, f"stale {len(stale)}", array))
-
-
-class Inject(StandIn):
-    """A layer that is called with the arrays that were received for it: this stage's first, or one that runs again."""
-
-    def __init__(self, real: Any, index: int, border: Border, relay: Relay) -> None:
-        super().__init__(real)
-        self._index, self._paths, self._relay = index, [row.path for row in border.given[index]], relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments: Any = (args, kwargs)
-        for path, array in zip(self._paths, self._relay.received[self._index], strict=True):
-            arguments = put_at(arguments, path, array)
-        return self._real(*arguments[0], **arguments[1])
-
-
-class Noted(StandIn):
-    """A layer that is given something that the next stage needs, too."""
-
-    def __init__(self, real: Any, index: int, border: Border, relay: Relay) -> None:
-        super().__init__(real)
-        self._index, self._paths, self._relay = index, [row.path for row in border.given[index]], relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = [get_at((args, kwargs), path) for path in self._paths]
-        # Others of the same content: a layer may add to those it was given, in place.
-        self._relay.given[self._index] = [None if array is None else mx.array(array) for array in found]
-        return self._real(*args, **kwargs)
-
-
-class EndAtBorder(StandIn):
-    """Ends the call, in the place of the first layer behind this stage's."""
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise Reached
-
-
-class Watched(StandIn):
-    """A layer that ``watch`` calls in the place of the model."""
-
-    def __init__(self, real: Any, watch: Watch) -> None:
-        super().__init__(real)
-        self._watch = watch
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._watch(self._real, args, kwargs)
-
-
-class Tap(StandIn):
-    """The last layer; of its result only the rows that want logits go on."""
-
-    def __init__(self, real: Any, rows: list[tuple[Path, int]], relay: Relay) -> None:
-        super().__init__(real)
-        self._rows, self._relay = rows, relay
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, keep = self._real(*args, **kwargs), self._relay.keep
-        if keep is None:
-            return result
-        for path, axis in self._rows:
-            rows = keep(get_at(result, path), axis)
-            result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)
+    result, stale = recipe((args, kwargs)), relay.stale
+    if stale is None:
         return result
+    return change(result, lambda _path, array: mark(stale, f"stale {len(stale)}", array))
+
+
+def _inject(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer with the arrays that were received for it: this stage's first, or one that runs again."""
+    arguments: Any = (args, kwargs)
+    for path, array in zip(paths, relay.received[index], strict=True):
+        arguments = put_at(arguments, path, array)
+    return layer(*arguments[0], **arguments[1])
+
+
+def _note(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer that is given something that the next stage needs, too."""
+    found = [get_at((args, kwargs), path) for path in paths]
+    # Others of the same content: a layer may add to those it was given, in place.
+    relay.given[index] = [None if array is None else mx.array(array) for array in found]
+    return layer(*args, **kwargs)
+
+
+def _end(*_call: Any) -> Any:
+    """In the place of the first layer behind this stage's."""
+    raise Reached
+
+
+def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call the last layer; of its result only the rows that want logits go on."""
+    result = layer(*args, **kwargs)
+    if relay.keep is None:
+        return result
+    for path, axis in rows:
+        kept = relay.keep(get_at(result, path), axis)
+        result = put_at(result, path, kept.astype(mx.float32) if relay.head_in_float32 else kept)
+    return result
+
+
+def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer, and keep what ``part`` makes of the hidden states behind it."""
+    result = layer(*args, **kwargs)
+    arrays = [array for _, array in floating_arrays(result)]
+    if len(arrays) != 1 or arrays[0].ndim != 3:
+        raise ModelError(f"draft: the hidden states of {model} are not in rows")
+    relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
+    return result
+
+
+def add_deep(relay: Relay, index: int, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer, and add what pictures bring for it to its result."""
+    result = layer(*args, **kwargs)
+    return result + relay.deep[index] if relay.deep else result
 
 
 def between(
@@ -115,17 +95,21 @@ def between(
     layers, found = structure.layers, dict[int, Any]()
 
     def passed(several: Iterable[int]) -> dict[int, Any]:
-        return {i: Passthrough(layers[i], structure.recipe(i), relay) for i in several}
+        return {i: Watched(layers[i], partial(_pass, relay, structure.recipe(i))) for i in several}
 
     if outgoing is not None:
-        found[outgoing.layer] = EndAtBorder(layers[outgoing.layer])
+        found[outgoing.layer] = Watched(layers[outgoing.layer], _end)
         if any(map(structure.is_common, range(structure.num_caches))):  # its call advances such a cache at its end
             found = passed(range(outgoing.layer, structure.num_layers))
-        for i in outgoing.given:
-            found[i] = Noted(found.get(i, layers[i]), i, outgoing, relay)
+        for i, rows in outgoing.given.items():
+            found[i] = Watched(found.get(i, layers[i]), partial(_note, relay, i, _paths(rows)))
     if incoming is not None:
         sources = {structure.first_user(i) for i in incoming.shared}
         found |= passed(set(range(incoming.layer)) - sources - set(incoming.given))
-        for i in incoming.given:
-            found[i] = Inject(found.get(i, layers[i]), i, incoming, relay)
+        for i, rows in incoming.given.items():
+            found[i] = Watched(found.get(i, layers[i]), partial(_inject, relay, i, _paths(rows)))
     return found
+
+
+def _paths(rows: Iterable[Row]) -> list[Path]:
+    return [row.path for row in rows]

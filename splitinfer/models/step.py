@@ -5,9 +5,8 @@ by sequence, and the way is taken only if the results agree up to rounding. So a
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -15,21 +14,21 @@ from typing import Any
 import mlx.core as mx
 
 from splitinfer.models.batch_invariance import is_batch_invariant
-from splitinfer.models.caches import WindowKVCache, arrays_of, is_plain
+from splitinfer.models.caches import WindowKVCache, is_plain
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.growing import GrowingKVCache
-from splitinfer.models.layers import children_replaced, type_name
+from splitinfer.models.layers import Watch, children_watched, type_name
 from splitinfer.models.quantised import QuantisedKVCache
-from splitinfer.models.rollback import Block, OfBlock
+from splitinfer.models.rollback import Block
 from splitinfer.models.rows import (
     CacheConsumer,
-    EachSequence,
     Group,
     Part,
     RowCache,
     RowStep,
     attend_by_rows,
+    each_sequence,
     find_cache_consumers,
 )
 from splitinfer.models.step_trial import StepTrial, Together
@@ -46,14 +45,6 @@ class Way(StrEnum):
     SEQUENCES = "sequences"  # one sequence after the other
 
 
-@dataclass(frozen=True, slots=True)
-class _Ordered:
-    """A step; ``to_step``: for each of its rows the row of the plan, ``None`` if the order is the same."""
-
-    step: RowStep
-    to_step: mx.array | None
-
-
 class StepModel:
     """Runs steps of many sequences on a stage's layers.
 
@@ -68,29 +59,40 @@ class StepModel:
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
-        self._each: list[tuple[Any, str, EachSequence]] = []
+        self._each: list[tuple[Any, str, Watch]] = []
         self.tapped: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if layers are tapped
 
     @cached_property
     def way(self) -> Way:
         """How rows of many sequences are run. The first access computes small steps in each way until one is right."""
+        trial = StepTrial(self.stage, self._one_by_one)
+        together = Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
+        return self._first_way(lambda: trial.why_wrong(together))
+
+    def choose_by_form(self) -> Way:
+        """Choose the first way in which the graph of a small step can be built, and compute nothing: for stages that
+        are only timed, where a trial would take longer than what is timed."""
+        self.way = self._first_way(self._why_not_its_form)
+        return self.way
+
+    def _first_way(self, why_wrong: Callable[[], str | None]) -> Way:
+        """The first way that is not wrong. ``why_wrong``: of the way that is taken."""
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
-        trial = StepTrial(self.stage, self._one_by_one)
         for way in (Way.ROWS, Way.MIXED, Way.MODULES):
             # Again without cohorts, which cannot apply a model's own mask over plain keys and values.
-            reason = self._try(trial, way, self._plain_places) and self._try(trial, way, [])
+            reason = self._try(why_wrong, way, self._plain_places) and self._try(why_wrong, way, [])
             if reason is None:
                 return way
             log.debug("%s cannot run by %s: %s", type_name(self.stage.whole), way.value, reason)
         return Way.SEQUENCES
 
-    def _try(self, trial: StepTrial, way: Way, places: list[int]) -> str | None:
+    def _try(self, why_wrong: Callable[[], str | None], way: Way, places: list[int]) -> str | None:
         """Why a way is not correct; ``None`` if it is."""
         try:
             self._take(way, places)
-            return trial.why_wrong(self._together)
+            return why_wrong()
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
             return f"{type(error).__name__}: {error}"
 
@@ -100,40 +102,19 @@ class StepModel:
         if way is Way.MIXED:
             consumers = [one for one in consumers if not self._has_kv(one.place)]
         self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
-        self._each = [(one.holder, one.key, EachSequence(one.holder[one.key])) for one in consumers]
+        self._each = [(one.holder, one.key, each_sequence) for one in consumers]
 
-    def choose_by_form(self) -> Way:
-        """Choose the first way in which the graph of a small step can be built, and compute nothing: for stages that
-        are only timed, where a trial would take longer than what is timed."""
-        self.way = Way.SEQUENCES
-        if self.stage.may_go_by_rows:
-            attend_by_rows(self.stage.whole)
-            for way in (Way.ROWS, Way.MIXED, Way.MODULES):
-                if self._has_form(way, self._plain_places) or self._has_form(way, []):
-                    self.way = way
-                    break
-        return self.way
-
-    def _has_form(self, way: Way, places: list[int]) -> bool:
-        """Whether the graphs of two steps can be built in a way, with as many rows of output as one by one."""
-        try:
-            self._take(way, places)
-            caches = [self.stage.make_caches() for _ in range(2)]
-            for rows in (2, 1), (1, 1):
-                parts = [Part(own, own.place.position, n, 1) for own, n in zip(caches, rows, strict=True)]
-                spec, total = self.stage.hidden_spec, sum(rows)
-                hidden = None if spec is None else mx.zeros((total, spec[0]), spec[1])
-                outputs = self._by_rows(parts, [0] * total, hidden)
-                if sum(y.shape[0] for y in outputs) != (len(parts) if self.stage.is_last else total):
-                    return False
-            return True
-        except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
-            log.debug("%s has no steps by %s: %s", type_name(self.stage.whole), way.value, error)
-            return False
-
-    @property
-    def _together(self) -> Together:
-        return Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
+    def _why_not_its_form(self) -> str | None:
+        """Why the graphs of two steps have not as many rows of output as one by one; ``None`` if they have."""
+        caches = [self.stage.make_caches() for _ in range(2)]
+        for rows in (2, 1), (1, 1):
+            parts = [Part(own, own.place.position, n, 1) for own, n in zip(caches, rows, strict=True)]
+            spec, total = self.stage.hidden_spec, sum(rows)
+            hidden = None if spec is None else mx.zeros((total, spec[0]), spec[1])
+            num_rows = sum(y.shape[0] for y in self._by_rows(parts, [0] * total, hidden))
+            if num_rows != (len(parts) if self.stage.is_last else total):
+                return f"a step of {total} rows has {num_rows} of output"
+        return None
 
     @cached_property
     def cache_consumers(self) -> list[CacheConsumer]:
@@ -185,7 +166,7 @@ class StepModel:
             part.caches.release()
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             noting = self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])
-            with children_replaced(noting), part.caches.seeing_both_ways(part.start, part.count):
+            with children_watched(noting), part.caches.seeing_both_ways(part.start, part.count):
                 y = self.stage(ids, part.caches, given, part.num_logits, part.known)
             kept = self.stage.take_tapped()
             last += [] if kept is None else [kept]
@@ -194,57 +175,46 @@ class StepModel:
         self.tapped = mx.concatenate(last) if last else None
         return outputs
 
-    def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, OfBlock]]:
-        """Stand-ins for the modules that take caches, by which a block keeps their calls."""
+    def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, Watch]]:
+        """What lets a block keep the calls of the modules that take caches."""
         if block is None:
             return []
         block.given(tokens, hidden)
-        return [(one.holder, one.key, OfBlock(one.holder[one.key], block)) for one in self.cache_consumers]
+        return [(one.holder, one.key, block.call) for one in self.cache_consumers]
 
     def _by_rows(
         self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
     ) -> list[mx.array]:
-        ordered, ids, at = self._arrange(parts), _ids(tokens), 0
+        (step, to_step), ids, at = self._arrange(parts), _ids(tokens), 0
         for part in parts:
             rows = slice(at, at := at + part.count)
             if part.block is not None:
                 part.block.given(ids[rows], None if hidden is None else hidden[rows])
-        if ordered.to_step is not None:
-            ids, hidden = ids[ordered.to_step], None if hidden is None else hidden[ordered.to_step]
+        if to_step is not None:
+            ids, hidden = ids[to_step], None if hidden is None else hidden[to_step]
         for cache in self._caches:
-            cache.bind(ordered.step)
+            cache.bind(step)
         try:
-            with children_replaced(self._each), ExitStack() as masks:
+            with children_watched(self._each), ExitStack() as masks:
                 for part in parts:
                     masks.enter_context(part.caches.seeing_both_ways(part.start, part.count))
-                y = self.stage.by_rows(
-                    ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step
-                )
+                y = self.stage.by_rows(ids[:, None], self._caches, None if hidden is None else hidden[:, None], step)
         finally:
             for cache in self._caches:
                 cache.bind(None)  # otherwise they would hold the keys and values of finished sequences
         for part in parts:
             part.caches.place.position += part.count
         kept = self.stage.take_tapped()
-        self.tapped = kept if kept is None or ordered.to_step is None else kept[mx.argsort(ordered.to_step)]
+        self.tapped = kept if kept is None or to_step is None else kept[mx.argsort(to_step)]
         if self.stage.is_last:
-            return self._logits(y[:, 0], parts, ordered) if any(part.logit_rows for part in parts) else []
-        return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]
-
-    def _logits(self, logits: mx.array, parts: Sequence[Part], ordered: _Ordered) -> list[mx.array]:
-        """The logits in the order of the plan."""
-        if ordered.to_step is None:
-            return [logits]
-        found, at = {}, 0
-        for part in ordered.step.parts:
-            found[id(part)] = range(at, at := at + len(part.logit_rows))
-        order = [row for part in parts for row in found[id(part)]]
-        return [logits if order == sorted(order) else logits[mx.array(order)]]
+            return _in_order(y[:, 0], parts, step) if any(part.logit_rows for part in parts) else []
+        return [y[:, 0] if to_step is None else y[:, 0][mx.argsort(to_step)]]
 
     # -- grouping attention calls ------------------------------------------------------------
 
-    def _arrange(self, parts: Sequence[Part]) -> _Ordered:
-        """Groups parts that may share an attention call next to each other; each of the others is a group."""
+    def _arrange(self, parts: Sequence[Part]) -> tuple[RowStep, mx.array | None]:
+        """A step with parts that may share an attention call next to each other; each of the others is a group. And for
+        each of its rows the row of the plan, ``None`` if the order is the same."""
         able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
         shared = share_calls([parts[i].start for i in able], exact=self._exact)
         together = [[able[i] for i in group] for group in shared if len(group) > 1]
@@ -255,7 +225,7 @@ class StepModel:
             members = tuple(parts[i] for i in group)
             rows = sum(part.count for part in members)
             groups.append(Group(members, at, at := at + rows, self._cohort(members)))
-        return _Ordered(RowStep(tuple(groups)), _row_order(parts, [i for group in order for i in group]))
+        return RowStep(tuple(groups)), _row_order(parts, [i for group in order for i in group])
 
     def _cohort(self, parts: Sequence[Part]) -> Cohort | None:
         members = [part.caches for part in parts]
@@ -267,6 +237,15 @@ class StepModel:
             cohort = Cohort(members, self._places)
         cohort.begin_step()
         return cohort
+
+
+def _in_order(logits: mx.array, parts: Sequence[Part], step: RowStep) -> list[mx.array]:
+    """A step's logits in the order of the plan."""
+    found, at = {}, 0
+    for part in step.parts:
+        found[id(part)] = range(at, at := at + len(part.logit_rows))
+    order = [row for part in parts for row in found[id(part)]]
+    return [logits if order == sorted(order) else logits[mx.array(order)]]
 
 
 def _added(rows: mx.array, tapped: mx.array) -> mx.array:
@@ -283,7 +262,7 @@ def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
     """The arrays that a step wrote: those of its sequences' caches and cohorts, and of what is kept of blocks."""
     cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
     found = [array for cohort in cohorts.values() for array in cohort.arrays()]
-    found += [array for part in parts for cache in part.caches.own for array in arrays_of(cache)]
+    found += [array for part in parts for array in part.caches.arrays()]
     return found + [array for part in parts if part.block is not None for array in part.block.arrays()]
 
 
@@ -291,7 +270,7 @@ def nbytes(sequences: Sequence[SequenceCaches]) -> int:
     """Bytes that sequences' caches and cohorts hold."""
     cohorts = {id(s.cohort): s.cohort for s in sequences if s.cohort is not None}
     shared = sum(array.nbytes for cohort in cohorts.values() for array in cohort.arrays())
-    return shared + sum(array.nbytes for s in sequences for cache in s.own for array in arrays_of(cache))
+    return shared + sum(array.nbytes for s in sequences for array in s.arrays())
 
 
 def _row_order(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:

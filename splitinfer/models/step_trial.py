@@ -6,11 +6,10 @@ Whether errors are rounding is decided in ``rounding``, layer by layer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import mlx.core as mx
 
-from splitinfer.models.caches import arrays_of
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.layer_trace import LayerCall, RowErrors, following, joined, recording, rows_of
@@ -56,21 +55,11 @@ class StepTrial:
     """Trials of a stage. ``alone``: runs a step one sequence after the other."""
 
     def __init__(self, stage: StageModel, alone: Run) -> None:
-        self._stage, self._alone = stage, alone
-        self._rounds = [_Round(stage, alone, 0)]  # whose reference serves every way
+        self._round = cache(lambda number: _Round(stage, alone, number))  # whose reference serves every way
 
     def why_wrong(self, way: Together) -> str | None:
         """Why steps of several sequences are not what each has alone; ``None`` if they differ by rounding at most."""
         return reason_to_refuse(lambda n: self._round(n).errors(way), lambda n: self._round(n).noise)
-
-    def errors(self, way: Together) -> Errors:
-        """The errors of one trial."""
-        return self._round(0).errors(way)
-
-    def _round(self, number: int) -> "_Round":
-        if number >= len(self._rounds):
-            self._rounds.append(_Round(self._stage, self._alone, number))
-        return self._rounds[number]
 
 
 class _Round:
@@ -130,7 +119,7 @@ class _Round:
                 slices[i] = self._alone(caches[i], logits, ids[rows], None if hidden is None else hidden[rows])
             mx.eval(
                 [[call.returned for call in one.calls] + one.outputs for one in slices.values()],
-                [array for one in caches for cache in one.own for array in arrays_of(cache)],
+                [one.arrays() for one in caches],
             )
             steps.append(slices)
         return steps

@@ -22,6 +22,7 @@ modules; what only such a call hands on crosses once there are as many tokens (`
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -34,7 +35,7 @@ from splitinfer.models.caches import Cache, arrays_of, fresh_caches
 from splitinfer.models.graph import Graph, uncompiled
 from splitinfer.models.layers import (
     Path,
-    StandIn,
+    Watched,
     arrays_in,
     call_model,
     change,
@@ -140,11 +141,11 @@ class ModelStructure:
         if rows not in self._given_with:
             found: list[set[Path]] = []
 
-            def run(layer: int, arguments: Any) -> Any:
-                found.append({path for path, _ in arrays_in(arguments)})
-                return self.layers[layer](*arguments[0], **arguments[1])
+            def note(layer: Any, args: Any, kwargs: Any) -> Any:
+                found.append({path for path, _ in arrays_in((args, kwargs))})
+                return layer(*args, **kwargs)
 
-            stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
+            stand_ins = {i: Watched(layer, note) for i, layer in enumerate(self.layers)}
             with uncompiled(), replaced(self.slots, stand_ins):
                 tokens, caches = mx.zeros((1, rows), mx.int32), fresh_caches(self.model)
                 self._call(tokens, caches)
@@ -292,20 +293,20 @@ class ModelStructure:
         self._updates.append({})
         positions = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
 
-        def run(layer: int, arguments: Any) -> Any:
-            order.append(layer)
-            for _, value in walk(arguments):
+        def note(index: int, layer: Any, args: Any, kwargs: Any) -> Any:
+            order.append(index)
+            for _, value in walk((args, kwargs)):
                 if id(value) in positions:
-                    self.users[positions[id(value)]].add(layer)
-            arguments = change(arguments, lambda path, a: self._note_argument(step, layer, path, a))
+                    self.users[positions[id(value)]].add(index)
+            arguments = change((args, kwargs), lambda path, a: self._note_argument(step, index, path, a))
             given = {path: (a.shape, a.dtype) for path, a in arrays_in(arguments)}
-            result = self.layers[layer](*arguments[0], **arguments[1])
-            self._note_written(layer, caches)
+            result = layer(*arguments[0], **arguments[1])
+            self._note_written(index, caches)
             returned = {path: (a.shape, a.dtype) for path, a in arrays_in(result)}
             calls.append(_Call(given, returned, make_recipe(arguments, result)))
             return result
 
-        stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
+        stand_ins = {i: Watched(layer, partial(note, i)) for i, layer in enumerate(self.layers)}
         with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
             at = sum(self._rows[:step])
             tokens = mark(self._named, f"tokens {step}", mx.zeros((1, rows), mx.int32))
@@ -368,15 +369,6 @@ def _whole_numbers(layers: Sequence[nn.Module]) -> Iterator[int]:
     for layer in layers:
         for _, module in layer.named_modules():
             yield from (value for value in vars(module).values() if type(value) is int)
-
-
-class _Recorder(StandIn):
-    def __init__(self, real: Any, layer: int, run: Callable[[int, Any], Any]) -> None:
-        super().__init__(real)
-        self._layer, self._run = layer, run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._layer, (args, kwargs))
 
 
 @contextmanager

@@ -14,10 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from splitinfer.errors import ModelError
-from splitinfer.models.heads import linear
+from splitinfer.models.heads import Target, linear
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.mlx_lm import rope_utils
-from splitinfer.models.mtp import Target
 
 Arrays = Mapping[str, mx.array]
 _EPS, _THETA = 1e-6, 1e4  # where a configuration says nothing

@@ -18,10 +18,10 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.dflash import DFlash, is_dflash
 from splitinfer.models.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.heads import Blocks, Heads, WithHeads
 from splitinfer.models.layers import type_name
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 from splitinfer.models.taps import check_width
+from splitinfer.models.with_heads import Heads, WithHeads
 
 Arrays = Mapping[str, mx.array]
 
@@ -92,7 +92,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | No
     return Trained(own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}, found)
 
 
-_Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads | Blocks]]
+_Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
 
 
 def _mtp(stage: StageModel, drafter: Checkpoint, arrays: Arrays) -> _Kind:

@@ -35,7 +35,7 @@ from splitinfer.core.plan import (
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import CODECS, Packing
 from splitinfer.errors import ProtocolError
-from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_parts
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows, Sent, to_parts
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -187,7 +187,7 @@ def through_packing(chance: random.Random) -> str:
             victim = chance.randrange(len(parts))
             parts[victim] = memoryview(mutate(bytes(parts[victim]), chance))
     try:
-        mx.eval(from_parts(TensorSpec(out.spec.dtype, tuple(shape)), packing, parts))
+        mx.eval(ReceivedRows(TensorSpec(out.spec.dtype, tuple(shape)), packing, parts).array())
     except ProtocolError:
         return "refused"
     return "read"

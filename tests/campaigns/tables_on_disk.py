@@ -122,7 +122,7 @@ def _one(way: str, folder: str, given: argparse.Namespace) -> dict[str, Any]:
         for start, end in pairwise(at):
             began = time.perf_counter()
             logits = stage(mx.array(tokens[:, start:end]), caches, None, 1)
-            mx.eval(logits, loader.cache_arrays(caches))
+            mx.eval(logits, caches.arrays())
             seconds.append(time.perf_counter() - began)
         figures[f"{state}_prompt_ms"] = 1e3 * seconds[0]
         figures[f"{state}_token_ms"] = 1e3 * float(np.median(seconds[1:]))

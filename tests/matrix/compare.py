@@ -281,7 +281,7 @@ def _check_whole(whole: Stages, tokens: mx.array, ours: mx.array, expected: mx.a
     difference = _difference(ours, expected)
     if difference < TOLERANCE:
         return []
-    cacheless = _logits(whole[0]._model, tokens)
+    cacheless = _logits(whole[0].whole, tokens)
     assert _difference(ours, cacheless) < TOLERANCE, f"the whole model differs from mlx-lm's by {difference}"
     return ["mlx-lm's own cache is shorter than the window of its mask; ours agrees with mlx-lm without a cache"]
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.kv.format import format_of
-from splitinfer.models.attention import STEP_ROWS, Attention, from_config, observed, score_bytes
+from splitinfer.models.attention import STEP_ROWS, Attention, from_config, layers_of, observed, score_bytes
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import survey
 
@@ -84,9 +84,7 @@ def test_a_layer_with_fewer_keys_than_tokens_has_a_window():
         for keys in (4096, 1280, 4096):
             k = mx.zeros((1, 2, keys, 64))
             mx.fast.scaled_dot_product_attention(q, k, k, scale=1.0)
-    assert calls.layers(4096) == (Attention(8, 64, 64, 4), Attention(8, 64, 64, 4, 1280))
-    calls.begin()
-    assert calls.layers(4096) == ()
+    assert layers_of(calls, 4096) == (Attention(8, 64, 64, 4), Attention(8, 64, 64, 4, 1280))
 
 
 def test_other_threads_are_not_observed_and_mlx_is_as_before():
@@ -103,7 +101,7 @@ def test_other_threads_are_not_observed_and_mlx_is_as_before():
         thread.start()
         thread.join()
     assert shapes == [(1, 1, 2, 64)]
-    assert calls.layers(2) == ()
+    assert not calls
     assert mx.fast.scaled_dot_product_attention is original
 
 

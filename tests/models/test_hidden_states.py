@@ -13,7 +13,7 @@ from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, Packing
 from splitinfer.errors import ProtocolError
 from splitinfer.models.codecs import pack, unpack
-from splitinfer.models.hidden_states import PackedRows, from_parts, to_parts
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows, to_parts
 from splitinfer.models.tensors import HostRows, Rows, to_buffer
 
 WIDTH = 200
@@ -30,7 +30,7 @@ def rounded(codec: str, rows: mx.array) -> mx.array:
 def arrives(rows: mx.array, packed: PackedRows | None) -> mx.array:
     out = to_parts(rows, packed)
     assert out.spec is not None
-    return from_parts(out.spec, out.packing, out.parts)
+    return ReceivedRows(out.spec, out.packing, out.parts).array()
 
 
 def test_nothing_and_exact_rows():
@@ -96,7 +96,7 @@ def test_a_finished_step_is_cut_and_sent_without_the_device(
         out = to_parts(left, packed.among(left, kept))
     assert out.spec == TensorSpec(str(dtype).removeprefix("mlx.core."), (5, WIDTH))
     assert out.num_unfit == 1
-    assert bits(from_parts(out.spec, out.packing, out.parts)) == bits(expected)
+    assert bits(ReceivedRows(out.spec, out.packing, out.parts).array()) == bits(expected)
     assert (left.shape, left.nbytes) == ((5, WIDTH), rows[:5].nbytes)
 
 
@@ -119,7 +119,7 @@ def test_frames_that_contradict_their_step():
     )
     for spec, packing in wrong_spec:
         with pytest.raises(ProtocolError):
-            from_parts(spec, packing, out.parts)
+            ReceivedRows(spec, packing, out.parts).array()
     for parts in ((), out.parts[:1], out.parts[1:], (*out.parts, out.parts[0])):
         with pytest.raises(ProtocolError):
-            from_parts(out.spec, out.packing, parts)
+            ReceivedRows(out.spec, out.packing, parts).array()

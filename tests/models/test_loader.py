@@ -309,10 +309,10 @@ def test_resolve_dtype():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_parameters_are_cast(dtype: str, tiny_folder: Folder):
     stage = load(open_folder(tiny_folder("llama")), 0, 4, dtype)
-    assert {p.dtype for _, p in tree_flatten(stage._model.parameters())} == {getattr(mx, dtype)}
+    assert {p.dtype for _, p in tree_flatten(stage.whole.parameters())} == {getattr(mx, dtype)}
 
 
 def test_quantised_weights_stay_integers(tiny_folder: Folder):
     stage = load(open_folder(tiny_folder("llama", bits=4)), 0, 4, "bfloat16")
-    dtypes = {p.dtype for _, p in tree_flatten(stage._model.parameters())}
+    dtypes = {p.dtype for _, p in tree_flatten(stage.whole.parameters())}
     assert dtypes == {mx.uint32, mx.bfloat16}

@@ -16,7 +16,7 @@ from splitinfer.models.caches import Place
 from splitinfer.models.cohort import Cohort, SequenceCaches, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.rows import EachSequence, Group, Part, RowCache, RowStep
+from splitinfer.models.rows import Group, Part, RowCache, RowStep, each_sequence
 from splitinfer.models.step import StepModel, Way, nbytes
 
 ROUNDING = 2e-5  # relative, float32
@@ -272,8 +272,8 @@ def test_choices_among_tokens_stay_each_sequence_s_own():
     cache.bind(step)
     choices = [mx.array([[[[1, 0], [0, 1]]]], mx.int32), None]
     made = iter(choices)
-    rows, own = EachSequence(lambda x, _cache: (x + 1, next(made)))(mx.zeros((3, 1, 4)), cache)
+    rows, own = each_sequence(lambda x, _cache: (x + 1, next(made)), (mx.zeros((3, 1, 4)), cache), {})
     assert rows.shape == (3, 1, 4)
     seen = []
-    EachSequence(lambda x, _cache, choice: seen.append(choice) or x)(rows, cache, own)
+    each_sequence(lambda x, _cache, choice: seen.append(choice) or x, (rows, cache, own), {})
     assert seen == choices

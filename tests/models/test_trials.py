@@ -21,7 +21,7 @@ from splitinfer.models.layer_trace import RowErrors
 from splitinfer.models.packed_tree import PackedTree
 from splitinfer.models.rows import RowCache, RowStep, attend_by_rows
 from splitinfer.models.step import StepModel, Way
-from splitinfer.models.step_trial import StepTrial
+from splitinfer.models.step_trial import StepTrial, Together
 
 DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
 ODD = 7  # the only layer with a mistake, where only one has it
@@ -43,7 +43,8 @@ class Tried:
 
     def refuses_rows(self, *, cohorts: bool = True) -> str | None:
         step = StepModel(self.stage, exact=False)
-        return step._try(self.trial, Way.ROWS, step._plain_places if cohorts else [])
+        together = Together(step._by_rows, lambda: tuple(step._caches[0].step.parts))
+        return step._try(lambda: self.trial.why_wrong(together), Way.ROWS, step._plain_places if cohorts else [])
 
 
 def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:

@@ -31,8 +31,10 @@ from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.heads import BlockPart, Blocks, WithHeads
+from splitinfer.models.dflash import DFlash
+from splitinfer.models.heads import BlockPart
 from splitinfer.models.rows import Part
+from splitinfer.models.with_heads import WithHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class HeadDrafter:
         rows: Sequence[Row],
     ) -> HeadDrafts:
         """Write the entries of all slices, and run a block for each line."""
-        heads, of_line = cast(Blocks, self._model.heads), {line.part.seq_id: line for line in lines}
+        heads, of_line = cast(DFlash, self._model.heads), {line.part.seq_id: line for line in lines}
         counts = {line.part.seq_id: min(line.part.num_next, heads.at_once) for line in lines}
         blocks = []
         for part, run in zip(slices, parts, strict=True):

@@ -38,7 +38,6 @@ from splitinfer.engine.stage.scores import read_scores, scored
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import WithHeads
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
@@ -47,6 +46,7 @@ from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.with_heads import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
 from splitinfer.models.growing import GrowingKVCache
-from splitinfer.models.heads import HeadPart, HeadRows
+from splitinfer.models.heads import HeadRows
 from splitinfer.models.trained import join
 
 NUM = 14
@@ -136,7 +136,7 @@ def test_a_quantised_drafter_is_the_one_that_its_numbers_stand_for(tmp_path: Pat
         taps = taps_of(own, model, arrays)
         features = sum(taps[layer](mx.arange(64.0)[None] / 64 + layer) for layer in LEAVING)
         positions, visible = mx.arange(1), mx.ones((1, 1), mx.bool_)
-        rows = HeadRows([HeadPart(GrowingKVCache(), 0, 1, visible)], positions)
+        rows = HeadRows([(GrowingKVCache(), 1, visible)], positions)
         found.append(made.logits(made(made.embed(mx.array([[7]])), features[:, None], [rows])))
     assert mx.isfinite(found[0]).sum() == table.size == 40
     assert mx.allclose(mx.maximum(found[0], -99), mx.maximum(found[1], -99), rtol=1e-4, atol=1e-4)
