@@ -140,7 +140,9 @@ class Cohort:
         before = {id(member.cohort): member.cohort for member in members if member.cohort is not None}
         self._kv = self._gather()
         for member in members:
-            self._take_over(member)
+            member.cohort = self
+            for place in self.places:
+                member.full[place].keys = member.full[place].values = None
         for cohort in before.values():
             cohort.dissolve()
         self._lengths = tuple(0 for _ in members)
@@ -245,11 +247,6 @@ class Cohort:
     def _side_by_side(self, place: int, longest: int, phases: Phases) -> Any:
         kv = ((member.full[place].keys, member.full[place].values) for member in self.members)
         return of_both(phases, partial(_stacked, longest), *kv)
-
-    def _take_over(self, member: SequenceCaches) -> None:
-        member.cohort = self
-        for place in self.places:
-            member.full[place].keys = member.full[place].values = None
 
     def _write(self, phase: float, old: mx.array, new: mx.array) -> mx.array:
         if self._used > old.shape[2]:

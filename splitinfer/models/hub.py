@@ -53,7 +53,8 @@ def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
         ModelError: it is a folder that holds something else than a model.
     """
     folder = _folder(model)
-    if model in DEMO_MODELS or (folder is not None and not _is_empty(folder)):
+    is_empty = folder is None or all(path.name.startswith(".") for path in folder.iterdir())
+    if model in DEMO_MODELS or not is_empty:
         return open_model(model)
     snapshot = local_snapshot(model, revision)
     if snapshot is None or not _is_whole(snapshot):
@@ -105,10 +106,6 @@ def _folder(model: str) -> Path | None:
         return path if path.is_dir() else None
     except (RuntimeError, OSError, ValueError):  # no such user's home; a name too long for a path; a zero byte
         return None
-
-
-def _is_empty(folder: Path) -> bool:
-    return all(path.name.startswith(".") for path in folder.iterdir())
 
 
 def _open_hub(repo: str) -> Checkpoint:

@@ -13,13 +13,13 @@ block share it; each copies it once more into arrays with room to grow.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.kv.part import Part
@@ -48,7 +48,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """A block on this stage: the pieces of its own caches, in order; ``None`` for a cache that is never written."""
+    """A block on this stage: the pieces of its own caches, in order; ``None`` for a cache that is never written, a list
+    for a list of caches."""
 
     pieces: tuple[Any, ...]
     start: int
@@ -56,12 +57,15 @@ class KVBlock:
 
     def arrays(self) -> list[mx.array]:
         """All arrays: one for each cache that it holds something of."""
-        leaves = (leaf for _, leaf in tree_flatten([_data(piece) for piece in self.pieces]))
-        return [leaf for leaf in leaves if isinstance(leaf, mx.array)]
+        return [piece.packed.data for _, piece in tree_flatten(self.pieces) if piece is not None]
 
     def for_host(self) -> "KVBlock":
         """A copy that shares no array with sequences that start from this block. Computes nothing yet."""
-        return KVBlock(tuple(map(_for_host, self.pieces)), self.start, self.end)
+
+        def copied(piece: Piece | None) -> Piece | None:
+            return piece and replace(piece, packed=replace(piece.packed, data=piece.packed.data + 0))
+
+        return KVBlock(tree_map(copied, self.pieces), self.start, self.end)
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +112,10 @@ Parts = Mapping[Slot, tuple[Part, Sequence[memoryview | bytes]]]
 def parts_of(block: KVBlock, places: Sequence[int]) -> Parts | None:
     """The parts of a computed block of the caches at ``places``; ``None`` if it holds anything but arrays."""
     parts = dict[Slot, tuple[Part, Sequence[memoryview | bytes]]]()
-    for slot, piece in _slots(block, places):
+    for path, piece in tree_flatten(block.pieces):
+        if piece is None:
+            continue
+        slot = _slot(places, path)
         leaves = [leaf for _, leaf in tree_flatten(piece.packed.form) if leaf is not None]
         if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
             return None
@@ -123,25 +130,20 @@ def block_of(parts: Parts, places: Sequence[int], sample: KVBlock, start: int, e
     Raises:
         ValueError: they do not.
     """
-    pieces = [_piece(parts, (place,), like, start, end) for place, like in zip(places, sample.pieces, strict=True)]
-    return KVBlock(tuple(pieces), start, end)
+
+    def made(path: str, like: Piece | None) -> Piece | None:
+        return _piece(parts, _slot(places, path), like, start, end)
+
+    return KVBlock(tree_map_with_path(made, sample.pieces), start, end)
 
 
-def _slots(block: KVBlock, places: Sequence[int]) -> Iterator[tuple[Slot, Piece]]:
-    def walk(slot: Slot, piece: Any) -> Iterator[tuple[Slot, Piece]]:
-        if isinstance(piece, list):
-            for i, one in enumerate(piece):
-                yield from walk((*slot, i), one)
-        elif piece is not None:
-            yield slot, piece
-
-    for place, piece in zip(places, block.pieces, strict=True):
-        yield from walk((place,), piece)
+def _slot(places: Sequence[int], path: str) -> Slot:
+    """The slot of a piece by its path among the pieces of a block."""
+    first, *within = map(int, path.split("."))
+    return places[first], *within
 
 
-def _piece(parts: Parts, slot: Slot, like: Any, start: int, end: int) -> Any:
-    if isinstance(like, list):
-        return [_piece(parts, (*slot, i), one, start, end) for i, one in enumerate(like)]
+def _piece(parts: Parts, slot: Slot, like: Piece | None, start: int, end: int) -> Piece | None:
     found = parts.get(slot)
     if like is None or found is None:
         if like is not None or found is not None:
@@ -177,18 +179,6 @@ def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -
     return cut(caches, places, length - _ROOM, length).nbytes
 
 
-def _for_host(piece: Any) -> Any:
-    if isinstance(piece, list):
-        return [_for_host(one) for one in piece]
-    return piece and replace(piece, packed=replace(piece.packed, data=piece.packed.data + 0))
-
-
-def _data(piece: Any) -> Any:
-    if isinstance(piece, list):
-        return [_data(one) for one in piece]
-    return None if piece is None else piece.packed.data
-
-
 def _cut(cache: Cache, start: int, end: int) -> Any:
     if is_list(cache):
         return [_cut(one, start, end) for one in cache.caches]
@@ -217,7 +207,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
             raise ValueError(f"a state at {last.end} tokens is not one at {length}")
         cache.state = copied_state(last.packed.tree())
         return []
-    base = _first_wanted(cache, length)
+    base = cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0
     wanted = [piece for piece in pieces if piece is not None and piece.end > base]
     if any(one.end != other.start for one, other in itertools.pairwise(wanted)) or wanted[0].start > base:
         raise ValueError(f"the blocks lack positions from {base} on")
@@ -230,11 +220,6 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
     if isinstance(cache, WindowKVCache):
         cache.base = base
     return [leaf for _, leaf in tree_flatten((cache.keys, cache.values))]
-
-
-def _first_wanted(cache: Cache, length: int) -> int:
-    """The first position whose keys a cache of ``length`` tokens still needs."""
-    return cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0
 
 
 def _joined(grows: bool, phase: float, *parts: mx.array) -> mx.array:

@@ -177,8 +177,8 @@ class KVPool:
         """Free a sequence; an unknown one is no error."""
         self._left.pop(seq_id, None)
         entry = self._entries.pop(seq_id, None)
-        if entry is not None and entry.caches.cohort is not None:
-            entry.caches.cohort.forget(entry.caches)
+        if entry is not None:
+            entry.caches.close()
 
     def clear(self) -> None:
         """Free every sequence and every block."""
@@ -212,11 +212,6 @@ class KVPool:
     def nbytes(self) -> int:
         """Bytes held for all sequences, also for those left."""
         return nbytes([entry.caches for entry in (*self._entries.values(), *self._left.values())])
-
-    @property
-    def stored_nbytes(self) -> int:
-        """Bytes held for blocks."""
-        return sum(block.nbytes for block in self._blocks.values())
 
     def __len__(self) -> int:
         return len(self._entries)

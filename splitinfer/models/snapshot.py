@@ -21,20 +21,13 @@ class Snapshot:
     def __init__(self, sequences: Iterable[SequenceCaches]) -> None:
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
         for sequence in sequences:
-            self._take(sequence)
             self._take(sequence.place)
-            for cache in sequence.own:
-                self._take_cache(cache)
             if sequence.cohort is not None:
-                self._take_all_of(sequence)
-
-    def _take_all_of(self, sequence: SequenceCaches) -> None:
-        assert sequence.cohort is not None
-        self._take(sequence.cohort)
-        for member in sequence.cohort.members:
-            self._take(member)
-            for cache in member.own:
-                self._take_cache(cache)
+                self._take(sequence.cohort)
+            for member in (sequence, *(sequence.cohort.members if sequence.cohort else ())):
+                self._take(member)
+                for cache in member.own:
+                    self._take_cache(cache)
 
     def _take_cache(self, cache: Any) -> None:
         self._take(cache)

@@ -80,13 +80,10 @@ class AnswerFormat:
         """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""
         from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
 
-        machine = make_text_state_machine(self._wrapper if tools else _WithoutTools(self._wrapper))
-        return AnswerParser(machine, self._initial_state(prompt), self._call_format(tools))
-
-    def _call_format(self, tools: Sequence[Tool]) -> "_CallFormat":
         wrapper, given = self._wrapper, list(tools)
-        start, end = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
-        return _CallFormat(start, end, lambda text: wrapper.tool_parser(text, given))
+        machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
+        edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
+        return AnswerParser(machine, self._initial_state(prompt), *edges, lambda text: wrapper.tool_parser(text, given))
 
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
@@ -111,27 +108,6 @@ class _WithoutTools:
         return getattr(self._wrapper, name)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallFormat:
-    """The markers around a call, and what parses the text between them."""
-
-    start: str
-    end: str
-    parse: Callable[[str], Any]
-
-    def parts(self, text: str) -> list[AnswerPart]:
-        """The calls in a text; the text itself, with its markers, if it is not valid."""
-        try:
-            found = self.parse(text)
-            return [call_of(one) for one in (found if isinstance(found, list) else [found])]
-        except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-            return [self.unparsed(text, self.end)]
-
-    def unparsed(self, text: str, end: str) -> TextPart:
-        """What was marked as a call but is not one."""
-        return TextPart(self.start + text + end)
-
-
 def call_of(found: Any) -> ToolCallPart:
     """A call as a parser returns it. Raises ValueError, TypeError or KeyError for anything else."""
     name, arguments = found["name"], found.get("arguments", {})
@@ -145,11 +121,14 @@ def call_of(found: Any) -> ToolCallPart:
 
 @dataclass(slots=True)
 class AnswerParser:
-    """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``."""
+    """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``. ``call_start``, ``call_end``: the
+    markers around a call. ``parse_call``: parses the text between them."""
 
     machine: Any
     initial_state: str
-    calls: _CallFormat
+    call_start: str
+    call_end: str
+    parse_call: Callable[[str], Any]
     _ids: set[str] = field(default_factory=set)
     _state: Any = field(init=False)
     _in_call: str = ""  # the text of a call that has not ended
@@ -175,7 +154,7 @@ class AnswerParser:
         if self._in_call:
             unfinished, self._in_call = self._in_call, ""
             # Some models do not mark a call's end: then it ends with the answer.
-            parts += [self.calls.unparsed(unfinished, "")] if self.calls.end else self._called(unfinished)
+            parts += [TextPart(self.call_start + unfinished)] if self.call_end else self._called(unfinished)
         if self._space and not self._has_others and not parts:
             parts.append(TextPart(self._space))  # an answer of nothing else
         return joined(parts)
@@ -193,7 +172,12 @@ class AnswerParser:
         return self._text(text) if state == _NORMAL and text else []  # other states hold headers
 
     def _called(self, text: str) -> list[AnswerPart]:
-        parts = self.calls.parts(text)
+        """The calls in a text; the text itself, with its markers, if it is not valid."""
+        try:
+            found = self.parse_call(text)
+            parts: list[AnswerPart] = [call_of(one) for one in (found if isinstance(found, list) else [found])]
+        except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
+            return [TextPart(self.call_start + text + self.call_end)]
         for i, part in enumerate(parts):
             if isinstance(part, ToolCallPart) and part.call_id is not None:
                 parts[i] = replace(part, call_id=None) if part.call_id in self._ids else part

@@ -92,10 +92,6 @@ class Conversations:
                 one.so_far.update(_raw(said))
                 self._keep(one.so_far.digest(), one.length + len(said), one.prompt + one.answer)
 
-    def remember(self, text: str, tokens: Sequence[int]) -> None:
-        """Remember the tokens of a text."""
-        self._keep(_hash_of(text).digest(), len(text), array("I", tokens))
-
     def _keep(self, digest: _Digest, length: int, tokens: "array[int]") -> None:
         self._forget(digest)
         self._known[digest] = length, tokens

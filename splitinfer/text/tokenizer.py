@@ -177,7 +177,7 @@ class Tokenizer:
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
-        known = all(0 <= token_id < self.vocab_size and token_id not in self._special_ids for token_id in ids)
+        known = all(0 <= token_id < self.vocab_size and token_id not in self.special_ids for token_id in ids)
         return ids if known and self.decode(ids) == content else []
 
     def _encode_around(
@@ -220,11 +220,6 @@ class Tokenizer:
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """The ids that no text is made of."""
-        return self._special_ids
-
     def picture_mark(self) -> str | None:
         """What the model's template writes for a picture between two texts; ``None`` if it takes none."""
         texts = [{"type": "text", "text": text} for text in _AROUND]
@@ -240,7 +235,7 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The id of a special token; ``None`` if there is none of that text."""
         found = self._wrapper.convert_tokens_to_ids(text)
-        return found if isinstance(found, int) and found in self._special_ids else None
+        return found if isinstance(found, int) and found in self.special_ids else None
 
     @property
     def tool_syntax(self) -> str | None:
@@ -279,7 +274,7 @@ class Tokenizer:
         return Codec(
             lambda text: list(wrapper.encode(text, add_special_tokens=False)),
             lambda ids: str(wrapper.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
-            self._special_ids,
+            self.special_ids,
         )
 
     @cached_property
@@ -299,11 +294,11 @@ class Tokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
         markers of ``answer_format``, which may be special tokens."""
         if not shows_markers:
-            return Detokenizer(self.decode, self._special_ids)
-        return Detokenizer(self._decode_with_markers, self._special_ids - self._marker_ids)
+            return Detokenizer(self.decode, self.special_ids)
+        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids)
 
     def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
-        shown = [i for i in token_ids if i not in self._special_ids or i in self._marker_ids]
+        shown = [i for i in token_ids if i not in self.special_ids or i in self._marker_ids]
         text: str = self._wrapper.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
@@ -311,17 +306,16 @@ class Tokenizer:
     def _marker_ids(self) -> frozenset[int]:
         """The special tokens that are a part of a marker."""
         encode = self._wrapper.encode
-        return self._special_ids.intersection(
+        return self.special_ids.intersection(
             *[{i for marker in self.answer_format.markers for i in encode(marker, add_special_tokens=False)}]
         )
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        """The ids that ``decode`` leaves out."""
+    def special_ids(self) -> frozenset[int]:
+        """The ids that no text is made of, and that ``decode`` leaves out."""
         candidates = set(self._wrapper.all_special_ids)  # only those with a role, such as end of text
-        with contextlib.suppress(
-            NotImplementedError
-        ):  # mistral-common lacks this list, and its ids are all among the candidates
+        # mistral-common lacks this list, and its ids are all among the candidates.
+        with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self.decode([token_id]))
 

@@ -32,6 +32,12 @@ def tokens(known: Conversations, text: str) -> list[int]:
     return known.tokens(text, encode(text), CODEC)
 
 
+def remember(known: Conversations, answer: list[int]) -> None:
+    """A conversation that is one answer."""
+    known.answered("", [], answer)
+    tokens(known, "")
+
+
 def test_an_answer_keeps_its_tokens_in_the_next_turn():
     known = Conversations()
     known.answered("c", [4], [1, 2, 1])
@@ -51,7 +57,7 @@ def test_the_longest_beginning_counts_and_earlier_turns_stay():
 
 def test_what_would_read_otherwise_is_left():
     known = Conversations()
-    known.remember("ca", [4, 1])
+    remember(known, [4, 1])
     wrong = Codec(lambda text: encode(text)[:-1], decode)  # type: ignore[arg-type]
     assert known.tokens("caab", encode("caab"), wrong) == encode("caab")
     assert known.tokens("cab", encode("cab"), Codec(encode, lambda ids: str(ids))) == [4, 3]  # type: ignore[arg-type]
@@ -87,21 +93,21 @@ def test_of_what_waits_there_is_no_text_either():
 def test_memory_is_bounded_and_what_is_used_stays():
     known = Conversations(most_tokens=10)
     for i in range(5):
-        known.remember("c" * (i + 1) + "ab", [4] * (i + 1) + [1, 2])
+        remember(known, [4] * (i + 1) + [1, 2])
         assert known.num_tokens <= 10
     assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
     assert len(known) == 1
-    known.remember("a", [1])
-    known.remember("b", [2])
+    remember(known, [1])
+    remember(known, [2])
     tokens(known, "cccccab")
-    known.remember("c", [4, 4])
+    remember(known, [4, 4])
     assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
     assert known.num_tokens <= 10
 
 
 def test_a_conversation_that_is_too_long_is_not_kept():
     known = Conversations(most_tokens=3)
-    known.remember("cccab", [4, 4, 4, 1, 2])
+    remember(known, [4, 4, 4, 1, 2])
     assert (len(known), known.num_tokens) == (0, 0)
     assert tokens(known, "cccab") == [4, 4, 4, 3]
 
