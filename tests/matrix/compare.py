@@ -105,6 +105,29 @@ def mlx_vlms(config: Config) -> nn.Module:
         return mlx_vlm.with_ngrams(cast(nn.Module, model), Path(folder))
 
 
+def save(
+    folder: Path,
+    config: Config,
+    make: Make | None = None,
+    *,
+    bits: int | None = None,
+    change: Callable[[dict[str, mx.array]], dict[str, mx.array]] = dict,
+) -> nn.Module:
+    """A model with random weights, and its checkpoint in ``folder``. ``change``: of the weights that are written."""
+    model, stored = build(config, make=make), dict(config)
+    if bits is not None:
+        nn.quantize(model, group_size=32, bits=bits)
+        stored["quantization"] = {"group_size": 32, "bits": bits}
+    prefix = "" if make is None else "language_model."
+    weights = {f"{prefix}{path}": array for path, array in tree_flatten(model.parameters())}
+    if make is not None and config["model_type"] == "deepseek_v41":
+        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
+    (folder / "config.json").write_text(json.dumps(stored))
+    (folder / "engram_token_map.json").write_text(json.dumps(TOKEN_MAP))
+    mx.save_safetensors(str(folder / "model.safetensors"), change(weights))
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class Care:
     """How much is compared.

@@ -1,15 +1,11 @@
 """The same from files: each stage is surveyed and loaded on its own, and reads its own tensors only."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import compare
 import configs
-import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from splitinfer.models.checkpoint import open_folder
@@ -24,18 +20,6 @@ CUTS = [
 ]  # fmt: skip
 
 
-def _save(folder: Path, config: configs.Config, bits: int | None) -> None:
-    model, stored = compare.build(config), dict(config)
-    if bits is not None:
-        nn.quantize(model, group_size=32, bits=bits)
-        stored["quantization"] = {"group_size": 32, "bits": bits}
-    (folder / "config.json").write_text(json.dumps(stored))
-    weights = dict(tree_flatten(model.parameters()))
-    names = sorted(weights)
-    for i, part in enumerate((names[::2], names[1::2]), 1):
-        mx.save_safetensors(str(folder / f"model-{i:05}-of-00002.safetensors"), {n: weights[n] for n in part})
-
-
 def _ignore(*_progress: Any) -> None:
     pass
 
@@ -43,14 +27,14 @@ def _ignore(*_progress: Any) -> None:
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v41"])
 def test_what_only_long_sequences_need_is_loaded_too(name: str, tmp_path: Path) -> None:
     """An indexer's weights are read once there are more tokens than it may choose."""
-    _save(tmp_path, CONFIGS[name], None)
+    compare.save(tmp_path, CONFIGS[name])
     checkpoint = open_folder(tmp_path)
     assert survey(checkpoint, 0, CONFIGS[name]["num_hidden_layers"], None).tensors == set(checkpoint.tensors)
 
 
 @pytest.mark.parametrize(("name", "cut", "bits"), CUTS)
 def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None, tmp_path: Path) -> None:
-    _save(tmp_path, CONFIGS[name], bits)
+    compare.save(tmp_path, CONFIGS[name], bits=bits)
     reference, _ = load_model(tmp_path)
     num_layers = len(reference.layers)
     tokens, expected = compare.reference(reference)

@@ -3,16 +3,13 @@
 Models of many kinds, because each has its own border: what crosses besides the hidden state, and how wide it is.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import compare
 import configs
-import mlx.core as mx
 import pytest
 from effort import long
-from mlx.utils import tree_flatten
 from stages import pipeline, prompt
 
 import splitinfer
@@ -41,7 +38,7 @@ def test_split_over_emulated_jaccl_is_whole(name: str, tmp_path: Path, monkeypat
 
 
 def _check(name: str, scheme: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_layers = _save(folder, name)
+    num_layers = len(compare.save(folder, CONFIGS[name]).layers)
     answers = []
     linked = [0]
     make = RdmaLink.__init__
@@ -60,11 +57,3 @@ def _check(name: str, scheme: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert len(answers[0][0]) == PARAMS.max_tokens
     assert answers[1] == answers[0]
     assert answers[2] == answers[0]
-
-
-def _save(folder: Path, name: str) -> int:
-    """Write the model; its number of layers."""
-    model = compare.build(CONFIGS[name])
-    (folder / "config.json").write_text(json.dumps(dict(CONFIGS[name])))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    return len(model.layers)

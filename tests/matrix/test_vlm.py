@@ -74,15 +74,7 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
 
 def saved(name: str, folder: Path) -> nn.Module:
     """A language model with random weights, written as a checkpoint."""
-    config = (vlm_configs.CONFIGS | vlm_configs.MASKED)[name]
-    model = compare.build(config, make=compare.mlx_vlms)
-    (folder / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
-    weights = {f"language_model.{path}": array for path, array in tree_flatten(model.parameters())}
-    if name == "deepseek_v41":
-        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    return model
+    return compare.save(folder, (vlm_configs.CONFIGS | vlm_configs.MASKED)[name], compare.mlx_vlms)
 
 
 @pytest.mark.long

@@ -64,21 +64,16 @@ CHUNKINGS = [(16,), (300, 7), (1000, 1, 1, 64), (LENGTH,)]
 # -- the window ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [24, 100, 300])
-@pytest.mark.parametrize("sizes", [*CHUNKINGS, (1,)])
+@pytest.mark.parametrize(
+    ("window", "sizes"),
+    [*itertools.product((24, 100, 300), (*CHUNKINGS, (1,))), *((window, (50, 1, 3)) for window in (1, 7, 64))],
+)
 def test_attention_is_that_of_a_window_over_everything(window: int, sizes: Sequence[int]):
     cache = WindowKVCache(window)
     out = np.concatenate([attend(cache, start, end) for start, end in chunks(sizes)])
     assert np.abs(out - NAIVE[window]).max() < 1e-5
     assert cache.offset == LENGTH
     assert cache.base > 0 or sizes == (LENGTH,), "nothing was ever dropped"
-
-
-@pytest.mark.parametrize("window", [1, 7, 64])
-def test_small_and_aligned_windows(window: int):
-    cache = WindowKVCache(window)
-    out = np.concatenate([attend(cache, start, end) for start, end in chunks((50, 1, 3))])
-    assert np.abs(out - NAIVE[window]).max() < 1e-5
 
 
 @pytest.mark.parametrize("window", [24, 100])
@@ -163,14 +158,6 @@ def test_a_young_window_can_go_back_to_the_beginning():
     attend(cache, 0, 200)
     assert cache.trim(200) == 200
     assert np.abs(attend(cache, 0, 50) - NAIVE[24][:50]).max() < 1e-5
-
-
-def test_an_empty_window():
-    cache = WindowKVCache(24)
-    assert cache.empty()
-    assert (cache.size(), cache.offset, cache.nbytes) == (0, 0, 0)
-    attend(cache, 0, 1)
-    assert not cache.empty()
 
 
 # -- which cache, and how far it goes back ---------------------------------------------------------

@@ -93,16 +93,19 @@ def test_no_config(folder: Path):
     assert error_of(folder) == f"{folder} contains no config.json, so it is not a model folder"
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_an_unreadable_config(folder: Path, text: bytes):
+_UNREADABLE, _NO_TYPE = "cannot be read (", "lacks the model's type (model_type)"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *((text, _UNREADABLE) for text in (b"", b"{", b"\xff\xfe", b"[" * 100_000)),
+        *((text, _NO_TYPE) for text in (b"[]", b"{}", b'"llama"', b"null")),
+    ],
+)
+def test_a_config_that_is_none(folder: Path, text: bytes, reason: str):
     (folder / "config.json").write_bytes(text)
-    assert error_of(folder).startswith(f"{folder / 'config.json'} cannot be read (")
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '"llama"', "null"])
-def test_a_config_without_a_type(folder: Path, text: str):
-    (folder / "config.json").write_text(text)
-    assert error_of(folder) == f"{folder / 'config.json'} lacks the model's type (model_type)"
+    assert error_of(folder).startswith(f"{folder / 'config.json'} {reason}")
 
 
 def test_no_weights(folder: Path):
@@ -195,20 +198,21 @@ def difference(a: Path, b: Path) -> str | None:
     return open_folder(a).fingerprint().difference(open_folder(b).fingerprint())
 
 
-def test_a_copy_is_the_same_model(folder: Path, tiny_folder: Folder):
-    assert difference(folder, tiny_folder("llama")) is None
-
-
-def test_the_order_of_the_configuration_does_not_matter(folder: Path, tiny_folder: Folder):
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda config: config, None),
+        (lambda config: dict(reversed(config.items())), None),
+        (lambda config: {**config, "rope_theta": 500_000.0}, "config.json differs"),
+    ],
+    ids=["a copy", "another order", "another value"],
+)
+def test_another_configuration_is_another_model(
+    folder: Path, tiny_folder: Folder, change: Callable[[dict[str, Any]], dict[str, Any]], differs: str | None
+):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(dict(reversed(config.items())), indent=4))
-    assert difference(folder, tiny_folder("llama")) is None
-
-
-def test_another_configuration_is_another_model(folder: Path, tiny_folder: Folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 500_000.0}))
-    assert difference(folder, tiny_folder("llama")) == "config.json differs"
+    (folder / "config.json").write_text(json.dumps(change(config), indent=4))
+    assert difference(folder, tiny_folder("llama")) == differs
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

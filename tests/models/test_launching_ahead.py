@@ -190,18 +190,3 @@ BEFORE_SOME_GROW = next(
 @pytest.mark.parametrize("steps", [[16] * 6, [8, 8, 8, 1, 8], [1] * 6], ids=["a prompt", "drafts", "decodes"])
 def test_a_long_sequence_is_not_copied(length: int, steps: list[int]):
     assert Ahead(length, waits=True).peak(steps) < 0.4
-
-
-def test_without_the_rule_it_would_be():
-    """So that the test above can fail."""
-    assert Ahead(LENGTH - 512, waits=False).peak([1] * 4) > 0.7
-
-
-def test_if_all_layers_grew_at_once_there_would_be_two(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Layers, "make_caches", lambda _self: in_step())
-    assert Ahead(LENGTH, waits=True).peak([1] * 4) > 0.9
-
-
-def in_step() -> SequenceCaches:
-    own = [GrowingKVCache() for _ in range(LAYERS)]
-    return SequenceCaches(own, own, Place())

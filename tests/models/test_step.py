@@ -109,12 +109,6 @@ def test_stages_that_are_only_timed_find_the_same_way_without_computing(name: st
     assert step.choose_by_form() is step.way is way
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "qwen3_moe"])
-def test_usual_models_run_rows_together(name: str):
-    both = Both(name)
-    assert [step.way for step in both.steps] == [Way.ROWS, Way.ROWS]
-
-
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), name=st.sampled_from(["llama", "qwen3", "gemma3_text", "qwen3_moe"]))
 def test_any_steps_are_exact(data: st.DataObject, name: str):
@@ -170,22 +164,6 @@ def test_cohorts_over_many_lengths(exact: bool):
     both.close(b)
     worst = max([worst, *(both.step((d, 1), (c, 1), (a, 1)) for _ in range(3))])
     assert worst == 0 if exact else worst <= ROUNDING
-
-
-def test_padding_is_seen_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    """The comparison can fail: without the mask, a padded member attends to nothing that is there."""
-    both = Both("llama", exact=False)
-    a, b = both.open(), both.open()
-    both.step((a, 20), (b, 130))
-    assert both.step((a, 1), (b, 1)) <= ROUNDING
-    attend = Cohort.attend
-
-    def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
-        cohort._is_even = True
-        return attend(cohort, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Cohort, "attend", unmasked)
-    assert both.step((a, 1), (b, 1)) > 10 * ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -250,18 +228,6 @@ def test_what_ended_is_held_by_nobody():
     both.close(numbers[0])
     assert pool.nbytes == 0
     assert gone[0]() is None
-
-
-def test_a_trial_sees_unequal_members_that_attend_without_a_mask(monkeypatch: pytest.MonkeyPatch):
-    attend = Cohort.attend
-
-    def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
-        cohort._is_even = True
-        return attend(cohort, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Cohort, "attend", unmasked)
-    step = Both("llama", exact=False).steps[0]
-    assert (step.way, step._places) == (Way.ROWS, [])
 
 
 def test_choices_among_tokens_stay_each_sequence_s_own():

@@ -1,6 +1,5 @@
 """Large tables of which only rows are looked up stay on disk, and every logit is the same to the last bit."""
 
-import json
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
 import compare
@@ -28,21 +26,6 @@ CONFIGS = configs.configurations()
 _EMBEDDING = {"model.embed_tokens"}
 _PER_LAYER = {"language_model.model.embed_tokens_per_layer"}
 _GEMMA4 = {"language_model.model.embed_tokens", *_PER_LAYER}
-
-
-def _written(
-    folder: Path, config: configs.Config, make: compare.Make | None = None, change: Change | None = None
-) -> int:
-    """Write a model with random weights; the number of its layers."""
-    model = compare.build(config, make=make)
-    prefix = "" if make is None else "language_model."
-    weights = {f"{prefix}{path}": array for path, array in tree_flatten(model.parameters())}
-    if config["model_type"] == "deepseek_v41":
-        weights |= {f"image_{part}": mx.zeros((config["hidden_size"],)) for part in ("start", "end", "newline")}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "engram_token_map.json").write_text(json.dumps(compare.TOKEN_MAP))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights if change is None else change(weights))
-    return len(model.layers)
 
 
 def _loaded(checkpoint: Checkpoint, cuts: list[int], dtype: str | None = None) -> tuple[list[Survey], list[StageModel]]:
@@ -73,7 +56,7 @@ def test_engram_on_disk(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     wanted = [{"embed_tokens", "layers.1.engram.embed"}, {"layers.4.engram.embed"}]
     config = vlm_configs.CONFIGS["deepseek_v41"]
     packed = stored == "mxfp4"
-    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, as_released if packed else None)
+    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, as_released if packed else dict)
 
 
 def as_released(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -108,7 +91,7 @@ def test_a_table_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])  # gemma2's head is its embedding
 def test_a_plan_counts_none_of_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _written(tmp_path, CONFIGS[name])
+    compare.save(tmp_path, CONFIGS[name])
     counted = [describe(open_folder(tmp_path), None, name).profile]
     monkeypatch.setattr(tables, "LARGE", 1)
     counted.append(describe(open_folder(tmp_path), None, name).profile)
@@ -119,7 +102,7 @@ def test_a_plan_counts_none_of_them(name: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_table_whose_file_is_gone_is_missed_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that goes later is still mapped."""
-    num_layers = _written(tmp_path, CONFIGS["llama"])
+    num_layers = len(compare.save(tmp_path, CONFIGS["llama"]).layers)
     monkeypatch.setattr(tables, "LARGE", 1)
     _, (stage,) = _loaded(open_folder(tmp_path), [0, num_layers])
     (tmp_path / "model.safetensors").unlink()
@@ -133,12 +116,12 @@ def _check(
     dtype: str | None,
     monkeypatch: pytest.MonkeyPatch,
     make: compare.Make | None = None,
-    change: Change | None = None,
+    change: Change = dict,
     large: int = 1,
     cut: int | None = None,
 ) -> None:
     monkeypatch.setattr(loader, "_LONG", (64, 512))
-    num_layers = _written(folder, config, make, change)
+    num_layers = len(compare.save(folder, config, make, change=change).layers)
     checkpoint, cuts = open_folder(folder), [0, cut or num_layers - 3, num_layers]
     tokens = (mx.arange(compare.NUM_PROMPT + 4) * 37 + 11)[None] % configs.VOCAB
     whole, in_memory = _loaded(checkpoint, cuts, dtype)
