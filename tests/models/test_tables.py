@@ -126,7 +126,7 @@ def _check(
     tokens = (mx.arange(compare.NUM_PROMPT + 4) * 37 + 11)[None] % configs.VOCAB
     whole, in_memory = _loaded(checkpoint, cuts, dtype)
     assert not any(one.tables for one in whole)
-    expected = compare._run(in_memory, tokens, compare.CHUNK)
+    expected = compare.run(in_memory, tokens, compare.CHUNK)
     monkeypatch.setattr(tables, "LARGE", large)
     found, on_disk = _loaded(checkpoint, cuts, dtype)
     assert [{table.path for table in one.tables} for one in found] == wanted
@@ -134,4 +134,4 @@ def _check(
     for less, all_of_it in zip(found, whole, strict=True):
         assert less.need.weights == all_of_it.need.weights - sum(table.nbytes for table in less.tables)
     assert all(stage.reads_tokens for stage, one in zip(on_disk, found, strict=True) if one.tables)
-    assert compare._equal(compare._run(on_disk, tokens, compare.CHUNK), expected)
+    assert compare._equal(compare.run(on_disk, tokens, compare.CHUNK), expected)
