@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from splitinfer.core.scheduler.in_flight import StepInFlight
 
 _BEYOND = 10.0  # seconds beyond what is predicted; a machine may be busy with something else for some time
-_UNKNOWN = (
-    120.0  # seconds where nothing is predicted: caches are filled and kernels compiled, or the step is a large one
-)
-_SMOOTHING = 0.2  # weight of the newest step
+_UNKNOWN = 120.0  # seconds where nothing is predicted: caches are filled, kernels compiled, or the step is a large one
 
 
 def limit_of(predicted: float | None) -> float:

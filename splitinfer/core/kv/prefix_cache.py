@@ -65,16 +65,6 @@ class PrefixCacheConfig:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChanges:
-    """The changes of stored blocks that the next plan has the stages make."""
-
-    saves: tuple[Save, ...]
-    dropped: tuple[int, ...]
-    fetches: tuple[Fetch, ...]
-    erased: tuple[Key, ...]
-
-
 class PrefixCache:
     """Pure. ``tree``: blocks in every stage's memory, or being read; ``disk``: blocks on every stage's disk;
     ``budget``: the memory of blocks and of sequences."""
@@ -104,13 +94,13 @@ class PrefixCache:
         """Whether there are changes for the next plan."""
         return bool(self._saves or self._dropped or self._fetches or self.files.has_changes)
 
-    def take_changes(self) -> BlockChanges:
-        """Return and clear the changes for the next plan; at most ``FETCHES`` fetches at a time."""
+    def take_changes(self) -> tuple[tuple[Save, ...], tuple[int, ...], tuple[Fetch, ...], tuple[Key, ...]]:
+        """Return and clear what the next plan saves, drops, fetches (at most ``FETCHES`` blocks) and erases."""
+        saves, dropped = tuple(self._saves), tuple(self._dropped)
         fetches = tuple(self._fetches.popleft() for _ in range(min(FETCHES, len(self._fetches))))
-        changes = BlockChanges(tuple(self._saves), tuple(self._dropped), fetches, self.files.take_erased())
         self._saves.clear()
         self._dropped.clear()
-        return changes
+        return saves, dropped, fetches, self.files.take_erased()
 
     # -- matching and fetching -----------------------------------------------------------------
 

@@ -13,7 +13,6 @@ sequence always continues once results are back, and two never take the memory f
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block
 from splitinfer.core.kv.budget import NOTHING, STORED_BLOCK, KVBudget, KVUse
@@ -84,8 +83,8 @@ class KVAllocation:
                 # One block is the least that a sequence needs, and lower ranks have fewer victims.
                 self._is_short |= need == KVUse(0, self._budget.block)
                 return False
-            self._evict(victims.blocks)
-            self._preempt(victims.sequences)
+            self._evict(victims[0])
+            self._preempt(victims[1])
         self.used += need
         self._granted.add(seq.seq_id)
         return True
@@ -99,20 +98,20 @@ class KVAllocation:
         self.used += need
         return True
 
-    def _victims_for(self, need: KVUse, seq: Sequence) -> "_Victims | None":
-        """The fewest victims, in order, that make room for ``need``; ``None`` if all together do not."""
-        use, victims = self.used + need, _Victims([], [])
+    def _victims_for(self, need: KVUse, seq: Sequence) -> tuple[list[Block], list[Sequence]] | None:
+        """The fewest blocks and sequences that make room for ``need``; ``None`` if all together do not."""
+        use, blocks, victims = self.used + need, list[Block](), list[Sequence]()
         for block in self._evictable(self._pinned):
             if self._budget.fits(use):
-                return victims
+                return blocks, victims
             use -= STORED_BLOCK
-            victims.blocks.append(block)
+            blocks.append(block)
         for one in self._may_be_preempted_for(seq):
             if self._budget.fits(use):
-                return victims
+                return blocks, victims
             use -= self._budget.use_of(one.kv_tokens)
-            victims.sequences.append(one)
-        return victims if self._budget.fits(use) else None
+            victims.append(one)
+        return (blocks, victims) if self._budget.fits(use) else None
 
     def _evictable(self, pinned: Collection[Block]) -> Iterator[Block]:
         at = 0
@@ -149,11 +148,3 @@ class KVAllocation:
             self.used -= self._budget.use_of(seq.kv_tokens)
             if self._idle and seq in self._idle:
                 self._idle.remove(seq)
-
-
-@dataclass(frozen=True, slots=True)
-class _Victims:
-    """What is evicted and preempted to make room."""
-
-    blocks: list[Block]
-    sequences: list[Sequence]

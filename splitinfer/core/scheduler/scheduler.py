@@ -355,16 +355,16 @@ class Scheduler:
     def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
         introduced = self._move(decision)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
-        changes = self.prefix_cache.take_changes()
+        saves, dropped, fetches, erased = self.prefix_cache.take_changes()
         plan = StepPlan(
             self._next_step,
             new=introduced,
             slices=tuple(self._slice(seq, size, decision.drafts.get(seq.seq_id, 0)) for seq, size in work),
             freed=tuple(self.state.freed),
-            saves=changes.saves,
-            dropped=changes.dropped,
-            fetches=changes.fetches,
-            erased=changes.erased,
+            saves=saves,
+            dropped=dropped,
+            fetches=fetches,
+            erased=erased,
             left=tuple(self.state.newly_left),
         )
         self.state.freed.clear()

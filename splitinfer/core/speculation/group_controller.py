@@ -72,12 +72,7 @@ class GroupController:
             self._changed_at = self._steps
 
     def _choose(
-        self,
-        members: Mapping[int, Member],
-        objective: float | None,
-        position: int,
-        *,
-        has_drafter: bool,
+        self, members: Mapping[int, Member], objective: float | None, position: int, *, has_drafter: bool
     ) -> None:
         self._members, self._since, self._sizes = frozenset(members), 0, self.costs.num_sizes
         if not self._most_tried or not all(stage.num_seen for stage in self.costs.stages):

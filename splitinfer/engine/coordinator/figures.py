@@ -5,11 +5,15 @@
     stages      opened | lost -> resumed | relaid
 
 The loop tells what happened, in order, and counts nothing itself. Counting need not be done between a result and the
-step that it allows, so it is put off (``later``) until there is time or somebody asks.
+step that it allows, so it is put off until there is time or somebody asks.
 """
 
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.metrics.recent import RecentSteps
@@ -18,50 +22,62 @@ from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics
 from splitinfer.engine.coordinator.totals import StageTotals, Totals
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.device.late_steps import LATE_STEPS
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST = 256  # events that are counted later; a loop that is never idle counts them then
+
+
+def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concatenate[Figures, P], None]":
+    """Have a method count its event later, in order."""
+
+    @wraps(count)
+    def put(self: "Figures", /, *args: P.args, **named: P.kwargs) -> None:
+        self.events.append(partial(count, self, *args, **named))
+        if len(self.events) > _MOST:
+            self.count()
+
+    return put
 
 
 class Figures:
     """Counts what the loop's thread tells; any thread may read.
 
     names: the stages'. now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    ``events``: those told and not yet counted.
     """
 
     def __init__(self, names: Seq[str], now: float, trace: Trace | None = None) -> None:
         if trace is not None:
             trace.begin(list(names))
-        self._later = Later()
+        self.events: deque[Callable[[], None]] = deque()
+        self._counting = threading.Lock()
         self._requests = RequestMeters()
         self.totals, self.window = Totals([]), PipelineMetrics(names, now, trace)
 
     # -- requests ----------------------------------------------------------------------------
 
+    @_later
     def submitted(self, sequence: Sequence, at: float, now: float) -> None:
         """A request was submitted at ``at``, and has reached the loop."""
-        self._later.put(self._submitted, sequence, at, now)
-
-    def _submitted(self, sequence: Sequence, at: float, now: float) -> None:
         self.totals.is_active(True, now)
         self._requests.submitted(sequence, at)
         self.window.submitted(sequence.seq_id, sequence.num_prompt_tokens, at, now)
 
+    @_later
     def token(self, seq_id: int, now: float) -> None:
         """A token goes to its reader."""
-        self._later.put(self._token, seq_id, now)
-
-    def _token(self, seq_id: int, now: float) -> None:
         self.totals.generated_tokens += 1
         self.window.token(seq_id, now)
 
+    @_later
     def ended(self, sequence: Sequence, reason: FinishReason, now: float, *, is_last: bool) -> None:
         """A request has ended. ``is_last``: no other is under way."""
-        self._later.put(self._ended, sequence, reason, now, is_last)
-
-    def _ended(self, sequence: Sequence, reason: FinishReason, now: float, is_last: bool) -> None:
         self.totals.ended(sequence, reason)
         self.totals.is_active(not is_last, now)
         self.window.ended(sequence.seq_id, now)
@@ -69,31 +85,27 @@ class Figures:
 
     # -- steps -------------------------------------------------------------------------------
 
+    @_later
     def blocked(self) -> None:
         """Nothing can be planned now."""
-        self._later.put(self.window.blocked)
+        self.window.blocked()
 
+    @_later
     def heard(self, at: float) -> None:
         """An event reached the loop that may let it plan again."""
-        self._later.put(self.window.heard, at)
+        self.window.heard(at)
 
+    @_later
     def launched(self, step: StepInFlight) -> None:
         """The first stage begins a step."""
-        self._later.put(self._launched, step)
-
-    def _launched(self, step: StepInFlight) -> None:
         self.totals.computed_tokens += step.planned.num_tokens
         self.window.launched(step)
         self._requests.planned(step.planned.num_tokens)
 
-    def returned(
-        self, step: StepInFlight, result: StepResult, heard: float, seq_ids: Iterable[int], now: float
-    ) -> None:
+    @_later
+    def returned(self, step: StepInFlight, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
         """A step's result arrived at ``heard`` and brought tokens of these sequences, which their readers have not got
         yet."""
-        self._later.put(self._returned, step, result, heard, list(seq_ids), now)
-
-    def _returned(self, step: StepInFlight, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
         self.window.returned(step, result, heard)
         self.totals.step(result, heard)
         LATE_STEPS.count(result)
@@ -106,13 +118,15 @@ class Figures:
         self.totals.stages = [StageTotals() for _ in clocks.readings]
         self.window.opened(clocks, now)
 
+    @_later
     def lost(self, now: float) -> None:
         """The stages are gone, and the steps under way with them."""
-        self._later.put(self.window.lost, now)
+        self.window.lost(now)
 
+    @_later
     def resumed(self, clocks: Clocks, now: float) -> None:
         """All stages are there again."""
-        self._later.put(self.window.resumed, clocks, now)
+        self.window.resumed(clocks, now)
 
     def relaid(self, names: Seq[str], clocks: Clocks, now: float) -> None:
         """The stages are others, of these names; what was counted of the ones before is kept apart."""
@@ -125,21 +139,28 @@ class Figures:
 
     def count(self) -> None:
         """Count everything told so far."""
-        self._later.run()
+        self._after_counting(lambda: None)
+
+    def _after_counting(self, read: Callable[[], T]) -> T:
+        """Count everything told so far; the result of ``read``, during which nothing is counted."""
+        with self._counting:
+            while self.events:
+                self.events.popleft()()
+            return read()
 
     @property
     def generated_tokens(self) -> int:
         """Tokens that readers got since the start."""
-        return self._later.then(lambda: self.totals.generated_tokens)
+        return self._after_counting(lambda: self.totals.generated_tokens)
 
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
-        return self._later.then(lambda: self.totals.usual_request)
+        return self._after_counting(lambda: self.totals.usual_request)
 
     def of_requests(self) -> RequestFigures:
         """Distributions of requests' times and sizes, since the start."""
-        return self._later.then(self._requests.read)
+        return self._after_counting(self._requests.read)
 
     def watch(self, recent: RecentSteps | None) -> None:
         """Put every step that is launched from now on into ``recent``; ``None`` ends that. From any thread."""

@@ -8,7 +8,7 @@ from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, NewSequence, Save, StepPlan
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.history import History
-from splitinfer.engine.stage.launched import Applied, Copied
+from splitinfer.engine.stage.launched import Applied
 from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
@@ -40,7 +40,7 @@ class Commands:
     def apply(self, plan: StepPlan) -> Applied:
         """Carry out all of a plan's."""
         if not plan.has_commands:
-            return Applied([], Copied(), [], 0.0, ())
+            return Applied()
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.left:
             self._pool.leave(seq_id)
@@ -58,11 +58,17 @@ class Commands:
         for_disk = self._for_disk(saved)
         if self._disk is not None:
             self._disk.erase(plan.erased)
-        pending = layer_by_layer([block for _, block in saved])
-        if self._waits:
-            mx.eval(pending)  # a block shares its sequence's arrays until then, and the step's write would copy them
-            return Applied(pending, Copied.now(copied), for_disk, fetching, lacking)
-        return Applied([*pending, *copied], Copied.with_step(copied), for_disk, fetching, lacking)
+        applied = Applied(layer_by_layer([block for _, block in saved]), for_disk, fetching, lacking)
+        applied.bytes_copied = sum(array.nbytes for array in copied)
+        if not self._waits:  # for what is copied: that would be waiting for the step under way
+            applied.pending += copied
+            return applied
+        mx.eval(applied.pending)  # a block shares its sequence's arrays until then; the step's write would copy them
+        if copied:  # it is rare and short, and its cost could not be measured otherwise
+            began = time.monotonic()
+            mx.eval(copied)
+            applied.copying = time.monotonic() - began
+        return applied
 
     def _open(self, new: NewSequence) -> list[mx.array]:
         """Begin a sequence; the arrays that are copied for it."""

@@ -1,7 +1,7 @@
 """A step on one stage, from its launch to its results: what a runner returns, and takes back."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -15,36 +15,23 @@ from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.tensors import HostRows, Rows
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """The cost of copying stored KV for sequences that begin with it. ``seconds``: 0 if it is a part of the step's."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def now(cls, arrays: list[mx.array]) -> "Copied":
-        """Copy, and wait for it: it is rare and short, and its cost could not be measured otherwise."""
-        began = time.monotonic()
-        mx.eval(arrays)
-        return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
-
-    @classmethod
-    def with_step(cls, arrays: list[mx.array]) -> "Copied":
-        """Copy with the step: waiting for it would be waiting for the step under way."""
-        return cls(sum(array.nbytes for array in arrays))
-
-
 @dataclass(slots=True)
 class Applied:
-    """What carrying out a plan's commands other than its slices has left. ``for_disk``: blocks that ``store`` reads,
-    their arrays among the step's outputs: the pool's own are read by later launches."""
+    """What carrying out a plan's commands other than its slices has left.
 
-    pending: list[mx.array]  # arrays to be computed with the step
-    copied: Copied
-    for_disk: list[tuple[Save, KVBlock]]
-    fetching: float
-    lacking: tuple[int, ...]
+    pending: arrays to be computed with the step.
+    for_disk: blocks that ``store`` reads, their arrays among the step's outputs: the pool's own are read by later
+        launches.
+    fetching, lacking: as in ``StageFigures``.
+    bytes_copied, copying: of stored KV for sequences that begin with it; 0 seconds if they are a part of the step's.
+    """
+
+    pending: list[mx.array] = field(default_factory=list)
+    for_disk: list[tuple[Save, KVBlock]] = field(default_factory=list)
+    fetching: float = 0.0
+    lacking: tuple[int, ...] = ()
+    bytes_copied: int = 0
+    copying: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

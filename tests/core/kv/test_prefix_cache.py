@@ -208,7 +208,7 @@ def test_after_a_loss_what_is_on_disk_is_read_instead_of_computed(disks: list[To
 def test_without_disks_nothing_is_written():
     house = House(token_budget=100)
     ask(house)
-    assert not any(save.is_for_disk for save in house.scheduler.prefix_cache.take_changes().saves)
+    assert not any(save.is_for_disk for save in house.scheduler.prefix_cache.take_changes()[0])
     house.add([2] * 9, max_tokens=1)
     plans = [plan for plan in _all_plans(house) if plan.saves]
     assert plans
@@ -293,7 +293,7 @@ def test_a_state_behind_an_answer_is_not_kept_for_the_prompt():
     seq.tokens += [2, 3]
     seq.num_scheduled = 7
     prefix_cache.store_rest(seq, NOTHING)
-    assert [(save.start, save.end) for save in prefix_cache.take_changes().saves] == [(0, 4)]
+    assert [(save.start, save.end) for save in prefix_cache.take_changes()[0]] == [(0, 4)]
 
 
 def stored(prefix_cache: PrefixCache, token: int, session: str | None = None) -> set[int]:
