@@ -10,8 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -48,7 +46,7 @@ _LOG_BYTES = 2**16
 never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them
 
 
-def _worker_service() -> Manager | None:
+def worker_service() -> Manager | None:
     """The manager of this user's worker service; ``None`` where there can be none."""
     try:
         return manager_of(service_place())
@@ -56,61 +54,52 @@ def _worker_service() -> Manager | None:
         return None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """This machine, as what is started and stopped on it."""
-
-    folder: Path = field(default_factory=state_folder)
-    keyring: Keyring = field(default_factory=Keyring)
-    processes: Callable[[], list[Process]] = processes.processes
-    manager: Callable[[], Manager | None] = _worker_service
-
-    def record(self, port: int) -> Record | None:
-        return decode(read(self.folder / f"worker-{port}.json"))
-
-    def log(self, port: int) -> Path:
-        return self.folder / f"worker-{port}.log"
+def _record(port: int) -> Record | None:
+    return decode(read(state_folder() / f"worker-{port}.json"))
 
 
-def carry_out(request: Request, program: tuple[str, ...], machine: Machine | None = None) -> Answer:
+def _log(port: int) -> Path:
+    return state_folder() / f"worker-{port}.log"
+
+
+def carry_out(request: Request, program: tuple[str, ...]) -> Answer:
     """Do what a request of the same version asks; every failure is an answer. ``program``: the words of the command
     that runs."""
-    machine = machine or Machine()
     try:
         match request.do:
             case Do.LOOK:
-                return look(request, program, machine)
+                return look(request, program)
             case Do.START:
-                with locked(machine.folder):
-                    return start(request, machine)
+                with locked():
+                    return start(request)
             case Do.STOP:
-                with locked(machine.folder):
-                    return stop(request, machine)
+                with locked():
+                    return stop(request)
     except (ConfigError, OSError, psutil.Error) as error:
         return Refusal(f"{request.name}: {error}")
 
 
-def look(request: Request, program: tuple[str, ...], machine: Machine) -> Seen:
+def look(request: Request, program: tuple[str, ...]) -> Seen:
     """What is here."""
-    running = machine.processes()
+    running = processes.processes()
     return Seen(
         request.versions,
         program,
         free_bytes(),
         int(psutil.virtual_memory().total),
-        _found(request, machine, running),
+        _found(request, running),
         {port: user for port, user in others_workers(running).items() if port},
     )
 
 
-def _found(request: Request, machine: Machine, running: list[Process]) -> tuple[Found, ...]:
-    service = _service_pid(machine)
+def _found(request: Request, running: list[Process]) -> tuple[Found, ...]:
+    service = _service_pid()
     workers = own_workers(running)
-    return tuple(_as_found(request, machine, each, port, service) for port, (each, _) in workers.items() if port)
+    return tuple(_as_found(request, each, port, service) for port, (each, _) in workers.items() if port)
 
 
-def _as_found(request: Request, machine: Machine, process: Process, port: int, service: int | None) -> Found:
-    record = machine.record(port)
+def _as_found(request: Request, process: Process, port: int, service: int | None) -> Found:
+    record = _record(port)
     is_of_up = holds(record, process)
     how = How.UP if is_of_up else How.SERVICE if process.pid == service else How.HAND
     by, is_own = (record.by, record.key == request.key) if record is not None and is_of_up else ("", False)
@@ -119,33 +108,33 @@ def _as_found(request: Request, machine: Machine, process: Process, port: int, s
     return Found(port, process.pid, how, by, is_own, memory, seconds, peers)
 
 
-def _service_pid(machine: Machine) -> int | None:
-    manager = machine.manager()
+def _service_pid() -> int | None:
+    manager = worker_service()
     return None if manager is None or not manager.file.exists() else manager.state().pid
 
 
 # ----- starting ------------------------------------------------------------------------------------
 
 
-def start(request: Request, machine: Machine) -> Started | Refusal:
+def start(request: Request) -> Started | Refusal:
     """Find the worker at the port, or start one; then it admits the machine that asks."""
-    running = machine.processes()
+    running = processes.processes()
     there = own_workers(running).get(request.port)
     if there is not None:
         process, command = there
-        record = machine.record(request.port)
+        record = _record(request.port)
         is_of_up = record is not None and holds(record, process)
         refusal = _unfit(request, command, record if is_of_up else None)
         if refusal is not None:
             return refusal
         if record is None or not is_of_up or record.versions == request.versions:
-            return _ready(request, machine, process, is_new=False)
+            return _ready(request, process, is_new=False)
         processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
     elif (user := others_workers(running).get(request.port)) is not None:
         where = f"port {request.port} of {request.name} belongs to a worker of {user}, another user of that machine"
         return Refusal(f"{where}; it was left alone; take another port, if there is memory for both", other_port=True)
-    _admit(request, machine)
-    return _started(request, machine) if _start_service(request, machine) else _spawn(request, machine)
+    _admit(request)
+    return _started(request) if _start_service(request) else _spawn(request)
 
 
 def _unfit(request: Request, command: Command, record: Record | None) -> Refusal | None:
@@ -164,21 +153,22 @@ def _unfit(request: Request, command: Command, record: Record | None) -> Refusal
     return None
 
 
-def _admit(request: Request, machine: Machine) -> None:
-    if not machine.keyring.admits(request.key):
-        machine.keyring.admit(request.key, plain(request.by, 60))
+def _admit(request: Request) -> None:
+    keyring = Keyring()
+    if not keyring.admits(request.key):
+        keyring.admit(request.key, plain(request.by, 60))
 
 
-def _ready(request: Request, machine: Machine, process: Process, *, is_new: bool) -> Started:
-    _admit(request, machine)
-    found = _as_found(request, machine, process, request.port, _service_pid(machine))
-    log = str(machine.log(request.port)) if found.how is How.UP else ""
-    return Started(machine.keyring.own().public, found, is_new, log)
+def _ready(request: Request, process: Process, *, is_new: bool) -> Started:
+    _admit(request)
+    found = _as_found(request, process, request.port, _service_pid())
+    log = str(_log(request.port)) if found.how is How.UP else ""
+    return Started(Keyring().own().public, found, is_new, log)
 
 
-def _start_service(request: Request, machine: Machine) -> bool:
+def _start_service(request: Request) -> bool:
     """Start the worker service if one is installed for this port and does not run; whether it was."""
-    manager = machine.manager()
+    manager = worker_service()
     if manager is None or not manager.file.exists():
         return False
     installed = manager.read(manager.file.read_bytes())
@@ -189,20 +179,20 @@ def _start_service(request: Request, machine: Machine) -> bool:
     return True
 
 
-def _started(request: Request, machine: Machine) -> Started | Refusal:
+def _started(request: Request) -> Started | Refusal:
     """Wait until the service's worker is there."""
     give_up = time.monotonic() + _START_SECONDS
     while time.monotonic() < give_up:
-        there = own_workers(machine.processes()).get(request.port)
+        there = own_workers(processes.processes()).get(request.port)
         if there is not None and processes.listens(there[0].pid, request.port):
-            return _ready(request, machine, there[0], is_new=True)
+            return _ready(request, there[0], is_new=True)
         time.sleep(_POLL)
     return Refusal(f"{request.name}: the service was started, but no worker came up at port {request.port}")
 
 
-def _spawn(request: Request, machine: Machine) -> Started | Refusal:
+def _spawn(request: Request) -> Started | Refusal:
     """Start a worker that outlives this process and its ssh."""
-    path = machine.log(request.port)
+    path = _log(request.port)
     command = [sys.executable, "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port", str(request.port),
                "--name", plain(request.name, 60)]  # fmt: skip
     with path.open("ab") as log:
@@ -214,12 +204,12 @@ def _spawn(request: Request, machine: Machine) -> Started | Refusal:
     made = Record(
         worker.pid, processes.start_of(worker.pid), request.port, request.key, plain(request.by, 60), request.versions
     )
-    write(machine.folder / f"worker-{request.port}.json", made.encode())
+    write(state_folder() / f"worker-{request.port}.json", made.encode())
     never_awaited.append(worker)
     if not _comes_up(worker, path, began):
         return _why_ended(request, _tail(path, began))
     process = Process(worker.pid, getpass.getuser(), True, tuple(command), made.started)
-    return _ready(request, machine, process, is_new=True)
+    return _ready(request, process, is_new=True)
 
 
 def _comes_up(worker: "subprocess.Popen[bytes]", log: Path, began: int) -> bool:
@@ -256,11 +246,11 @@ def _tail(log: Path, began: int) -> str:
 # ----- stopping ------------------------------------------------------------------------------------
 
 
-def stop(request: Request, machine: Machine) -> Stopped:
+def stop(request: Request) -> Stopped:
     """Stop the workers that `up` has started for the machine that asks, and no others."""
-    found = _found(request, machine, machine.processes())
+    found = _found(request, processes.processes())
     for worker in found:
         if worker.is_own:
             processes.end(worker.pid, _STOP_SECONDS)
-            (machine.folder / f"worker-{worker.port}.json").unlink(missing_ok=True)
+            (state_folder() / f"worker-{worker.port}.json").unlink(missing_ok=True)
     return Stopped(tuple(each for each in found if each.is_own), tuple(each for each in found if not each.is_own))

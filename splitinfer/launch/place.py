@@ -53,8 +53,8 @@ def read(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked() -> Iterator[None]:
     """No other process of this user starts or stops a worker here meanwhile."""
-    with (made(folder) / "lock").open("w") as file:
+    with (made(state_folder()) / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

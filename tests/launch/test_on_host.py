@@ -18,13 +18,14 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.launch import on_host, processes
 from splitinfer.launch.answers import Do, How, Refusal, Request, Seen, Started, Stopped
-from splitinfer.launch.on_host import Machine, carry_out
-from splitinfer.launch.place import write
+from splitinfer.launch.on_host import carry_out
+from splitinfer.launch.place import read, state_folder, write
 from splitinfer.launch.processes import (
     Command,
     Process,
     Record,
     command_of,
+    decode,
     from_ps,
     others_workers,
     own_workers,
@@ -82,67 +83,61 @@ def test_workers_by_whose_they_are():
 # ----- starting and stopping -----------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Place:
-    """A machine whose processes are a list."""
-
-    machine: Machine
-    running: list[Process]
-
-    def runs(self, process: Process, key: str = "", versions: Versions = VERSIONS) -> None:
-        self.running.append(process)
-        if key:
-            port = command_of(process.words).port  # type: ignore[union-attr]
-            record = Record(process.pid, process.started, port, key, {STUDIO: "studio", AIR: "air"}[key], versions)
-            write(self.machine.folder / f"worker-{port}.json", record.encode())
-
-    def admits(self, key: str) -> bool:
-        return self.machine.keyring.admits(key)
-
-
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    running = list[Process]()
+def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
+    """The processes of this machine; it has no services."""
+    found = list[Process]()
 
     def end(pid: int, _patience: float) -> None:
-        running[:] = [each for each in running if each.pid != pid]
+        found[:] = [each for each in found if each.pid != pid]
 
-    monkeypatch.setattr("splitinfer.launch.processes.end", end)
-    machine = Machine(tmp_path / "up", Keyring(tmp_path / "keys"), lambda: list(running), lambda: None)
-    return Place(machine, running)
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(processes, "end", end)
+    monkeypatch.setattr(processes, "processes", lambda: list(found))
+    monkeypatch.setattr(on_host, "worker_service", lambda: None)
+    return found
+
+
+def of_up(process: Process, key: str, versions: Versions = VERSIONS) -> Process:
+    """A process that `up` has started, as its record says."""
+    port = command_of(process.words).port  # type: ignore[union-attr]
+    record = Record(process.pid, process.started, port, key, {STUDIO: "studio", AIR: "air"}[key], versions)
+    write(state_folder() / f"worker-{port}.json", record.encode())
+    return process
 
 
 def worker(pid: int = 7, *options: str, user: str = "") -> Process:
     return Process(pid, user or "eve", not user, (*PYTHON, *(options or ("--host", "0.0.0.0"))), 100.0)
 
 
-def refusal(place: Place) -> Refusal:
+def refusal() -> Refusal:
     """Why a worker is not started."""
-    answer = carry_out(START, (), place.machine)
+    answer = carry_out(START, ())
     assert isinstance(answer, Refusal)
     return answer
 
 
-def test_a_worker_that_runs_is_found_and_admits_who_asks(place: Place):
-    place.runs(worker(), AIR)
-    found = carry_out(START, (), place.machine)
+def test_a_worker_that_runs_is_found_and_admits_who_asks(running: list[Process]):
+    running.append(of_up(worker(), AIR))
+    found = carry_out(START, ())
     assert isinstance(found, Started)
     assert not found.is_new
     assert (found.worker.how, found.worker.by, found.worker.is_own) == (How.UP, "air", False)
-    assert found.key == place.machine.keyring.own().public
-    assert place.admits(STUDIO)
+    assert found.key == Keyring().own().public
+    assert Keyring().admits(STUDIO)
 
 
-def test_a_worker_without_a_record_was_started_by_hand(place: Place):
-    place.runs(worker())
-    write(place.machine.folder / "worker-5577.json", Record(7, 50.0, 5577, STUDIO, "studio", VERSIONS).encode())
-    found = carry_out(START, (), place.machine)
+def test_a_worker_without_a_record_was_started_by_hand(running: list[Process]):
+    running.append(worker())
+    write(state_folder() / "worker-5577.json", Record(7, 50.0, 5577, STUDIO, "studio", VERSIONS).encode())
+    found = carry_out(START, ())
     assert isinstance(found, Started)
     assert (found.worker.how, found.worker.is_own) == (How.HAND, False), "a number that is used again is another worker"
-    stopped = carry_out(STOP, (), place.machine)
+    stopped = carry_out(STOP, ())
     assert isinstance(stopped, Stopped)
     assert not stopped.stopped
-    assert len(place.running) == 1
+    assert len(running) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,68 +151,68 @@ def test_a_worker_without_a_record_was_started_by_hand(place: Place):
         (worker(user="anna"), "port 5577 of mini belongs to a worker of anna, another user"),
     ],
 )
-def test_a_worker_that_cannot_be_used_is_left_alone(place: Place, process: Process, why: str):
-    place.runs(process)
-    answer = refusal(place)
+def test_a_worker_that_cannot_be_used_is_left_alone(running: list[Process], process: Process, why: str):
+    running.append(process)
+    answer = refusal()
     assert answer.other_port
     assert "take another port" in answer.text
     assert why in answer.text
-    assert place.running == [process]
-    assert not place.admits(STUDIO)
+    assert running == [process]
+    assert not Keyring().admits(STUDIO)
 
 
-def test_a_worker_of_another_version_is_replaced_by_whose_it_is(place: Place, monkeypatch: pytest.MonkeyPatch):
-    place.runs(worker(), AIR, dataclasses.replace(VERSIONS, splitinfer="0.0.9"))
-    assert "before this version was installed; air started it" in refusal(place).text
-    assert len(place.running) == 1
-    place.running.clear()
-    place.runs(worker(), STUDIO, dataclasses.replace(VERSIONS, splitinfer="0.0.9"))
+def test_another_version_is_replaced_by_whose_it_is(running: list[Process], monkeypatch: pytest.MonkeyPatch):
+    running.append(of_up(worker(), AIR, dataclasses.replace(VERSIONS, splitinfer="0.0.9")))
+    assert "before this version was installed; air started it" in refusal().text
+    assert len(running) == 1
+    running.clear()
+    running.append(of_up(worker(), STUDIO, dataclasses.replace(VERSIONS, splitinfer="0.0.9")))
     monkeypatch.setattr(on_host, "_spawn", lambda *_: Refusal("made up"))
-    assert carry_out(START, (), place.machine) == Refusal("made up")
-    assert not place.running
+    assert carry_out(START, ()) == Refusal("made up")
+    assert not running
 
 
-def test_down_stops_what_up_has_started_and_nothing_else(place: Place):
-    place.runs(worker(7), STUDIO)
-    place.runs(worker(8, "--host", "0.0.0.0", "--port", "5578"), AIR)
-    place.runs(worker(9, "--host", "0.0.0.0", "--port", "5579"))
-    place.runs(worker(10, "--port", "5580", user="anna"))
-    done = carry_out(STOP, (), place.machine)
+def test_down_stops_what_up_has_started_and_nothing_else(running: list[Process]):
+    running.append(of_up(worker(7), STUDIO))
+    running.append(of_up(worker(8, "--host", "0.0.0.0", "--port", "5578"), AIR))
+    running.append(worker(9, "--host", "0.0.0.0", "--port", "5579"))
+    running.append(worker(10, "--port", "5580", user="anna"))
+    done = carry_out(STOP, ())
     assert isinstance(done, Stopped)
     assert [each.port for each in done.stopped] == [5577]
     assert [(each.port, each.how) for each in done.left] == [(5578, How.UP), (5579, How.HAND)]
-    assert [each.pid for each in place.running] == [8, 9, 10]
+    assert [each.pid for each in running] == [8, 9, 10]
 
 
-def test_a_look_shows_all_and_changes_nothing(place: Place):
-    place.runs(worker(), STUDIO)
-    place.runs(worker(8, "--port", "5578", user="anna"))
-    seen = carry_out(dataclasses.replace(START, do=Do.LOOK), ("/x/splitinfer",), place.machine)
+def test_a_look_shows_all_and_changes_nothing(running: list[Process]):
+    running.append(of_up(worker(), STUDIO))
+    running.append(worker(8, "--port", "5578", user="anna"))
+    seen = carry_out(dataclasses.replace(START, do=Do.LOOK), ("/x/splitinfer",))
     assert isinstance(seen, Seen)
     assert seen.program == ("/x/splitinfer",)
     assert [each.is_own for each in seen.workers] == [True]
     assert seen.theirs == {5578: "anna"}
-    assert not place.admits(STUDIO)
+    assert not Keyring().admits(STUDIO)
     assert 0 < seen.free <= seen.total
 
 
-def test_a_failure_is_an_answer(place: Place):
-    broken = dataclasses.replace(place.machine, folder=Path("/dev/null/up"))
-    assert isinstance(carry_out(START, (), broken), Refusal)
+def test_a_failure_is_an_answer(running: list[Process], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert isinstance(carry_out(START, ()), Refusal)
 
 
-def test_what_is_started_outlives_its_starter(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A stand-in for a worker, which says what one says and then waits, in a session of its own."""
     code = "import signal; print('worker mini waits at tcp://0.0.0.0:5577', flush=True); signal.pause()"
     stand_in(monkeypatch, tmp_path, code)
-    started = carry_out(START, (), place.machine)
+    started = carry_out(START, ())
     assert isinstance(started, Started)
     try:
         assert started.is_new
         assert started.worker.is_own
         assert os.getsid(started.worker.pid) == started.worker.pid
-        assert place.admits(STUDIO)
-        record = place.machine.record(5577)
+        assert Keyring().admits(STUDIO)
+        record = decode(read(state_folder() / "worker-5577.json"))
         assert record is not None
         assert (record.pid, record.key) == (started.worker.pid, STUDIO)
         assert Path(started.log).stat().st_mode & 0o777 == 0o600
@@ -241,13 +236,13 @@ def test_what_is_started_outlives_its_starter(place: Place, monkeypatch: pytest.
     ],
 )
 def test_a_worker_that_ends_at_once_says_why(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, answer: str
+    running: list[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, answer: str
 ):
     stand_in(monkeypatch, tmp_path, f"import sys; sys.stderr.write({said!r}.replace('\\\\n', chr(10)))")
-    monkeypatch.setattr("splitinfer.launch.processes.listener_on", lambda _port: "")
-    place.machine.folder.mkdir(parents=True)
-    place.machine.log(5577).write_text("of an earlier worker: waits at tcp://0.0.0.0:5577\n")
-    assert answer in refusal(place).text
+    monkeypatch.setattr(processes, "listener_on", lambda _port: "")
+    state_folder().mkdir(parents=True)
+    (state_folder() / "worker-5577.log").write_text("of an earlier worker: waits at tcp://0.0.0.0:5577\n")
+    assert answer in refusal().text
 
 
 def test_the_log_says_what_is_looked_for():
