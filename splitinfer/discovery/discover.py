@@ -36,12 +36,9 @@ def paired(
     look = network.look(seconds, lambda seen: keys.keys() <= {each.fingerprint for each in seen})
     found = [_found(worker, network, known, own) for worker in look.workers]
     return [
-        {"name": each.worker.name, "address": address_of(each.ways[0], each.worker), "key": keys[fingerprint]}
+        {"name": each.worker.name, "address": each.address, "key": keys[each.worker.fingerprint]}
         for each in found
-        if (fingerprint := each.worker.fingerprint) in keys
-        and each.difference is None
-        and each.ways
-        and each.ways[0].seconds is not None
+        if each.address is not None and each.difference is None and each.worker.fingerprint in keys
     ]
 
 

@@ -16,6 +16,6 @@ few small files, nothing else.
 The first five decide and touch nothing (``paths`` asks the environment for a folder's name); the last three act.
 
 What protects what: the link authenticates the sender and its bytes. The fingerprint says which model, and which version
-of it, is copied. A checksum of each range finds what a disk or a memory damages between the sender's reading and this
-machine's writing.
+of it, is copied. A checksum of each range finds what a memory damages between the sender's reading and this machine's
+writing.
 """

