@@ -34,7 +34,7 @@ from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.errors import ConfigError, WorkerLost
 from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine_file
-from splitinfer.machine.machine import Accelerator
+from splitinfer.machine.machine import Machine
 from splitinfer.machine.selection import VARIABLE, emulated_machine
 
 GROUP = 8  # sequences
@@ -64,7 +64,7 @@ def measure(options: Options) -> dict[str, Any]:
     context = _LONG_CHUNKS * _CHUNK + 4 * _COUNTED
     check_context(checkpoint, context, "a prompt of eight chunks of 512")
     layers = [stage.num_layers for stage in options.found_layout.stages]
-    devices = [described.accelerator(i, len(layers), count) for i, count in enumerate(layers)]
+    devices = [described.device(i, len(layers), count) for i, count in enumerate(layers)]
     on, processors = machine.describe(), machine.free_processors()
     settings = options.settings(context, token_budget=_CHUNK, micro_batches=len(layers))
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def measure(options: Options) -> dict[str, Any]:
 @dataclass(slots=True)
 class _Trials:
     llm: LLM
-    devices: Sequence[Accelerator]
+    devices: Sequence[Machine]
     vocab_size: int
     seed: int
 
@@ -161,7 +161,7 @@ class _Trials:
 
     def _seconds(self, rows: int) -> list[float]:
         """Seconds of a step of short sequences on each stage."""
-        return [device.costs.at(Shape.of_single_rows([_PROMPT] * rows)) for device in self.devices]
+        return [device.stages[0].at(Shape.of_single_rows([_PROMPT] * rows)) for device in self.devices]
 
     def _streams(self, name: str, count: int, num_tokens: int) -> list["_Stream"]:
         return [self._submit(f"{name} {i}", _PROMPT, num_tokens) for i in range(count)]

@@ -4,32 +4,8 @@ A *machine* is a whole pipeline; docs/fast/serving.md lists its keys. Times are 
 layers, by the number of rows of a step. With ``each_layer`` they are those of one layer; then any cut can be tried, and
 the stages may be left out where a layout has them.
 
-*Profiles* are of a model, of machines that may run it, the coordinator first, and of their links. Times are those of
-one layer, under the same names; bytes are GB of 10^9 where a name says so:
-
-    model:
-      name: some/model-4bit                 # as a layout names it
-      layers: [{count: 66, weights_gb: 0.55, kv_bytes_per_token: 4096}]
-      embedding_gb: 0.7
-      head_gb: 0.7                          # tied: true where both are the same weights
-      hidden_bytes: 16384                   # of one row of hidden states on a link
-      context_length: 131072
-      draft: {name: some/small-4bit, weights_gb: 0.6, kv_bytes_per_token: 10000}
-    machines:
-      - name: studio
-        free_gb: 40
-        each_layer: {rows_ms: {1: 1.17, 8: 1.3, 32: 3.5, 512: 53.8}, decode_per_1k_ms: 0.002}
-        each_step_ms: 0.2
-        buffers: 2.2                        # command buffers of a step, for each layer
-        head: {rows_ms: {1: 1.2, 64: 6}}
-      - {name: mini, address: "tcp://mini.local:5577", like: studio, times: 2, free_gb: 20}
-    links:
-      - {from: studio, to: mini, latency_ms: 0.3, mb_per_second: 1000}
-
-``like`` takes all costs of a machine before it, and ``times`` multiplies them: half as fast. Where layers are of
-several kinds, each entry of the model's ``layers`` has a ``kind``, and a machine has ``kinds``, the times of each, in
-place of ``each_layer``; ``repeat`` of the model repeats its layers. A link serves both ways unless the way back is
-written, too.
+*Profiles* are of a model, of machines that may run it, the coordinator first, and of their links; docs/fast/planning.md
+has an example. Times are those of one layer, under the same names; bytes are GB of 10^9 where a name says so.
 """
 
 import json
@@ -46,7 +22,7 @@ from pydantic import AfterValidator, Field
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import MAX_BUFFERS, DeviceTraits
-from splitinfer.machine.machine import Accelerator, EachLayer, Hop, Machine
+from splitinfer.machine.machine import EachLayer, Hop, Machine
 from splitinfer.machine.numbers import Bytes, Count, NotNegative, Positive, sentence
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
@@ -85,7 +61,7 @@ class MachineFile:
                 "(each_layer)"
             )
 
-    def accelerator(self, stage: int, num_stages: int, num_layers: int) -> Accelerator:
+    def device(self, stage: int, num_stages: int, num_layers: int) -> Machine:
         """The device of one stage of a layout: stage ``stage`` of ``num_stages``, with ``num_layers`` layers.
 
         Where the file gives the costs of each layer, they are multiplied by ``num_layers``, and every layout fits.
@@ -96,13 +72,13 @@ class MachineFile:
             ConfigError: the file gives the costs of stages, and not of as many as the layout has.
         """
         if self.found.each_layer is not None:
-            return self.found.with_layers(0, num_layers)
+            return self.found.alone(0, num_layers)
         if self.found.num_stages != num_stages:
             raise ConfigError(
                 f"machine {self.path} has the times of {self.found.num_stages} stages, but the layout has "
                 f"{num_stages}; take another machine, or one that says what each layer costs"
             )
-        return self.found.accelerator(stage)
+        return self.found.alone(stage, self.found.layers[stage])
 
 
 def read_machine(path: Path) -> Machine:

@@ -51,28 +51,6 @@ class EachLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Accelerator:
-    """One stage's device, as its emulation needs it.
-
-    costs: seconds by the shape of a step.
-    buffers: the command buffers of a step.
-    traits: what the device is like.
-    draft, draft_buffers: seconds and command buffers of a draft, which only the first or the last stage's device makes.
-    draft_more: seconds for each further sequence in a round of drafts.
-    """
-
-    costs: Costs
-    buffers: Count
-    traits: DeviceTraits
-    draft: NotNegative = 0.0
-    draft_buffers: Count = 1
-    draft_more: NotNegative = 0.0
-
-    def draft_round(self, sequences: int) -> float:
-        return self.draft + self.draft_more * (sequences - 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Machine(Numbers):
     """A pipeline.
 
@@ -131,24 +109,20 @@ class Machine(Numbers):
         return "-".join(map(str, self.layers))
 
     def draft_round(self, sequences: int) -> float:
-        return self.accelerator(0).draft_round(sequences)
+        return self.draft + self.draft_more * (sequences - 1)
 
     def buffers_of(self, stage: int) -> int:
         return self.buffers[stage] if self.buffers else 1
 
-    def accelerator(self, stage: int) -> Accelerator:
-        return self._accelerator(self.stages[stage], self.buffers_of(stage))
-
-    def with_layers(self, stage: int, num_layers: int) -> Accelerator:
-        """A stage's device, had it so many layers. Its costs are those of each layer where these are known, and else
-        proportional to the layers."""
+    def alone(self, stage: int, num_layers: int) -> "Machine":
+        """A stage as a machine of its own, had it so many layers. Its costs are those of each layer where these are
+        known, and else proportional to the layers."""
         if self.each_layer is not None:
-            return self._accelerator(self.each_layer.stage(num_layers), self.each_layer.stage_buffers(num_layers))
-        factor = num_layers / self.layers[stage]
-        return self._accelerator(self.stages[stage].scaled(factor), max(1, round(factor * self.buffers_of(stage))))
-
-    def _accelerator(self, costs: StageCosts, buffers: int) -> Accelerator:
-        return Accelerator(costs, buffers, self.device, self.draft, self.draft_buffers, self.draft_more)
+            costs, buffers = self.each_layer.stage(num_layers), self.each_layer.stage_buffers(num_layers)
+        else:
+            factor = num_layers / self.layers[stage]
+            costs, buffers = self.stages[stage].scaled(factor), max(1, round(factor * self.buffers_of(stage)))
+        return replace(self, stages=(costs,), hops=self.hops[:1], layers=(num_layers,), buffers=(buffers,))
 
     def cut_into(self, layers: Sequence[int]) -> "Machine":
         """The same machine with other numbers of layers.
@@ -158,9 +132,9 @@ class Machine(Numbers):
         """
         if len(layers) != self.num_stages or sum(layers) != sum(self.layers):
             raise ValueError(f"{sum(self.layers)} layers cannot be cut into {list(layers)} on {self.num_stages} stages")
-        new = [self.with_layers(stage, count) for stage, count in enumerate(layers)]
-        buffers = tuple(each.buffers for each in new) if self.buffers else ()
-        return replace(self, stages=tuple(each.costs for each in new), layers=tuple(layers), buffers=buffers)
+        new = [self.alone(stage, count) for stage, count in enumerate(layers)]
+        buffers = tuple(each.buffers_of(0) for each in new) if self.buffers else ()
+        return replace(self, stages=tuple(each.stages[0] for each in new), layers=tuple(layers), buffers=buffers)
 
     def with_hop(self, seconds: float) -> "Machine":
         return replace(self, hops=tuple(replace(hop, fixed=seconds) for hop in self.hops))

@@ -42,10 +42,10 @@ def ms(costs: StageCosts, rows: int) -> float:
 
 
 def test_what_a_device_of_one_stage_needs(tmp_path: Path):
-    found = read_machine_file(written(tmp_path, BY_STAGE)).accelerator(1, 2, num_layers=3)
-    assert (ms(found.costs, 1), ms(found.costs, 8)) == pytest.approx((31, 34))
-    assert found.traits == DeviceTraits(7, 50 * 1e-6, 0.5, 1.5)
-    assert (found.buffers, found.draft, found.draft_buffers) == (57, 0.003, 4)
+    found = read_machine_file(written(tmp_path, BY_STAGE)).device(1, 2, num_layers=3)
+    assert (ms(found.stages[0], 1), ms(found.stages[0], 8)) == pytest.approx((31, 34))
+    assert found.device == DeviceTraits(7, 50 * 1e-6, 0.5, 1.5)
+    assert (found.buffers_of(0), found.draft, found.draft_buffers) == (57, 0.003, 4)
 
 
 def test_times_of_links_and_of_what_rows_attend_to(tmp_path: Path):
@@ -59,20 +59,20 @@ def test_times_of_links_and_of_what_rows_attend_to(tmp_path: Path):
 def test_times_of_stages_fit_a_layout_of_as_many(tmp_path: Path):
     for count in (1, 3):
         with pytest.raises(ConfigError, match=f"has the times of 2 stages, but the layout has {count}; take another"):
-            read_machine_file(written(tmp_path, BY_STAGE)).accelerator(0, count, num_layers=40)
+            read_machine_file(written(tmp_path, BY_STAGE)).device(0, count, num_layers=40)
 
 
 @pytest.mark.parametrize("stages", ["", "stages: [{layers: 5}, {layers: 7}]"])
 def test_costs_of_each_layer_fit_every_layout(stages: str, tmp_path: Path):
     found = read_machine_file(written(tmp_path, BY_LAYER + stages))
     for num_layers, buffers in ((1, 2), (10, 22), (40, 88)):
-        device = found.accelerator(1, 3, num_layers)
-        assert ms(device.costs, 1) == pytest.approx(0.5 + num_layers)
-        assert ms(device.costs, 8) == pytest.approx(0.5 + 2 * num_layers)
-        assert device.buffers == buffers
+        device = found.device(1, 3, num_layers)
+        assert ms(device.stages[0], 1) == pytest.approx(0.5 + num_layers)
+        assert ms(device.stages[0], 8) == pytest.approx(0.5 + 2 * num_layers)
+        assert device.buffers == (buffers,)
     attends = Shape(1, decode_context=3000), Shape(1, chunk_context=3000)
-    device = found.accelerator(0, 1, 10)
-    assert [1000 * device.costs.at(shape) for shape in attends] == pytest.approx([10.5 + 3, 10.5 + 0.3])
+    device = found.device(0, 1, 10)
+    assert [1000 * device.stages[0].at(shape) for shape in attends] == pytest.approx([10.5 + 3, 10.5 + 0.3])
 
 
 def test_costs_of_each_layer_are_a_machine_once_there_are_stages(tmp_path: Path):

@@ -260,12 +260,12 @@ class _Bench:
 def _as_described(measured: Machine, described: MachineFile) -> Machine:
     """A measured machine with its devices as they are described, because they are emulated."""
     count = measured.num_stages
-    devices = [described.accelerator(i, count, layers) for i, layers in enumerate(measured.layers)]
+    devices = [described.device(i, count, layers) for i, layers in enumerate(measured.layers)]
     return replace(
         measured,
-        stages=tuple(device.costs for device in devices),
-        buffers=tuple(device.buffers for device in devices),
-        device=devices[0].traits,
+        stages=tuple(device.stages[0] for device in devices),
+        buffers=tuple(device.buffers_of(0) for device in devices),
+        device=devices[0].device,
         draft=devices[0].draft,
         draft_buffers=devices[0].draft_buffers,
     )

@@ -25,21 +25,19 @@ from splitinfer.engine.device.mlx_device import device_errors
 from splitinfer.engine.device.strict import Strict
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.device_queue import DeviceQueue
-from splitinfer.machine.machine import Accelerator
+from splitinfer.machine.machine import Machine
 
 _COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
 _TICK = 2e-6  # seconds of the smallest launch
 
 
 class EmulatedDevice:
-    """One stage's device, with the times of ``accelerator``. ``computes_at_launch``: whether the loops are to use it as
-    one that does, and wait for each step before they launch the next."""
+    """One stage's device, with the times of ``machine``, which has this stage only. ``computes_at_launch``: whether the
+    loops are to use it as one that does, and wait for each step before they launch the next."""
 
-    def __init__(
-        self, accelerator: Accelerator, *, computes_at_launch: bool = False, strict: Strict | None = None
-    ) -> None:
-        self._accelerator, self.computes_at_launch, self._strict = accelerator, computes_at_launch, strict
-        self._queue = DeviceQueue(accelerator.traits)
+    def __init__(self, machine: Machine, *, computes_at_launch: bool = False, strict: Strict | None = None) -> None:
+        self._machine, self.computes_at_launch, self._strict = machine, computes_at_launch, strict
+        self._queue = DeviceQueue(machine.device)
         self._lock = threading.Lock()
         self._is_late = False  # a draft was; so is the step behind it
         self._held: deque[tuple[float, Sequence[mx.array]]] = deque()
@@ -83,10 +81,10 @@ class EmulatedDevice:
     def _cost(self, work: Work) -> tuple[float, int]:
         """Seconds and command buffers."""
         if work.is_draft:
-            return self._accelerator.draft_round(work.shape.rows), self._accelerator.draft_buffers
+            return self._machine.draft_round(work.shape.rows), self._machine.draft_buffers
         if not work.shape.rows:
             return 0.0, 1
-        return self._accelerator.costs.at(work.shape), self._accelerator.buffers
+        return self._machine.stages[0].at(work.shape), self._machine.buffers_of(0)
 
     def _release(self, now: float) -> None:
         while self._held and self._held[0][0] <= now:

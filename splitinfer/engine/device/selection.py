@@ -31,7 +31,7 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
 
     _share_the_interpreter()
     machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
-    found = machine.accelerator(stage, len(bounds) - 1, num_layers)
+    found = machine.device(stage, len(bounds) - 1, num_layers)
     return EmulatedDevice(found, computes_at_launch=not Road.WAITER.is_open, strict=strict_device())
 
 

@@ -16,7 +16,7 @@ from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory_errors
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.machine import Accelerator
+from splitinfer.machine.machine import Hop, Machine
 
 MS = 1e-3
 STEP = Work(Shape(1))
@@ -45,7 +45,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def emulated(ms: float = 10, buffers: int = 1, draft_ms: float = 0, **traits: float) -> EmulatedDevice:
     costs = StageCosts.through({1: ms * MS})
-    return EmulatedDevice(Accelerator(costs, buffers, DeviceTraits(**traits), draft_ms * MS))  # type: ignore[arg-type]
+    device = DeviceTraits(**traits)  # type: ignore[arg-type]
+    return EmulatedDevice(Machine((costs,), (Hop(),), (1,), draft=draft_ms * MS, buffers=(buffers,), device=device))
 
 
 def one() -> mx.array:

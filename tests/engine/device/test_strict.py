@@ -12,8 +12,7 @@ from splitinfer.engine.device.device import Ticket, Work
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.strict import VARIABLE, Strict, Touched, strict_device
 from splitinfer.errors import DeviceFailed
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.machine import Accelerator
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.models import tensors
 
 STEP = Work(Shape(1))
@@ -31,7 +30,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Strict:
 
 @pytest.fixture
 def device(strict: Strict) -> EmulatedDevice:
-    return EmulatedDevice(Accelerator(StageCosts.through({1: 0.05}), 1, DeviceTraits(), 0), strict=strict)
+    return EmulatedDevice(Machine((StageCosts.through({1: 0.05}),), (Hop(),), (1,)), strict=strict)
 
 
 def one() -> mx.array:

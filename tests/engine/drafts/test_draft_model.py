@@ -17,8 +17,7 @@ from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.device.strict import strict_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.errors import ModelError
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.machine import Accelerator
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.models.hub import open_model
 from splitinfer.models.step import StepModel, Way
 
@@ -37,7 +36,7 @@ def model(request: pytest.FixtureRequest) -> DraftModel:
 def strict_accelerator() -> EmulatedDevice:
     """On which a round is launched ahead."""
     costs = StageCosts.through({1: 1e-5})
-    return EmulatedDevice(Accelerator(costs, 1, DeviceTraits(), 1e-5), strict=strict_device())
+    return EmulatedDevice(Machine((costs,), (Hop(),), (1,), draft=1e-5), strict=strict_device())
 
 
 def guesses(model: DraftModel, seq: Sequence, count: int) -> list[int]:
