@@ -33,7 +33,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.errors import ConfigError, WorkerLost
 from splitinfer.llm import LLM, Request
-from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.files import read_devices
 from splitinfer.machine.machine import Machine
 from splitinfer.machine.selection import VARIABLE, emulated_machine
 
@@ -59,12 +59,11 @@ def measure(options: Options) -> dict[str, Any]:
         raise ConfigError(
             f"--mode device compares with a device's known times: name a machine with --accelerator FILE or {VARIABLE}"
         )
-    described = read_machine_file(file)
     checkpoint = options.checkpoint
     context = _LONG_CHUNKS * _CHUNK + 4 * _COUNTED
     check_context(checkpoint, context, "a prompt of eight chunks of 512")
     layers = [stage.num_layers for stage in options.found_layout.stages]
-    devices = [described.device(i, len(layers), count) for i, count in enumerate(layers)]
+    devices = read_devices(file, layers)
     on, processors = machine.describe(), machine.free_processors()
     settings = options.settings(context, token_budget=_CHUNK, micro_batches=len(layers))
     with ExitStack() as stack:

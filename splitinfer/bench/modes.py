@@ -9,7 +9,7 @@ from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.stand_in import stand_in_layout
 from splitinfer.errors import ConfigError
-from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.files import read_machine
 from splitinfer.machine.selection import emulated_machine
 
 MODULES = {
@@ -54,4 +54,4 @@ def _stand_in(mode: str) -> str:
     if file is None:
         name = "speculation" if mode == "several" else mode
         raise ConfigError(f"--mode {name} needs a layout (--layout FILE), or a machine to emulate (--accelerator FILE)")
-    return str(stand_in_layout(read_machine_file(file).machine().num_stages, vocab=_STAND_INS[mode]))
+    return str(stand_in_layout(read_machine(file).num_stages, vocab=_STAND_INS[mode]))

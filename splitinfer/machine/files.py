@@ -10,8 +10,8 @@ has an example. Times are those of one layer, under the same names; bytes are GB
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,69 +31,49 @@ T = TypeVar("T")
 _ALL = "layer"  # the kind of layers that are all alike
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFile:
-    """A machine from a file. ``has_stages``: whether the file says how many layers each stage has; if not, the machine
-    has one stage of one layer."""
-
-    path: Path
-    found: Machine
-    has_stages: bool = True
-
-    def machine(self) -> Machine:
-        """The whole pipeline.
-
-        Raises:
-            ConfigError: the file gives the costs of each layer, and no stages.
-        """
-        if not self.has_stages:
-            raise ConfigError(
-                f"machine {self.path} says what each layer costs, but not how many layers each stage has; add, "
-                "for example, 'stages: [{layers: 40}, {layers: 26}]'"
-            )
-        return self.found
-
-    def check_each_layer(self) -> None:
-        """Raises ConfigError if the file gives the costs of stages, and not those of each layer."""
-        if self.found.each_layer is None:
-            raise ConfigError(
-                f"machine {self.path} gives the times of whole stages; to plan, it must give those of each layer "
-                "(each_layer)"
-            )
-
-    def device(self, stage: int, num_stages: int, num_layers: int) -> Machine:
-        """The device of one stage of a layout: stage ``stage`` of ``num_stages``, with ``num_layers`` layers.
-
-        Where the file gives the costs of each layer, they are multiplied by ``num_layers``, and every layout fits.
-        Where it gives those of stages, they are taken as they are, whatever layers the layout has: a small model may
-        stand in for a large one.
-
-        Raises:
-            ConfigError: the file gives the costs of stages, and not of as many as the layout has.
-        """
-        if self.found.each_layer is not None:
-            return self.found.alone(0, num_layers)
-        if self.found.num_stages != num_stages:
-            raise ConfigError(
-                f"machine {self.path} has the times of {self.found.num_stages} stages, but the layout has "
-                f"{num_stages}; take another machine, or one that says what each layer costs"
-            )
-        return self.found.alone(stage, self.found.layers[stage])
-
-
 def read_machine(path: Path) -> Machine:
-    """The machine in a file. Raises ConfigError: as ``read_machine_file``, or the file has no stages."""
-    return read_machine_file(path).machine()
-
-
-def read_machine_file(path: Path) -> MachineFile:
-    """What a file says of a machine: a description, or the benchmark's JSON in its last line. The name of an example
+    """The machine in a file: a description, or the benchmark's JSON in its last line. The name of an example
     (``machine/examples``), such as ``two-large``, stands for it where there is no file of that name.
 
     Raises:
-        ConfigError: the file cannot be read, or describes no machine.
+        ConfigError: the file cannot be read, describes no machine, or gives the costs of each layer, and no stages.
     """
-    return _read(path, EXAMPLES, "machine", _machine_file)
+    path, found, has_stages = _read(path, EXAMPLES, "machine", _machine)
+    if not has_stages:
+        raise ConfigError(
+            f"machine {path} says what each layer costs, but not how many layers each stage has; add, "
+            "for example, 'stages: [{layers: 40}, {layers: 26}]'"
+        )
+    return found
+
+
+def read_devices(path: Path, layers: Sequence[int]) -> list[Machine]:
+    """The device of each stage of a layout with these numbers of layers, as a machine of its own.
+
+    Where the file gives the costs of each layer, they are multiplied, and every layout fits. Where it gives those of
+    stages, they are taken as they are, whatever layers the layout has: a small model may stand in for a large one.
+
+    Raises:
+        ConfigError: as ``read_machine``, or the file gives the costs of stages, and not of as many as the layout has.
+    """
+    path, found, _ = _read(path, EXAMPLES, "machine", _machine)
+    if found.each_layer is not None:
+        return [found.alone(0, count) for count in layers]
+    if found.num_stages != len(layers):
+        raise ConfigError(
+            f"machine {path} has the times of {found.num_stages} stages, but the layout has {len(layers)}; take "
+            "another machine, or one that says what each layer costs"
+        )
+    return [found.alone(stage, count) for stage, count in enumerate(found.layers)]
+
+
+def check_each_layer(path: Path) -> None:
+    """Raises ConfigError if a machine's file gives the costs of stages, and not those of each layer."""
+    path, found, _ = _read(path, EXAMPLES, "machine", _machine)
+    if found.each_layer is None:
+        raise ConfigError(
+            f"machine {path} gives the times of whole stages; to plan, it must give those of each layer (each_layer)"
+        )
 
 
 def read_profiles(path: Path) -> Profiles:
@@ -118,12 +98,14 @@ def _read(path: Path, examples: Path, what: str, parse: Callable[[Path, str], T]
         raise ConfigError(f"{what} {path}: {sentence(error)}") from error
 
 
-def _machine_file(path: Path, text: str) -> MachineFile:
+def _machine(path: Path, text: str) -> tuple[Path, Machine, bool]:
+    """A machine, where it was found, and whether the file says how many layers each stage has; if not, the machine has
+    one stage of one layer."""
     if (measured := _measured(text)) is not None:
-        return MachineFile(path, Machine.from_dict(measured))
+        return path, Machine.from_dict(measured), True
     found = _mapping(text, "stages")
     described = (_ByLayer if "each_layer" in found else _ByStage).model_validate(found)
-    return MachineFile(path, described.machine(), described.stages is not None)
+    return path, described.machine(), described.stages is not None
 
 
 def _measured(text: str) -> Any:

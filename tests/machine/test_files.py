@@ -10,7 +10,7 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.files import EXAMPLES, read_machine, read_machine_file
+from splitinfer.machine.files import EXAMPLES, read_devices, read_machine
 from splitinfer.machine.machine import Hop, Machine
 
 BY_STAGE = """
@@ -42,7 +42,7 @@ def ms(costs: StageCosts, rows: int) -> float:
 
 
 def test_what_a_device_of_one_stage_needs(tmp_path: Path):
-    found = read_machine_file(written(tmp_path, BY_STAGE)).device(1, 2, num_layers=3)
+    _, found = read_devices(written(tmp_path, BY_STAGE), [5, 3])
     assert (ms(found.stages[0], 1), ms(found.stages[0], 8)) == pytest.approx((31, 34))
     assert found.device == DeviceTraits(7, 50 * 1e-6, 0.5, 1.5)
     assert (found.buffers_of(0), found.draft, found.draft_buffers) == (57, 0.003, 4)
@@ -59,20 +59,18 @@ def test_times_of_links_and_of_what_rows_attend_to(tmp_path: Path):
 def test_times_of_stages_fit_a_layout_of_as_many(tmp_path: Path):
     for count in (1, 3):
         with pytest.raises(ConfigError, match=f"has the times of 2 stages, but the layout has {count}; take another"):
-            read_machine_file(written(tmp_path, BY_STAGE)).device(0, count, num_layers=40)
+            read_devices(written(tmp_path, BY_STAGE), [40] * count)
 
 
 @pytest.mark.parametrize("stages", ["", "stages: [{layers: 5}, {layers: 7}]"])
 def test_costs_of_each_layer_fit_every_layout(stages: str, tmp_path: Path):
-    found = read_machine_file(written(tmp_path, BY_LAYER + stages))
-    for num_layers, buffers in ((1, 2), (10, 22), (40, 88)):
-        device = found.device(1, 3, num_layers)
+    devices = read_devices(written(tmp_path, BY_LAYER + stages), [1, 10, 40])
+    for device, num_layers, buffers in zip(devices, (1, 10, 40), (2, 22, 88), strict=True):
         assert ms(device.stages[0], 1) == pytest.approx(0.5 + num_layers)
         assert ms(device.stages[0], 8) == pytest.approx(0.5 + 2 * num_layers)
         assert device.buffers == (buffers,)
     attends = Shape(1, decode_context=3000), Shape(1, chunk_context=3000)
-    device = found.device(0, 1, 10)
-    assert [1000 * device.stages[0].at(shape) for shape in attends] == pytest.approx([10.5 + 3, 10.5 + 0.3])
+    assert [1000 * devices[1].stages[0].at(shape) for shape in attends] == pytest.approx([10.5 + 3, 10.5 + 0.3])
 
 
 def test_costs_of_each_layer_are_a_machine_once_there_are_stages(tmp_path: Path):
@@ -128,7 +126,7 @@ STAGE, LAYER = "stages: [{layers: 1, rows_ms: {1: 3}}]\n", "each_layer: {rows_ms
 )
 def test_what_is_no_machine_is_refused_in_one_sentence(text: str, sentence: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=f"machine .*m.yaml: .*{sentence}") as caught:
-        read_machine_file(written(tmp_path, text))
+        read_machine(written(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 

@@ -29,7 +29,7 @@ from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
-from splitinfer.machine.files import MachineFile, read_machine_file
+from splitinfer.machine.files import read_devices
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.sim.capacity import simulate
@@ -231,7 +231,7 @@ class _Bench:
             launches_ahead=not self._computes_at_launch,
         )
         file = emulated_machine()
-        return measured if file is None else _as_described(measured, read_machine_file(file))
+        return measured if file is None else _as_described(measured, read_devices(file, layers))
 
     @property
     def _computes_at_launch(self) -> bool:
@@ -257,10 +257,8 @@ class _Bench:
         return self._simulated({}, at_once).requests_per_second
 
 
-def _as_described(measured: Machine, described: MachineFile) -> Machine:
+def _as_described(measured: Machine, devices: Sequence[Machine]) -> Machine:
     """A measured machine with its devices as they are described, because they are emulated."""
-    count = measured.num_stages
-    devices = [described.device(i, count, layers) for i, layers in enumerate(measured.layers)]
     return replace(
         measured,
         stages=tuple(device.stages[0] for device in devices),

@@ -33,7 +33,7 @@ from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.engine.device.late_steps import LATE_STEPS
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request
-from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Machine
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.sim.drafts import Crowd, optimum, without_drafts
@@ -68,7 +68,7 @@ def measure(options: Options) -> dict[str, Any]:
         SplitinferError: something cannot be measured.
     """
     file, streams = emulated_machine(), options.streams or ()
-    described = None if file is None else read_machine_file(file).machine()
+    described = None if file is None else read_machine(file)
     checkpoint = options.checkpoint
     replay = Replay(checkpoint.vocab_size or 2)
     context, most = max(512, 2 * (_PROMPT + options.decode_tokens)), max(_MOST_AT_ONCE, *streams)

@@ -6,6 +6,7 @@ CPU in the times of that machine's stage.
 
 import sys
 from functools import cache
+from itertools import pairwise
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
@@ -27,11 +28,10 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
         return default_device()
     from splitinfer.engine.device.emulated import EmulatedDevice
     from splitinfer.engine.device.strict import strict_device
-    from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
+    from splitinfer.machine.files import read_devices  # and YAML with it, which no other stage needs
 
     _share_the_interpreter()
-    machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
-    found = machine.device(stage, len(bounds) - 1, num_layers)
+    found = read_devices(file, [end - start for start, end in pairwise(bounds)])[stage]
     return EmulatedDevice(found, computes_at_launch=not Road.WAITER.is_open, strict=strict_device())
 
 

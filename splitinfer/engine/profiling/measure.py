@@ -160,9 +160,9 @@ def _check_device() -> None:
     """Raises ConfigError for an emulated accelerator whose file does not say what each layer costs."""
     file = emulated_machine()
     if file is not None:
-        from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
+        from splitinfer.machine.files import check_each_layer  # and YAML with it, which no other stage needs
 
-        read_machine_file(file).check_each_layer()
+        check_each_layer(file)
 
 
 def _profile(name: str, described: DescribedModel, fitted: Fitted, stopwatch: Stopwatch, free: int) -> MachineProfile:
