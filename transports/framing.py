@@ -76,9 +76,7 @@ def as_bytes(buffer: Buffer) -> memoryview:
 def flatten(frame: Frame, options: LinkOptions) -> Frame:
     """`frame` with flat byte parts, checked against the bounds. Raises FrameError."""
     parts = tuple(as_bytes(part) for part in frame.parts)
-    _check_bounds(len(frame.header), len(parts), options)
-    for index, part in enumerate(parts):
-        _check_part(index, part.nbytes, options)
+    check_bounds(len(frame.header), [part.nbytes for part in parts], options)
     return Frame(bytes(frame.header), parts)
 
 
@@ -116,15 +114,13 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
         raise FrameError("the header's checksum does not match")
     if kind not in Kind._value2member_map_ or flags & ~CHECKED or zero:
         raise FrameError(f"kind {kind} with flags {flags:#x} means nothing here")
-    _check_bounds(header_len, num_parts, options)
     if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
         raise FrameError(
             f"{num_parts} parts and {header_len} header bytes were announced, "
             f"{len(message) - 1} and {first.nbytes - PRELUDE_BYTES} came"
         )
     parts = tuple(as_bytes(part) for part in message[1:])
-    for index, part in enumerate(parts):
-        _check_part(index, part.nbytes, options)
+    check_bounds(header_len, [part.nbytes for part in parts], options)
     if _parts_crc(parts, checked=bool(flags & CHECKED)) != parts_crc:
         raise FrameError("the payload's checksum does not match")
     return Packet(Kind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
@@ -140,16 +136,15 @@ def _check_origin(first: memoryview) -> None:
         raise FrameError(f"cut short after {first.nbytes} bytes")
 
 
-def _check_bounds(header_bytes: int, num_parts: int, options: LinkOptions) -> None:
+def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOptions) -> None:
+    """Check the sizes of a frame's header and parts. Raises FrameError."""
     if header_bytes > options.max_header_bytes:
         raise FrameError(f"a header of {header_bytes} bytes; at most {options.max_header_bytes} are allowed")
-    if num_parts > options.max_parts:
-        raise FrameError(f"{num_parts} parts; at most {options.max_parts} are allowed")
-
-
-def _check_part(index: int, num_bytes: int, options: LinkOptions) -> None:
-    if num_bytes > options.max_part_bytes:
-        raise FrameError(f"part {index} has {num_bytes} bytes; at most {options.max_part_bytes} are allowed")
+    if len(part_bytes) > options.max_parts:
+        raise FrameError(f"{len(part_bytes)} parts; at most {options.max_parts} are allowed")
+    for index, num_bytes in enumerate(part_bytes):
+        if num_bytes > options.max_part_bytes:
+            raise FrameError(f"part {index} has {num_bytes} bytes; at most {options.max_part_bytes} are allowed")
 
 
 def _parts_crc(parts: Sequence[memoryview], *, checked: bool) -> int:

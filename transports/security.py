@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import zmq
@@ -73,8 +74,9 @@ class Security:
 
 def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
     """Have a socket accept only keys that `security` admits. To be called before it is bound."""
-    domain = f"splitinfer-{next(_domains)}"
-    _authenticator(socket.context).configure_curve_callback(domain, _Provider(security.admits or (lambda _key: False)))
+    domain, admits = f"splitinfer-{next(_domains)}", security.admits
+    provider = SimpleNamespace(callback=lambda _domain, key: admits is not None and admits(_hex(key)))
+    _authenticator(socket.context).configure_curve_callback(domain, provider)
     socket.curve_server = True
     socket.curve_secretkey = _z85(security.own.secret)
     socket.curve_publickey = _z85(security.own.public)
@@ -95,16 +97,6 @@ def key_of(frame: zmq.Frame) -> str | None:
         return _hex(str(frame.get("User-Id")).encode())
     except (zmq.ZMQError, ValueError):
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Provider:
-    """pyzmq's interface for checking keys."""
-
-    admits: Admits
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        return self.admits(_hex(key))
 
 
 _domains = itertools.count(1)

@@ -4,48 +4,15 @@ A header is one msgpack map with the message's fields and its ``kind``. It is no
 missing or extra fields, wrong types and impossible plans all raise ProtocolError.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.errors import ProtocolError
-from splitinfer.wire import messages
 from splitinfer.wire.messages import Message
 
-_CLASSES: dict[str, type[Message]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        messages.Hello,
-        messages.Welcome,
-        messages.Refuse,
-        messages.Profile,
-        messages.Profiled,
-        messages.Load,
-        messages.Progress,
-        messages.Ready,
-        messages.Expect,
-        messages.Connect,
-        messages.Connected,
-        messages.Compress,
-        messages.ClockAsk,
-        messages.ClockTell,
-        messages.Echo,
-        messages.Echoed,
-        messages.MeasureNext,
-        messages.Measured,
-        messages.Step,
-        messages.Void,
-        messages.Result,
-        messages.Fault,
-        messages.AskManifest,
-        messages.TellManifest,
-        messages.AskRanges,
-        messages.TellRange,
-        messages.Unavailable,
-    )
-}
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in _CLASSES.items()}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {cls.__name__.lower(): TypeAdapter(cls) for cls in get_args(Message)}
 
 
 def kind_of(message: Message) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -114,7 +113,6 @@ def test_kills_are_counted_until_the_machine_starts_again(tmp_path: Path) -> Non
     leftovers.record("rdma_en3", 13, where, "first")
     found = leftovers.read(where, "first")
     assert [(each.device, each.pid) for each in found] == [("rdma_en5", 11), ("rdma_en5", 12), ("rdma_en3", 13)]
-    assert all(abs(each.at - time.time()) < 60 for each in found)
     assert leftovers.read(where, "second") == ()
     leftovers.record("rdma_en5", 14, where, "second")
     assert [each.pid for each in leftovers.read(where, "second")] == [14]
@@ -122,12 +120,12 @@ def test_kills_are_counted_until_the_machine_starts_again(tmp_path: Path) -> Non
 
 
 def test_the_warning_is_one_sentence_with_the_remedy() -> None:
-    one, two = (leftovers.Killed("rdma_en5", pid, 0.0) for pid in (1, 2))
+    one, two = (leftovers.Killed("rdma_en5", pid) for pid in (1, 2))
     assert leftovers.warning([one]) == (
         "1 process was killed inside an RDMA operation since this machine started (rdma_en5 1); it may hold 64 of the "
         "about 100 memory regions of its device, and wired memory: restart this machine if RDMA links fail"
     )
-    assert leftovers.warning([one, two, leftovers.Killed("rdma_en3", 3, 0.0)]).startswith(
+    assert leftovers.warning([one, two, leftovers.Killed("rdma_en3", 3)]).startswith(
         "3 processes were killed inside an RDMA operation since this machine started (rdma_en3 1, rdma_en5 2); each may"
     )
 
@@ -164,7 +162,6 @@ def test_a_device_has_one_holder(tmp_path: Path) -> None:
         devices.claim("rdma_en5", tmp_path)
     devices.claim("rdma_en3", tmp_path).release()
     first.release()
-    first.release()  # no matter
     devices.claim("rdma_en5", tmp_path).release()
 
 

@@ -11,18 +11,16 @@ What is modelled, and where it was reported (`mlx#` is an issue or pull request 
 `mlx/distributed/jaccl/lib`); *assumed*: no source says so, and the worse of the likely ways was chosen.
 
 a. Consecutive messages of different sizes hang or bring wrong data (mlx#3149). Here: a receive of another size than
-   the one before, without a sum between them, never returns, or returns what its buffer held (`MixedSizes`).
-b. A message is sent in frames of 4 KiB * 2^k, at most 512 KiB, the last one padded; in larger ones than 4 KiB only
-   from macOS 26.3 on (source: `buffer_size_from_message`). A send and its receive must be of equally many frames
-   (TN3205). Here: a frame that is longer than its receive is cut, a shorter one leaves the rest of the buffer as it
-   was, and the ends are out of step from then on.
+   the one before, without a sum between them, never returns.
+b. What JACCL's frames depend on, the versions of macOS at the two ends, is each device's own (`World.make`). Ends whose
+   frames differ are refused before they join (`transports.rdma.macos`), so the frames themselves are not modelled.
 c. The status of a completion is never read (source; mlx#3152): what failed counts as success. Here: `World.plan` makes
    the next messages of a device arrive damaged, as zeros, twice or not at all, and no end is told.
 d. About 100 memory regions a device (mlx#3162: the call returns NULL), of which a group of two takes 64: a second one
    fails with `[jaccl] Register memory region failed` (source). At most 10 queue pairs a device.
 e. Nothing has a timeout, and nobody is told that a peer is gone (mlx#3910, mlx#4278): a receive waits for ever, a send
    to a dead peer succeeds at once, one to a peer that does not receive waits when the buffers on the way are full.
-   What a send has more than its receive is dropped; a message that is missing is waited for.
+   A message that is missing is waited for.
 f. A peer has one completion queue for sends and receives, and neither looks whose completion it took (source:
    `MeshImpl::send`, `recv`). Here: an operation that begins while another is in progress raises, and is counted
    (`World.overlaps`), so that a test can fail.
@@ -39,5 +37,5 @@ by SIGSEGV in its next operation (mlx#4192).
 Not modelled: that waiting takes a whole core (it would take one from the tests), speed, and the GPU.
 
 Files: `world` the folder: devices, cables, planned faults · `device` what is registered on a device, which outlives
-processes · `wire` frames between two processes · `group` what replaces MLX's functions.
+processes · `wire` messages between two processes · `group` what replaces MLX's functions.
 """

@@ -20,12 +20,12 @@ from typing import Any
 import mlx.core as mx
 
 from transports.emulated_jaccl.device import Registration
-from transports.emulated_jaccl.wire import DATA, SUM, Wire, frame_bytes, hang
-from transports.emulated_jaccl.world import Fault, MixedSizes, What, World
+from transports.emulated_jaccl.wire import DATA, SUM, Wire, hang
+from transports.emulated_jaccl.world import Fault, What, World
 
 BACKEND = "jaccl"
 _GATHER_BYTES = 256
-_SUM_BYTES = 8
+_SUM_BYTES = 4096
 
 
 class EmulatedGroup:
@@ -34,7 +34,6 @@ class EmulatedGroup:
     def __init__(self, world: World, device: str, rank: int, wire: Wire, registration: Registration) -> None:
         self._world = world
         self._device = device
-        self._macos = world.ports[device].macos
         self._rank = rank
         self._wire = wire
         self._operation = threading.Lock()
@@ -59,24 +58,21 @@ class EmulatedGroup:
             if not self._has_summed:  # limit h
                 self._has_summed = True
                 return
-            size = frame_bytes(message.nbytes, self._macos)
-            for start in range(0, message.nbytes, size):
-                self._send_frame(message[start : start + size], size, fault=self._next_fault() if start == 0 else None)
+            for sent in self._what_is_sent(message):
+                self._wire.send(DATA, sent)
 
-    def _send_frame(self, content: memoryview, size: int, fault: Fault | None) -> None:
-        frame = bytearray(content) + bytes(size - content.nbytes)
+    def _what_is_sent(self, message: memoryview) -> list[memoryview | bytearray]:
+        """The message, or what a planned fault makes of it."""
+        fault = self._next_fault()
         if fault is None:
-            self._wire.send(DATA, frame)
-        elif fault.what is What.UNPLUG:
+            return [message]
+        if fault.what is What.UNPLUG:
             os.kill(os.getpid(), signal.SIGSEGV)
-        elif fault.what is What.ZERO:
-            self._wire.send(DATA, bytes(size))
-        elif fault.what is What.DUPLICATE:
-            self._wire.send(DATA, frame)
-            self._wire.send(DATA, frame)
-        elif fault.what is What.FLIP:
-            frame[fault.at] ^= 0x10
-            self._wire.send(DATA, frame)
+        damaged = bytearray(message)
+        if fault.what is What.FLIP:
+            damaged[fault.at] ^= 0x10
+        changed = {What.FLIP: [damaged], What.ZERO: [bytearray(message.nbytes)], What.DUPLICATE: [damaged, damaged]}
+        return [*changed.get(fault.what, [])]
 
     def _next_fault(self) -> Fault | None:
         """The one that is planned for this message."""
@@ -94,25 +90,15 @@ class EmulatedGroup:
     def recv(self, num_bytes: int) -> bytearray:
         with self._alone(), self._registration.receiving():
             before, self._received_size = self._received_size, num_bytes
-            size = frame_bytes(num_bytes, self._macos)
-            is_mixed = before not in (None, num_bytes) and self._world.mixed_sizes is not MixedSizes.WORK
-            if is_mixed and self._world.mixed_sizes is MixedSizes.HANG:
+            if before not in (None, num_bytes):  # limit a
                 hang()
-            message = bytearray()
-            while len(message) < num_bytes:
-                stale = bytes(self._wire.kept(size)) if is_mixed else b""
-                frame = self._wire.recv(DATA, size)
-                message += stale or frame
-            del message[num_bytes:]
-            return message
+            return self._wire.recv(DATA, num_bytes)
 
     def all_sum(self, values: list[float]) -> list[float]:
-        """The sums of up to one frame of numbers with the peer's."""
+        """The sums of a few numbers with the peer's."""
         with self._alone(), self._registration.receiving():
-            size = frame_bytes(_SUM_BYTES, self._macos)
-            mine = json.dumps(values).encode()
-            self._wire.send(SUM, mine.ljust(size))
-            theirs = json.loads(bytes(self._wire.recv(SUM, size)))
+            self._wire.send(SUM, json.dumps(values).encode().ljust(_SUM_BYTES))
+            theirs = json.loads(bytes(self._wire.recv(SUM, _SUM_BYTES)))
             self._has_summed = True
             self._received_size = None
             return [own + other for own, other in zip(values, theirs, strict=True)]

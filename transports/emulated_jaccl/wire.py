@@ -1,6 +1,6 @@
-"""Frames between two processes, over a socket whose end neither of them is told of.
+"""Messages between two processes, over a socket whose end neither of them is told of.
 
-A frame is `kind u8 | num_bytes u32`, then its bytes. The socket's buffers and its flow control stand for those of the
+A message is `kind u8 | num_bytes u32`, then its bytes. The socket's buffers and its flow control stand for those of the
 hardware.
 """
 
@@ -10,21 +10,10 @@ import contextlib
 import socket as sockets
 import struct
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
-SMALLEST, LARGEST = 4 << 10, 512 << 10  # bytes of a frame; both a power of two
-_SINCE_LARGER = (26, 3)
 _HEAD = struct.Struct("<BI")
 DATA, SUM = 1, 2
-
-
-def frame_bytes(num_bytes: int, macos: str) -> int:
-    """The size of the frames that a message of `num_bytes` is sent in."""
-    version = tuple(int(number) for number in macos.split(".")[:2])
-    size = SMALLEST
-    while version >= _SINCE_LARGER and size < min(num_bytes, LARGEST):
-        size *= 2
-    return size
 
 
 def hang() -> NoReturn:
@@ -37,17 +26,16 @@ class Wire:
     def __init__(self, socket: sockets.socket) -> None:
         self._socket = socket
         socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
-        self._kept: dict[int, bytearray] = {}  # of each size, the receive buffer, which keeps what it was filled with
 
-    def send(self, kind: int, frame: Any) -> None:
-        """Send one frame; to a peer that is gone it succeeds."""
+    def send(self, kind: int, message: bytes | bytearray | memoryview) -> None:
+        """Send a message; to a peer that is gone it succeeds."""
         with contextlib.suppress(OSError):
-            self._socket.sendall(_HEAD.pack(kind, len(frame)))
-            self._socket.sendall(frame)
+            self._socket.sendall(_HEAD.pack(kind, len(message)))
+            self._socket.sendall(message)
 
     def recv(self, kind: int, size: int) -> bytearray:
-        """The buffer of `size` bytes after the next frame has come; valid until the next call. Waits for ever."""
-        buffer = self.kept(size)
+        """The next message of a kind, cut or filled with zeros to `size` bytes. Waits for ever."""
+        buffer = bytearray(size)
         head = bytearray(_HEAD.size)
         while True:
             self._read(memoryview(head))
@@ -58,9 +46,6 @@ class Wire:
                 self._read(memoryview(bytearray(num_bytes - fitting)))
                 return buffer
             self._read(memoryview(bytearray(num_bytes)))  # of an operation that nobody waits for
-
-    def kept(self, size: int) -> bytearray:
-        return self._kept.setdefault(size, bytearray(size))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

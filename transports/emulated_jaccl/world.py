@@ -25,18 +25,10 @@ class What(StrEnum):
     """What can happen to a message on the wire. No end is told of any."""
 
     FLIP = "flip"  # one bit of the byte `at`
-    ZERO = "zero"  # its first frame brings zeros
-    DROP = "drop"  # its first frame does not arrive
-    DUPLICATE = "duplicate"  # its first frame arrives twice
+    ZERO = "zero"  # it brings zeros
+    DROP = "drop"  # it does not arrive
+    DUPLICATE = "duplicate"  # it arrives twice
     UNPLUG = "unplug"  # the cable is pulled: the sending process dies
-
-
-class MixedSizes(StrEnum):
-    """What a receive does whose size is not that of the one before (limit a)."""
-
-    HANG = "hang"
-    STALE = "stale"
-    WORK = "work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,6 @@ class World:
         text = json.loads((folder / "world.json").read_text())
         self.ports = {name: Port(**port) for name, port in text["ports"].items()}
         self.limits = Limits(**text["limits"])
-        self.mixed_sizes = MixedSizes(text["mixed_sizes"])
 
     @classmethod
     def make(
@@ -74,7 +65,6 @@ class World:
         num_cables: int = 1,
         macos: tuple[str, str] = (MACOS, MACOS),
         limits: Limits | None = None,
-        mixed_sizes: MixedSizes = MixedSizes.HANG,
     ) -> World:
         """Cables between two Macs: cable k joins `rdma_en{2k}`, the connecting side's, and `rdma_en{2k+1}`.
 
@@ -90,7 +80,6 @@ class World:
         content = {
             "ports": {name: asdict(port) for name, port in ports.items()},
             "limits": asdict(limits or Limits()),
-            "mixed_sizes": mixed_sizes,
         }
         (folder / "world.json").write_text(json.dumps(content))
         return cls(folder)

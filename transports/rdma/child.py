@@ -160,7 +160,8 @@ class Child:
                 self._send_empty(Kind.REST)
                 continue
             if record.word is Word.PARK:
-                self._rest_and_park()
+                self._release()
+                self._park()
                 is_within_frame = False
                 continue
             if self._is_resting:
@@ -170,10 +171,6 @@ class Child:
             self._channel.send(Word.CONSUMED)
             is_within_frame = record.word is Word.BEGIN
             self._is_resting = record.word is Word.LAST
-
-    def _rest_and_park(self) -> None:
-        self._release()
-        self._park()
 
     def _send_run(self, record: Record) -> None:
         """Send the contents of a record, each with its head."""

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from transports.base import TransportUnavailable
 from transports.rdma import leftovers
@@ -24,19 +25,15 @@ from transports.rdma import leftovers
 _PID_BYTES = 32
 
 
-class Claim:
+class Claim(NamedTuple):
     """A lock on a device; `descriptor` is to be inherited by the process that uses the device."""
 
-    def __init__(self, device: str, descriptor: int) -> None:
-        self.device = device
-        self.descriptor = descriptor
-        self._is_held = True
+    device: str
+    descriptor: int
 
     def release(self) -> None:
-        """Give up this process's share; the device is free once the child has ended, too."""
-        if self._is_held:
-            self._is_held = False
-            os.close(self.descriptor)
+        """Give up this process's share, once; the device is free once the child has ended, too."""
+        os.close(self.descriptor)
 
 
 def claim(device: str, where: Path | None = None) -> Claim:

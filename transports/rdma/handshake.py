@@ -94,29 +94,21 @@ def parse_opening(opening: bytes) -> LinkRequest:
     return request
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A group that was joined, and the number that its messages on this link carry."""
-
-    group: Group
-    nonce: int
-
-
 class RenewalFailed(TransportUnavailable):
     """A parked group could not be used again; its processes have ended, and another attempt makes a new one."""
 
 
-def join_as_connector(control: Link, parsed: RdmaAddress, options: LinkOptions) -> Joined:
+def join_as_connector(control: Link, parsed: RdmaAddress, options: LinkOptions) -> Group:
     """Join a group as rank 0. Raises TransportUnavailable; the control link is closed then."""
     shake = _Handshake(control, options, (str(parsed), control.peer_key))
     return shake.run(lambda: _connect(shake, parsed))
 
 
-def join_as_listener(control: Link, request: LinkRequest, options: LinkOptions) -> Joined:
+def join_as_listener(control: Link, request: LinkRequest, options: LinkOptions) -> Group:
     """Join a group as rank 1. Raises TransportUnavailable; the control link is closed then."""
     reason = usable(request.backend, request.device)
     if reason is None and request.backend == RING and options.security is not None:
-        reason = why_no_ring(_host_of(control.address))
+        reason = why_no_ring(parse_host_port(control.address).host)
     if reason is not None:
         control.close(reason)
         raise TransportUnavailable(reason)
@@ -150,12 +142,12 @@ class _Handshake:
         self.device = ""
         self.group: Group | None = None
 
-    def run(self, steps: Callable[[], None]) -> Joined:
+    def run(self, steps: Callable[[], None]) -> Group:
         try:
             steps()
             assert self.group is not None
             self.group.is_kept = False
-            return Joined(self.group, self.nonce)
+            return self.group
         except (TransportError, ChannelClosedError) as problem:
             reason = self._why(problem)
             self.control.close(reason)
@@ -325,7 +317,7 @@ def _accept(shake: _Handshake, request: LinkRequest) -> None:
         if not 0 <= num_missed <= _MAX_MISSED:
             shake.obtain(device, lambda _: False)
     shake.nonce = int.from_bytes(os.urandom(8), "little")
-    host = _host_of(shake.control.address)
+    host = parse_host_port(shake.control.address).host
     mine, own_port = _own_address(host) if request.backend == RING else ("", 0)
     shake.send("offer", nonce=shake.nonce, port=own_port, kept=shake.is_kept)
     go = shake.receive("go")
@@ -345,12 +337,7 @@ def _accept(shake: _Handshake, request: LinkRequest) -> None:
 
 def _device(backend: str, wanted: str) -> str:
     """This end's device; "" for ring. Raises TransportUnavailable."""
-    if backend == RING:
-        return ""
-    chosen = choose_device(wanted)
-    if not chosen.name:
-        raise TransportUnavailable(chosen.problem)
-    return chosen.name
+    return "" if backend == RING else choose_device(wanted)
 
 
 def _with_remedy(reason: str, device: str) -> str:
@@ -364,10 +351,6 @@ def _checked_port(port: object) -> int:
     if type(port) is not int or not 0 < port < 1 << 16:
         raise FrameError("the other end named no port")
     return port
-
-
-def _host_of(address: str) -> str:
-    return parse_host_port(address).host
 
 
 def _is_listening(address: str, port: int) -> bool:

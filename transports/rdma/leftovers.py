@@ -19,9 +19,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger("transports")
 
@@ -30,17 +30,11 @@ _PREFIX = "killed-"
 _TOOL_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """A process that was killed inside an operation of its group. `at`: seconds since the epoch."""
+class Killed(NamedTuple):
+    """A process that was killed inside an operation of its group."""
 
     device: str
     pid: int
-    at: float
-
-    @property
-    def line(self) -> str:
-        return f"{self.device} {self.pid} {self.at:.0f}\n"
 
 
 def folder() -> Path:
@@ -79,7 +73,7 @@ def record(device: str, pid: int, where: Path | None = None, boot: str | None = 
     try:
         where.mkdir(parents=True, exist_ok=True)
         with (where / name).open("a", encoding="ascii") as file:
-            file.write(Killed(device, pid, time.time()).line)
+            file.write(f"{device} {pid} {time.time():.0f}\n")
         for old in where.glob(_PREFIX + "*"):
             if old.name != name:
                 old.unlink(missing_ok=True)
@@ -96,8 +90,8 @@ def read(where: Path | None = None, boot: str | None = None) -> tuple[Killed, ..
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            device, pid, at = line.split()
-            found.append(Killed(device, int(pid), float(at)))
+            device, pid, _ = line.split()
+            found.append(Killed(device, int(pid)))
     return tuple(found)
 
 

@@ -30,12 +30,22 @@ from transports.base import (
     LinkClosed,
     LinkOptions,
 )
-from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatten, reason_bytes
+from transports.framing import (
+    PRELUDE_BYTES,
+    Kind,
+    Liveness,
+    Sequencer,
+    check_bounds,
+    decode,
+    encode,
+    flatten,
+    reason_bytes,
+)
 from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
-from transports.rdma.groups import kept_groups
-from transports.rdma.handshake import MAX_STEP_BYTES, Joined
-from transports.rdma.messages import Assembly, check_lengths, pack_table, unpack_table
+from transports.rdma.groups import Group, kept_groups
+from transports.rdma.handshake import MAX_STEP_BYTES
+from transports.rdma.messages import Assembly, pack_table, unpack_table
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")
@@ -51,12 +61,12 @@ def control_options(options: LinkOptions) -> LinkOptions:
 class RdmaLink(InboxLink):
     """One end. `rank` 0 is the connecting end, which writes to the group."""
 
-    def __init__(self, address: str, control: Link, joined: Joined, rank: int, options: LinkOptions) -> None:
+    def __init__(self, address: str, control: Link, group: Group, rank: int, options: LinkOptions) -> None:
         super().__init__(address, control, options)
         self.peer_key = control.peer_key
         self._control = control
-        self._joined_group = joined.group
-        self._process = joined.group.process
+        self._joined_group = group
+        self._process = group.process
         self._life = self._process.life
         self._is_whole = True  # as far as the link knows, the group is in order
         self._is_writer = rank == 0
@@ -206,7 +216,8 @@ class RdmaLink(InboxLink):
                 self._incoming.add(content)
             else:
                 lengths = unpack_table(content)
-                check_lengths(lengths, self._options)
+                # Before memory is allocated for them.
+                check_bounds(lengths[0] - PRELUDE_BYTES, lengths[1:], self._options)
                 self._incoming = Assembly(lengths, content)
         with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
             self._process.channel.send(Word.CONSUMED)

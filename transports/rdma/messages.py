@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from transports.base import Buffer, FrameError, LinkOptions
-from transports.framing import PRELUDE_BYTES, as_bytes
+from transports.base import Buffer, FrameError
+from transports.framing import as_bytes
 
 MAGIC = b"SPRD"
 VERSION = 2
@@ -129,17 +129,6 @@ def _table_crc(table: bytes | memoryview) -> int:
     return zlib.crc32(table, len(table))
 
 
-def check_lengths(lengths: Sequence[int], options: LinkOptions) -> None:
-    """Check the pieces' lengths before memory is allocated for them. Raises FrameError."""
-    if len(lengths) - 1 > options.max_parts:
-        raise FrameError(f"{len(lengths) - 1} parts; at most {options.max_parts} are allowed")
-    if lengths[0] > PRELUDE_BYTES + options.max_header_bytes:
-        raise FrameError(f"a header of {lengths[0]} bytes; at most {options.max_header_bytes} are allowed")
-    for index, length in enumerate(lengths[1:]):
-        if length > options.max_part_bytes:
-            raise FrameError(f"part {index} has {length} bytes; at most {options.max_part_bytes} are allowed")
-
-
 class Stream:
     """Reads several byte strings as one."""
 
@@ -165,25 +154,18 @@ class Assembly:
     def __init__(self, lengths: Sequence[int], content: memoryview) -> None:
         """`content`: the first message's, which began with the table. Raises FrameError when it is too long."""
         self._lengths = lengths
-        self._num_bytes = sum(lengths)
+        self._data = bytearray(sum(lengths))
         self._num_filled = 0
-        inline = content[table_bytes(len(lengths)) :]
-        self._data: bytes | bytearray
-        if inline.nbytes == self._num_bytes:  # copied once; memory for a longer one is allocated after its check
-            self._data = bytes(inline)
-            self._num_filled = inline.nbytes
-        else:
-            self._data = bytearray(self._num_bytes)
-            self.add(inline)
+        self.add(content[table_bytes(len(lengths)) :])
 
     @property
     def is_whole(self) -> bool:
-        return self._num_filled == self._num_bytes
+        return self._num_filled == len(self._data)
 
     def add(self, content: memoryview) -> None:
         """The next message's. Raises FrameError when it is too long."""
         end = self._num_filled + content.nbytes
-        if end > self._num_bytes or not isinstance(self._data, bytearray):
+        if end > len(self._data):
             raise FrameError("more bytes than were announced")
         self._data[self._num_filled : end] = content
         self._num_filled = end

@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from transports.base import TransportUnavailable
 from transports.rdma.address import JACCL
 from transports.rdma.macos import why_too_old
 
@@ -42,8 +43,11 @@ def usable(backend: str, device: str = "") -> str | None:
         return f"this build of MLX has no {backend}" + (": it needs the wheel for macOS 26" if backend == JACCL else "")
     if backend != JACCL:
         return None
-    chosen = choose_device(device)
-    return None if chosen.name else chosen.problem
+    try:
+        choose_device(device)
+    except TransportUnavailable as problem:
+        return problem.reason
+    return None
 
 
 def _is_available(backend: str) -> bool:
@@ -54,35 +58,31 @@ def _is_available(backend: str) -> bool:
     return mx.distributed.is_available(backend)
 
 
-class Choice(NamedTuple):
-    """A device's name; or "" and the reason why there is none."""
-
-    name: str
-    problem: str = ""
-
-
-def choose_device(wanted: str = "") -> Choice:
-    """The RDMA device to use: `wanted`, or the only one whose port is active."""
+def choose_device(wanted: str = "") -> str:
+    """The RDMA device to use: `wanted`, or the only one whose port is active. Raises TransportUnavailable."""
     try:
         listed, states = parse_devices(_output("ibv_devices")), parse_states(_output("ibv_devinfo"))
     except (OSError, subprocess.SubprocessError) as problem:
-        return Choice("", f"the RDMA devices cannot be listed: {problem}")
+        raise TransportUnavailable(f"the RDMA devices cannot be listed: {problem}") from problem
     return pick(wanted, listed, [device for device, state in states.items() if state == ACTIVE])
 
 
-def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> Choice:
+def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> str:
     """The device to use of those listed and those active (`choose_device`)."""
+    reason = ""
     if not listed:
-        return Choice("", "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery")
-    if wanted and wanted not in listed:
-        return Choice("", f"there is no RDMA device {wanted}; ibv_devices lists {', '.join(listed)}")
-    if wanted and wanted not in active:
-        return Choice("", f"the port of {wanted} is not active: is the cable in, and RDMA enabled at both ends?")
-    if not active:
-        return Choice("", f"no port of {', '.join(listed)} is active: is a cable in, and RDMA enabled at both ends?")
-    if not wanted and len(active) > 1:
-        return Choice("", f"{', '.join(active)} are active: name the one that leads to the other machine")
-    return Choice(wanted or active[0])
+        reason = "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery"
+    elif wanted and wanted not in listed:
+        reason = f"there is no RDMA device {wanted}; ibv_devices lists {', '.join(listed)}"
+    elif wanted and wanted not in active:
+        reason = f"the port of {wanted} is not active: is the cable in, and RDMA enabled at both ends?"
+    elif not active:
+        reason = f"no port of {', '.join(listed)} is active: is a cable in, and RDMA enabled at both ends?"
+    elif not wanted and len(active) > 1:
+        reason = f"{', '.join(active)} are active: name the one that leads to the other machine"
+    if reason:
+        raise TransportUnavailable(reason)
+    return wanted or active[0]
 
 
 def parse_devices(text: str) -> tuple[str, ...]:

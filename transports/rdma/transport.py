@@ -108,9 +108,9 @@ class RdmaListener(QueueListener[Link]):
     def _upgrade(self, control: TcpLink) -> None:
         link: RdmaLink | None = None
         try:
-            joined = join_as_listener(control, parse_opening(control.opening), self._options)
+            group = join_as_listener(control, parse_opening(control.opening), self._options)
             address = control.address.replace("tcp://", "rdma://", 1)
-            link = RdmaLink(address, control, joined, 1, self._options)
+            link = RdmaLink(address, control, group, 1, self._options)
         except TransportUnavailable as problem:
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
         finally:
@@ -160,8 +160,7 @@ class RdmaTransport:
             raise  # the keys do not match, which no other transport would change
         except LinkClosed as problem:
             raise TransportUnavailable(problem.reason) from problem
-        joined = join_as_connector(control, parsed, options)
-        return RdmaLink(address, control, joined, 0, options)
+        return RdmaLink(address, control, join_as_connector(control, parsed, options), 0, options)
 
     def _check_here(self, parsed: RdmaAddress, options: LinkOptions) -> None:
         reason = usable(parsed.backend, parsed.devices[0])
