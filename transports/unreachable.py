@@ -48,20 +48,6 @@ class Unreachable(NamedTuple):
         return f"{os.strerror(self.error)} ({self.host})"
 
 
-def most_telling(found: Sequence[Unreachable]) -> Unreachable | None:
-    """The attempt that says most about a host with several addresses; ``None`` of none.
-
-    >>> refused, no_route = Unreachable("10.0.0.1", errno.ECONNREFUSED), Unreachable("fd00::1", errno.ENETUNREACH)
-    >>> most_telling([no_route, refused]).host
-    '10.0.0.1'
-    """
-
-    def rank(attempt: Unreachable) -> int:
-        return _TELLING.index(attempt.error) if attempt.error in _TELLING else len(_TELLING)
-
-    return min(found, key=rank, default=None)
-
-
 def probe(hosts: Sequence[tuple[str, int]], seconds: float) -> Unreachable | None:
     """Connect to numeric addresses and ports, one after the other, and hang up.
 
@@ -75,7 +61,11 @@ def probe(hosts: Sequence[tuple[str, int]], seconds: float) -> Unreachable | Non
         if number == 0:
             return Unreachable(host, 0)
         found.append(Unreachable(host, number))
-    return most_telling(found)
+    return min(found, key=_rank, default=None)
+
+
+def _rank(attempt: Unreachable) -> int:
+    return _TELLING.index(attempt.error) if attempt.error in _TELLING else len(_TELLING)
 
 
 def _connect(host: str, port: int, seconds: float) -> int:

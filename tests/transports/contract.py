@@ -44,6 +44,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
+def num_threads_of_links() -> int:
+    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
+
+
 @contextlib.contextmanager
 def nobody_at(address: str) -> Iterator[str]:
     """An address of this kind at which nobody listens, nor will anybody else."""
@@ -78,13 +82,6 @@ def check_ping_pong(address: str) -> None:
             assert there.recv(SECONDS) == Frame(b"ping", (bytes([index]),))
             there.send(Frame(b"pong"))
             assert here.recv(SECONDS) == Frame(b"pong")
-
-
-def check_order(address: str) -> None:
-    with pair(address) as (here, there):
-        for index in range(2000):
-            here.send(numbered(index))
-        assert [number(there.recv(SECONDS)) for _ in range(2000)] == list(range(2000))
 
 
 def check_thousands_of_messages(address: str) -> None:

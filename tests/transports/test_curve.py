@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 
 import pytest
 import zmq
-from contract import QUICK, SECONDS, until
+from contract import QUICK, SECONDS
 from curve import OWN, secured
 
 import transports
-from transports import Frame, KeyPair, LinkClosed, LinkOptions, LinkRefused, LinkTimeout, Security, check_key
+from transports import Frame, KeyPair, LinkOptions, LinkRefused, LinkTimeout, Security, check_key
 
 LOOPBACK = "tcp://127.0.0.1:0"
 OTHER = KeyPair.make()
@@ -124,16 +123,6 @@ def test_damaged_frames_over_an_encrypted_link_end_it_and_nothing_else() -> None
             listener.accept(0.3)
         check_serves(listener.address, listener)
         raw.close()
-
-
-def test_a_lost_process_is_noticed_as_without_keys() -> None:
-    with transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK))
-        there = listener.accept(SECONDS)
-        ended = threading.Event()
-        there.deliver_to(lambda item: ended.set() if isinstance(item, LinkClosed) else None)
-        here.abort("gone")
-        until(ended.is_set, "the other end hears of it")
 
 
 @pytest.mark.parametrize("wrong", ["", "0" * 63, "G" * 64, "0" * 65, "A" * 64])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import threading
 import time
 
 import psutil
 import pytest
-from contract import CHECKS, QUICK, SECONDS, number, numbered, pair, reason_at, until
+from contract import CHECKS, QUICK, SECONDS, num_threads_of_links, number, numbered, pair, reason_at, until
 
 import transports
 from transports import AddressError, Frame, Link, LinkClosed, LinkOptions, emulated
@@ -211,17 +210,13 @@ def test_nothing_is_left_behind(carrier: str, ending: str) -> None:
         reason_at(here)
 
     one_round()  # starts zmq's own threads
-    until(lambda: num_transport_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     num_files, num_threads = me.num_fds(), me.num_threads()
     for _ in range(10):
         one_round()
-    until(lambda: num_transport_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
     until(lambda: me.num_threads() <= num_threads, "native threads end")
-
-
-def num_transport_threads() -> int:
-    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
 
 
 def test_an_idle_emulated_link_costs_nothing() -> None:

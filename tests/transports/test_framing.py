@@ -107,13 +107,6 @@ def test_without_payload_checksum_lengths_and_header_are_still_covered() -> None
             decode(wrong, OPTIONS)
 
 
-def test_other_version_is_named() -> None:
-    message = encoded(Kind.OPEN, 0, 0, b"", [])
-    message[0] = message[0][:4] + bytes([VERSION + 8]) + message[0][5:]
-    with pytest.raises(FrameError, match=f"version {VERSION + 8} there, version {VERSION} here"):
-        decode(message, OPTIONS)
-
-
 def test_bounds() -> None:
     for header, parts, words in (
         (b"h" * 1001, [], "header of 1001"),

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from contract import SECONDS, reason_at, until
+from contract import SECONDS, reason_at
 from echoes import EXIT, echo
 
 import transports
@@ -122,15 +122,3 @@ def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str
         assert receiver.recv(SECONDS).header == b"fits"
         reason_at(receiver)
         reason_at(sender)
-
-
-@every_scheme
-def test_a_peer_that_closes_gives_its_reason(address: str) -> None:
-    with transports.listen(address, options=LinkOptions()) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS)
-        there = listener.accept(SECONDS)
-        here.send(Frame(b"", (bytes(5 << 20),)))
-        here.close("that was all")
-        assert len(memoryview(there.recv(SECONDS).parts[0])) == 5 << 20
-        assert reason_at(there) == "that was all"
-        until(lambda: here.closed is not None, "the end at the other side")

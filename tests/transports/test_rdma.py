@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from contract import QUICK, SECONDS, pair, reason_at, until
+from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, until
 from curve import OWN, secured
 from echoes import echo, process
 from interrupts import freeze
@@ -132,7 +132,7 @@ def test_nothing_is_left_over() -> None:
     me = psutil.Process()
     with pair(RING):
         pass  # zmq's own threads
-    until(lambda: num_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     num_files = me.num_fds()
     shared = named_segments()
     for how in ("close", "abort"):
@@ -141,7 +141,7 @@ def test_nothing_is_left_over() -> None:
             here.send(Frame(b"x", (bytes(3 << 20),)))
             there.recv(SECONDS)
             getattr(here, how)("the end")
-    until(lambda: num_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     assert all(map(is_gone, children))
     until(lambda: me.num_fds() <= num_files, "descriptors are given back")
     assert named_segments() <= shared
@@ -150,10 +150,6 @@ def test_nothing_is_left_over() -> None:
 def named_segments() -> set[Path]:
     """Shared memory that would outlive us, where the system shows it."""
     return set(Path("/dev/shm").glob("splitinfer-*"))
-
-
-def num_threads() -> int:
-    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
 
 
 def test_an_idle_link_costs_nothing() -> None:

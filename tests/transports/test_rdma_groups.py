@@ -24,7 +24,7 @@ from transports import Frame, Link, LinkClosed, LinkOptions, Listener, Transport
 from transports.emulated_jaccl.device import Limits
 from transports.emulated_jaccl.world import VARIABLE, Fault, What, World
 from transports.rdma import child_process, groups, handshake, leftovers
-from transports.rdma.groups import Group, kept_groups
+from transports.rdma.groups import kept_groups
 
 HERE, THERE = "rdma_en0", "rdma_en1"
 both_ends = pytest.mark.parametrize("end", [0, 1], ids=["writer", "reader"])
@@ -417,8 +417,3 @@ def test_an_exhausted_device_says_what_to_do(tmp_path: Path, monkeypatch: pytest
         pytest.raises(TransportUnavailable, match=r"protection domain.*too many groups were made since the last start"),
     ):
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-
-
-def test_a_group_is_of_one_peer() -> None:
-    """Another address, another key: not the peer that the group was joined with."""
-    assert Group(None, ("rdma://a:1", None)).peer != Group(None, ("rdma://a:1", "key")).peer  # type: ignore[arg-type]

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from contract import CHECKS, QUICK, SECONDS, pair, payload, reason_at, until
-from echoes import echo
+from contract import CHECKS, SECONDS, pair, payload, reason_at
 from effort import long
-from interrupts import freeze
-from jaccl import READER, WRITER, all_received, carriers_of, is_gone, make_world, until_free
+from jaccl import READER, WRITER, all_received, make_world, until_free
 
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportUnavailable
@@ -133,58 +131,12 @@ def test_killed_children_end_the_link_at_both_ends(which: tuple[int, ...], world
     assert world.usage(WRITER).num_left == 0, "a writer is never within a receive"
 
 
-@pytest.mark.parametrize("end", [0, long(1)], ids=["writer", "reader"])
-def test_a_frozen_child_ends_the_link(end: int, world: World) -> None:
-    with pair(world.address(), BRISK) as links:
-        children = [child_of(one) for one in links]
-        freeze(children[end])
-        for one in links:
-            assert "hangs" in reason_at(one)
-    until_free(world)
-
-
 def test_a_pulled_cable_ends_the_link(world: World) -> None:
     with pair(world.address(), BRISK) as (here, there):
         world.plan(WRITER, [Fault(What.UNPLUG)])
         here.send(frame(1, SMALL))
         assert f"signal {signal.SIGSEGV.value}" in reason_at(here)
         assert "transport process" in reason_at(there)
-    until_free(world)
-
-
-@pytest.mark.parametrize("how", [long("close"), long("abort"), "abort by the reader", "within a frame"])
-def test_a_reader_is_not_killed_within_a_receive(how: str, world: World) -> None:
-    """Which would leave its memory registered: the device would be of no use until a restart."""
-    with pair(world.address(), BRISK) as (here, there):
-        here.send(frame(1, SMALL))
-        assert there.recv(SECONDS) == frame(1, SMALL)
-        if how == "within a frame":
-            here.send(frame(2, 8 << 20))
-        if how == "close":
-            here.close("enough")
-        else:
-            (there if how == "abort by the reader" else here).abort("enough")
-    until_free(world)
-    assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
-
-
-@pytest.mark.parametrize("side", ["connector", "listener"])
-def test_a_killed_engine_leaves_a_device_that_can_be_used(side: str, world: World) -> None:
-    with echo(side, QUICK, world.address()) as (here, child):
-        carriers = carriers_of(child.pid)
-        child.kill()
-        reason_at(here)
-    until_free(world)
-    until(lambda: all(map(is_gone, carriers)), "its carrier ends")
-    assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
-
-
-@pytest.mark.parametrize("side", [long("connector"), long("listener")])
-def test_a_frozen_engine_ends_the_link(side: str, world: World) -> None:
-    with echo(side, QUICK, world.address()) as (here, child):
-        child.send_signal(signal.SIGSTOP)
-        assert "nothing received" in reason_at(here)
-        child.kill()
     until_free(world)
 
 

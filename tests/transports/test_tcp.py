@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from contract import QUICK, SECONDS, pair, reason_at, until
+from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, until
 from curve import secured
 from echoes import echo, process
 
@@ -184,10 +184,6 @@ def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
         dealer.close()
 
 
-def num_transport_threads() -> int:
-    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
-
-
 def test_nothing_leaks() -> None:
     me = psutil.Process()
 
@@ -198,11 +194,11 @@ def test_nothing_leaks() -> None:
             here.close()
 
     one_round()  # starts zmq's own threads
-    until(lambda: num_transport_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     num_files, num_threads = me.num_fds(), me.num_threads()
     for _ in range(50):
         one_round()
-    until(lambda: num_transport_threads() == 0, "threads end")
+    until(lambda: num_threads_of_links() == 0, "threads end")
     until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
     until(lambda: me.num_threads() <= num_threads, "native threads end")
 
@@ -285,19 +281,6 @@ def test_complaints_are_rationed() -> None:
     assert allowed == WarningLimiter.MAX_HOSTS - 1
     assert limiter.allows("10.0.0.1:3", now=61.0)
     assert limiter.num_suppressed == 1 + 1000 - allowed
-
-
-def test_latency_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with echo("connector", LinkOptions()) as (link, _):
-        frame = Frame(b"step", (bytes(4096),))
-        times = []
-        for _ in range(200):
-            started = time.perf_counter()
-            link.send(frame)
-            link.recv(SECONDS)
-            times.append(time.perf_counter() - started)
-        with capsys.disabled():
-            print(f" [4 KiB round trip: {sorted(times)[100] * 1e6:.0f} us] ", end="")  # noqa: T201
 
 
 def test_ctrl_c_while_waiting_leaves_the_link_as_it_is() -> None:

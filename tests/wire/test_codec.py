@@ -4,7 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Any
 
@@ -459,12 +459,6 @@ def test_extra_fields_deep_inside_are_refused():
         ("welcome", "free_bytes", "many"),
         ("welcome", "free_bytes", 1.5),
         ("load", "bounds", [0, 20, 20]),
-        ("load", "bounds", [1, 20]),
-        ("load", "bounds", [0]),
-        ("load", "bounds", []),
-        ("load", "bounds", [0, 20]),  # stage 1 owns nothing
-        ("load", "stage", -1),
-        ("load", "stage", 2),
         ("ready", "rewind", "none"),
         ("echo", "reply_bytes", -1),
         ("echo", "reply_bytes", MOST_BYTES + 1),
@@ -526,8 +520,6 @@ def test_lists_and_tuples_are_the_same_on_the_wire():
 def test_a_plan_that_only_frees_has_no_tensor():
     message = messages.Step(StepPlan(0, freed=(1,)), None)
     assert decode(encode(message)) == message
-    with pytest.raises(ValueError, match="0 tokens and 3 hidden states"):
-        replace(message, tensor=TensorSpec("float32", (3, 8)))
 
 
 def test_the_most_that_requests_can_say_fits_in_a_frame():
