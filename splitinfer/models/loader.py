@@ -51,19 +51,15 @@ class Survey:
     """What a stage reads and needs.
 
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
-    caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
-    for what it does not compute. ``head_bytes``: of a float32 copy of the head, where a step in float32 makes one;
-    ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without repetitions. ``tables``:
-    what stays on disk.
+    caches can be rolled back (``core.kv.rewind``). ``head_bytes``: of a float32 copy of the head, where a step in
+    float32 makes one; ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without
+    repetitions. ``tables``: what stays on disk.
     """
 
-    num_layers: int
     tensors: frozenset[str]
     files: tuple[str, ...]
     need: Need
     rewind: int | None
-    hidden_size: int
-    logits_size: int
     head_bytes: int | None = 0
     attention: tuple[Attention, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -138,13 +134,10 @@ def survey(
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
-        num_layers=stage.num_layers,
         tensors=frozenset(tensors),
         files=tuple(files),
         need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
         rewind=least_rewind(rewind_limit(c) for c in own),
-        hidden_size=0 if stage.is_last else output.shape[-1],
-        logits_size=output.shape[-1] if stage.is_last else 0,
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
         attention=attention,
         tables=tables,

@@ -64,9 +64,9 @@ def free_bytes(patience: float | None = None) -> int:
     return left_over(available, limit, mx.get_active_memory(), others)
 
 
-def unloaded_bytes(patience: float | None = None) -> int:
+def unloaded_bytes() -> int:
     """Bytes this process might take for weights and KV if it held nothing that it holds now."""
-    return free_bytes(patience) + mx.get_active_memory()
+    return free_bytes() + mx.get_active_memory()
 
 
 def own_memory_of_gpu() -> tuple[int, int] | None:

@@ -215,22 +215,18 @@ def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
     return model
 
 
-class _OnHost:
-    """Which n-grams tokens are, computed at once and not on the device, behind whose work it would wait."""
-
-    def __init__(self, real: nn.Module) -> None:
-        self._real = real
-
-    def __call__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        with mx.stream(mx.cpu):
-            return np.array(self._real(*args, **kwargs))
-
-
 def hash_on_host(model: nn.Module) -> None:
-    """From now on tell a model's n-grams as numbers of the host, if all rows that it looks up by them are in files."""
+    """From now on tell a model's n-grams as numbers of the host, if all rows that it looks up by them are in files.
+    They are computed at once and not on the device, behind whose work that would wait."""
     engrams = [layer.engram for layer in model.layers if getattr(layer, "engram", None) is not None]
     if getattr(model, "engram_hash", None) is not None and all(isinstance(e.embed, StandIn) for e in engrams):
-        model.engram_hash = _OnHost(model.engram_hash)
+        hashed = model.engram_hash
+
+        def on_host(*args: Any, **kwargs: Any) -> np.ndarray:
+            with mx.stream(mx.cpu):
+                return np.array(hashed(*args, **kwargs))
+
+        model.engram_hash = on_host
 
 
 def _register() -> None:

@@ -44,11 +44,6 @@ class Errors:
     tolerances: Floats
     values: Floats
 
-    @property
-    def are_tolerable(self) -> bool:
-        """Whether none exceeds its tolerance."""
-        return bool(np.all(self.values <= self.tolerances))
-
 
 def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Errors]) -> str | None:
     """Why a trial's errors cannot be rounding; ``None`` if they can.
@@ -61,7 +56,7 @@ def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Erro
     trials, own = list[Errors](), list[Errors]()
     for number in range(_MAX_ROUNDS):
         trials.append(trial(number))
-        if number == 0 and trials[0].are_tolerable:
+        if number == 0 and np.all(trials[0].values <= trials[0].tolerances):
             return None
         own.append(noise(number))
         is_decided, reason = _judge(trials, own)

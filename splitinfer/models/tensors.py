@@ -19,22 +19,8 @@ from numpy.typing import NDArray
 from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
 
-_HIDDEN = ("float32", "float16", "bfloat16")
-_DTYPES: dict[str, tuple[mx.Dtype, type[np.generic]]] = {
-    "float32": (mx.float32, np.float32),
-    "float16": (mx.float16, np.float16),
-    "bfloat16": (mx.bfloat16, np.uint16),
-    "bool": (mx.bool_, np.bool_),
-    "uint8": (mx.uint8, np.uint8),
-    "int8": (mx.int8, np.int8),
-    "uint16": (mx.uint16, np.uint16),
-    "int16": (mx.int16, np.int16),
-    "uint32": (mx.uint32, np.uint32),
-    "int32": (mx.int32, np.int32),
-    "uint64": (mx.uint64, np.uint64),
-    "int64": (mx.int64, np.int64),
-    "complex64": (mx.complex64, np.complex64),
-}
+_HIDDEN: dict[str, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+"""The dtypes of hidden states, by MLX's names, each with that in which numpy reads it."""
 
 
 def dtype_of(name: str) -> mx.Dtype:
@@ -45,18 +31,19 @@ def dtype_of(name: str) -> mx.Dtype:
     """
     if name not in _HIDDEN:
         raise ValueError(f"hidden states cannot be {name!r:.20}; known are {', '.join(_HIDDEN)}")
-    return _DTYPES[name][0]
+    return mlx_dtype(name)
 
 
 def mlx_dtype(name: str) -> mx.Dtype:
-    """Any known dtype by MLX's name.
+    """Any dtype by MLX's name.
 
     Raises:
         ValueError: an unknown one.
     """
-    if name not in _DTYPES:
+    found = getattr(mx, "bool_" if name == "bool" else name, None)
+    if not isinstance(found, mx.Dtype):
         raise ValueError(f"unknown dtype {name!r:.20}")
-    return _DTYPES[name][0]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,22 +117,11 @@ def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
     """
     if spec.dtype not in _HIDDEN:
         raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_HIDDEN)}")
-    wanted = prod(spec.shape) * _DTYPES[spec.dtype][0].size
+    dtype = mlx_dtype(spec.dtype)
+    wanted = prod(spec.shape) * dtype.size
     if any(n <= 0 for n in spec.shape) or memoryview(buffer).nbytes != wanted:
         raise ProtocolError(
             f"the peer sent {memoryview(buffer).nbytes} bytes for hidden states {spec.shape} of {wanted}"
         )
-    return array_of(spec, buffer)
-
-
-def array_of(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """An array of any known dtype from its bytes, copied.
-
-    Raises:
-        ValueError: an unknown dtype, or bytes that do not fill the shape exactly.
-    """
-    if spec.dtype not in _DTYPES:
-        raise ValueError(f"unknown dtype {spec.dtype}")
-    dtype, numpy_dtype = _DTYPES[spec.dtype]
-    array = mx.array(np.frombuffer(buffer, numpy_dtype).reshape(spec.shape))
+    array = mx.array(np.frombuffer(buffer, _HIDDEN[spec.dtype]).reshape(spec.shape))
     return array.view(dtype) if dtype == mx.bfloat16 else array

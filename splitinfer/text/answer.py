@@ -59,16 +59,6 @@ class AnswerFormat:
         self._wrapper = wrapper
 
     @property
-    def has_reasoning(self) -> bool:
-        """Whether the model marks its reasoning."""
-        return bool(self._wrapper.has_thinking)
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether the model's calls of tools can be parsed."""
-        return bool(self._wrapper.has_tool_calling)
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """The strings that mark something. Text must contain them for a parser, although they may be special tokens."""
         wrapper = self._wrapper
@@ -88,7 +78,7 @@ class AnswerFormat:
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
             return str(state)
-        if not self.has_reasoning:
+        if not self._wrapper.has_thinking:
             return _NORMAL
         tail = list(prompt[-OPENING:])
         is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)

@@ -45,8 +45,6 @@ class Harmony:
     """Conversations as token ids, and answers as parts, as ``text.answer.AnswerFormat``. ``encoding``: openai-harmony's
     ``HarmonyEncoding``."""
 
-    has_reasoning = True
-    has_tools = True
     markers = _MARKERS
 
     def __init__(self, encoding: Any) -> None:

@@ -47,7 +47,6 @@ def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None,
     logits = compare.run(stages, tokens, compare.CHUNK)
     assert compare._equal(logits, compare.run([StageModel(reference, 0, num_layers)], tokens, compare.CHUNK))
     assert compare._difference(logits, expected) < compare.TOLERANCE
-    assert found[0].hidden_size >= stages[0]._outgoing.width  # type: ignore[union-attr]
     for stage, others in zip(found, [range(cut, num_layers), range(cut)], strict=True):
         foreign = {f".{i}." for i in others}
         assert not [t for t in stage.tensors if any(f".layers{i}" in t for i in foreign)]

@@ -57,7 +57,6 @@ def test_stages_share_nothing_but_a_tied_embedding_and_leave_nothing_out(name: s
     assert bool(twice) == tied
     assert not any("embed" in tensor or "head" in tensor for tensor in found[1].tensors)
     for part in found:
-        assert part.num_layers == 4
         assert set(part.files) == {checkpoint.tensors[tensor].file for tensor in part.tensors}
         assert part.need.weights == sum(checkpoint.tensors[tensor].nbytes for tensor in part.tensors)
     first, second = checkpoint.files
@@ -81,12 +80,6 @@ def test_a_few_tokens_tell_the_need_of_many(name: str, tiny_folder: Folder, monk
     few = [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
     monkeypatch.setattr(loader, "_EVEN", loader._LONG)
     assert few == [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
-
-
-def test_the_sizes_of_what_comes_out(tiny_folder: Folder):
-    checkpoint = open_folder(tiny_folder("llama"))
-    found = [survey(checkpoint, start, end, None) for start, end in CUTS]
-    assert [(part.hidden_size, part.logits_size) for part in found] == [(64, 0), (64, 0), (0, 160)]
 
 
 @pytest.mark.parametrize(("name", "rewind"), [("llama", None), ("gemma3_text", 256), ("qwen3_next", 0)])

@@ -215,12 +215,7 @@ def test_markers_are_shown_where_they_are_asked_for(tmp_path: Path, special: boo
 
 def test_the_format_is_found(tmp_path: Path):
     form = marked(tmp_path, special=True).answer_format
-    assert (form.has_reasoning, form.has_tools) == (True, True)
     assert form.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
-
-
-def test_the_demo_marks_nothing(tokenizer: Tokenizer):
-    assert (tokenizer.answer_format.has_reasoning, tokenizer.answer_format.has_tools) == (False, False)
 
 
 def test_tools_and_options_reach_the_template(tmp_path: Path):
