@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil
 
-from splitinfer.core.kv.budget import BLOCK, STAGE_MARGIN, KVUse, StageKV, use_of
+from splitinfer.core.kv.budget import BLOCK, STAGE_MARGIN, KVBudget, KVUse, StageKV
 from splitinfer.core.kv.growth import spare
 from splitinfer.core.layout import LOCAL
 from splitinfer.machine.profile import Profiles
@@ -45,7 +45,7 @@ class Memory:
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place; 0 or
         fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
-        one = use_of(context)
+        one = KVBudget().use_of(context)
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         for machine, start, end in cut.stages():

@@ -40,7 +40,6 @@ from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import INT8
-from splitinfer.engine.drafts.draft_model import common_prefix
 
 KINDS = ("kill", "freeze", "cut", "stutter", "twice", "coordinator")
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
@@ -279,7 +278,8 @@ def _differences(rig: Rig, indices: Sequence[int], answers: Sequence[Answer]) ->
     for index, answer in zip(indices, answers, strict=True):
         said, expected = answer.token_ids, rig.expected[index]
         if said != expected:
-            at = common_prefix(said, expected)
+            differ = (i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b)
+            at = next(differ, min(len(said), len(expected)))
             told = f"{said[at : at + 6]}, expected {expected[at : at + 6]}"
             yield f"request {index}, {answer.num_cached} cached, {len(said)} tokens: token {at} differs: {told}"
 

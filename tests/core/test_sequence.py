@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.engine.drafts.draft_model import common_prefix
 
 
 @pytest.mark.parametrize(
@@ -153,13 +151,3 @@ def test_an_end_token_in_the_prompt_ends_nothing():
 
 
 short = st.lists(st.integers(0, 2), max_size=8)
-
-
-@given(short, short, short)
-def test_common_prefix(start: list[int], a: list[int], b: list[int]):
-    a, b = start + a, start + b
-    n = common_prefix(a, b)
-    assert a[:n] == b[:n]
-    assert n >= len(start)
-    assert n in (len(a), len(b)) or a[n] != b[n]
-    assert common_prefix(b, tuple(a)) == n

@@ -16,7 +16,7 @@ from random import Random
 
 from splitinfer.core.kv import budget
 from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, chained
-from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV, use_of
+from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.plan import (
     NewSequence,
@@ -264,7 +264,7 @@ class ToyStage:
         """What the caches take, as the stages see it."""
         use = KVUse(stored=len(self.blocks))
         for cache in (*self.caches.values(), *self.left.values()):
-            use += use_of(len(cache.tokens), self.block)
+            use += KVBudget(block=self.block).use_of(len(cache.tokens))
         return use
 
 

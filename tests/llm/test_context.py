@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stages import pipeline
 
 from splitinfer.core.fingerprint import Fingerprint
-from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.engine.stage.loader import LoadedStage
@@ -26,8 +26,8 @@ def test_the_longest_fits_and_a_block_more_does_not(memory: list[StageKV], most:
     budget = KVBudget(tuple(memory))
     longest = budget.longest(most)
     assert longest == most or longest % BLOCK == 0
-    assert budget.fits(use_of(longest)) or longest <= BLOCK
-    assert longest >= most or not budget.fits(use_of(min(longest + BLOCK, most)))
+    assert budget.fits(KVBudget().use_of(longest)) or longest <= BLOCK
+    assert longest >= most or not budget.fits(KVBudget().use_of(min(longest + BLOCK, most)))
 
 
 @pytest.mark.parametrize(

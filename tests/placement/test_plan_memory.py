@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from splitinfer.core.kv.budget import BLOCK, KV_SHARE, STAGE_MARGIN, KVBudget, StageKV, use_of
+from splitinfer.core.kv.budget import BLOCK, KV_SHARE, STAGE_MARGIN, KVBudget, StageKV
 from splitinfer.core.layout import LOCAL
 from splitinfer.machine.profile import DraftProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
@@ -22,7 +22,7 @@ def test_what_a_machine_lacks_is_what_it_needs_to_load_and_to_admit():
     memory = Memory(rig((1, 1), free=(10 * GB, 3 * GB)), _NO_DRAFT)
     first, last = memory.lacks(_CUT, 8192, 4).values()
     weights = MODEL.weights(0, 8), MODEL.weights(8, 12)
-    tokens = 4 * use_of(8192).tokens
+    tokens = 4 * KVBudget().use_of(8192).tokens
     assert first == weights[0] + round(8 * 4096 * tokens / KV_SHARE) - 10 * GB
     assert last == weights[1] + round(4 * 4096 * tokens / KV_SHARE) - 3 * GB
     # With little KV the margin decides, which loading wants to see free.

@@ -44,23 +44,6 @@ NOTHING = KVUse()
 STORED_BLOCK = KVUse(stored=1)
 
 
-def use_of(num_tokens: int, block: int = BLOCK) -> KVUse:
-    """The use of one sequence with KV of ``num_tokens`` tokens.
-
-    >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 256), use_of(257) == KVUse(1, 512)
-    (True, True, True)
-    """
-    return KVUse(1, mean_room(num_tokens, block)) if num_tokens else NOTHING
-
-
-def growth(before: int, after: int, block: int = BLOCK) -> KVUse:
-    """The additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never shrinks."""
-    # This is called for each decode in each step, and nearly every decode stays inside its block.
-    if after <= before or (before and (after - 1) // block == (before - 1) // block):
-        return NOTHING
-    return use_of(after, block) - use_of(before, block)
-
-
 @dataclass(frozen=True, slots=True)
 class StageKV:
     """One stage's memory for KV, in bytes: in all, for each token of a sequence, for each sequence of any length, and
@@ -111,12 +94,20 @@ class KVBudget:
     block: int = BLOCK
 
     def use_of(self, num_tokens: int) -> KVUse:
-        """See ``use_of``."""
-        return use_of(num_tokens, self.block)
+        """The use of one sequence with KV of ``num_tokens`` tokens.
+
+        >>> use_of = KVBudget().use_of
+        >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 256), use_of(257) == KVUse(1, 512)
+        (True, True, True)
+        """
+        return KVUse(1, mean_room(num_tokens, self.block)) if num_tokens else NOTHING
 
     def growth(self, before: int, after: int) -> KVUse:
-        """See ``growth``."""
-        return growth(before, after, self.block)
+        """The additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never shrinks."""
+        # This is called for each decode in each step, and nearly every decode stays inside its block.
+        if after <= before or (before and (after - 1) // self.block == (before - 1) // self.block):
+            return NOTHING
+        return self.use_of(after) - self.use_of(before)
 
     def fits(self, use: KVUse) -> bool:
         """Whether every stage has room for ``use``."""
@@ -125,7 +116,7 @@ class KVBudget:
     def share(self, use: KVUse) -> float:
         """The share of memory that ``use`` takes on the fullest stage; 0 without a bound.
 
-        >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(use_of(1))
+        >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(KVUse(1, BLOCK))
         0.5
         """
         return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)

@@ -60,7 +60,7 @@ from splitinfer.core.scheduler.policy import Policy, PolicyConfig
 from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.speculation.choice import Eithers
+from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
@@ -90,7 +90,7 @@ class Scheduler:
                 config.blocks.keeps_blocks,
                 kv.block,
                 is_at_end=config.drafts_at_end,
-                eithers=Eithers() if config.with_ngrams else None,
+                choosers=Choosers() if config.with_ngrams else None,
             )
             if config.speculates or config.forces
             else None,

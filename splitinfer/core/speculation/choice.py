@@ -59,7 +59,7 @@ def _class_of(length: int) -> int:
     return sum(length >= bound for bound in _BOUNDS)
 
 
-class Either:
+class Chooser:
     """Chooses for one sequence, and learns from its tokens. ``like``: what all sequences have shown."""
 
     def __init__(self, like: Choice | None = None) -> None:
@@ -101,17 +101,17 @@ class Either:
         self._index.follow(tokens)
 
 
-class Eithers:
-    """One ``Either`` for each sequence, which share what they learn."""
+class Choosers:
+    """One ``Chooser`` for each sequence, which share what they learn."""
 
     def __init__(self) -> None:
         self._all = Choice()
-        self._each: OrderedDict[int, Either] = OrderedDict()
+        self._each: OrderedDict[int, Chooser] = OrderedDict()
 
-    def of(self, seq_id: int) -> Either:
+    def of(self, seq_id: int) -> Chooser:
         """A sequence's."""
         if seq_id not in self._each:
-            self._each[seq_id] = Either(self._all)
+            self._each[seq_id] = Chooser(self._all)
             while len(self._each) > _MAX_SEQUENCES:
                 self._each.popitem(last=False)
         return self._each[seq_id]
@@ -123,8 +123,8 @@ class Eithers:
     def chosen(self, seq_id: int, tokens: Seq[int], drafts: Seq[int]) -> list[int]:
         """Of a model's ``drafts`` behind all ``tokens``, and as many guesses, those to use. All of the model's are
         judged, used or not: they are made in any case."""
-        either, own = self.of(seq_id), list(drafts)
-        guesses = either.guesses(tokens, [], len(own))
+        chooser, own = self.of(seq_id), list(drafts)
+        guesses = chooser.guesses(tokens, [], len(own))
         for i, token_id in enumerate(own):
-            either.drafted(tokens, own[:i], token_id, by_model=True)
+            chooser.drafted(tokens, own[:i], token_id, by_model=True)
         return own if own[: len(guesses)] == guesses else guesses

@@ -23,7 +23,7 @@ from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts, Sum
-from splitinfer.core.speculation.choice import Eithers
+from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.controller import Controller
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.core.speculation.group_controller import GroupController
@@ -87,7 +87,7 @@ class Speculation:
     controller: Controller = field(init=False)
     has_states: bool = field(init=False)  # whether the stages hold states
     is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
-    eithers: Eithers | None = None  # n-grams beside the last stage's drafts
+    choosers: Choosers | None = None  # n-grams beside the last stage's drafts
     are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
@@ -153,8 +153,8 @@ class Speculation:
         """Take in the drafts that the last stage has made behind a sequence's last token."""
         proposal = None if seq.has_guesses else self._proposal(seq, len(drafts), longest)
         if proposal is not None:
-            if self.eithers is not None:
-                drafts = self.eithers.chosen(seq.seq_id, seq.tokens, drafts)
+            if self.choosers is not None:
+                drafts = self.choosers.chosen(seq.seq_id, seq.tokens, drafts)
             proposal.drafts = [Draft(token_id, seconds=0.0) for token_id in drafts[: proposal.count]]
             self.take(proposal, longest)
 
@@ -258,5 +258,5 @@ class Speculation:
         self._in_a_row.pop(seq.seq_id, None)
         if seq.finish_reason is not None:
             self.controller.forget(seq.seq_id)
-        if self.eithers is not None:
-            self.eithers.forget(seq.seq_id)
+        if self.choosers is not None:
+            self.choosers.forget(seq.seq_id)

@@ -117,15 +117,13 @@ class EventQueue:
 
     def get(self) -> StreamEvent:
         """Wait for the next event."""
-        return self._decoded(self._queue.get())
+        item = self._queue.get()
+        return self._decode(item) if isinstance(item, _Taken) else item
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no event now; for the one reader, it stays as it is while there is one."""
         return self._queue.empty()
-
-    def _decoded(self, item: Came) -> StreamEvent:
-        return self._decode(item) if isinstance(item, _Taken) else item
 
 
 class RequestState:

@@ -171,12 +171,6 @@ class DraftModel:
         entry.tokens += chunk
         return True
 
-    def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield up to ``count`` drafts."""
-        for (draft,) in self.draft_together([seq], [count]):
-            if draft is not None:
-                yield draft
-
     def draft_together(
         self, seqs: Seq[Sequence], counts: Seq[int], given: Seq[Seq[int]] = ()
     ) -> Iterator[list[Draft | None]]:
@@ -321,10 +315,4 @@ def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft 
 def _num_shared(a: list[int], b: list[int]) -> int:
     """The number of equal leading tokens: nearly always all of the shorter list, which is compared at C's speed."""
     size = min(len(a), len(b))
-    return size if a[:size] == b[:size] else common_prefix(a, b)
-
-
-def common_prefix(a: Seq[int], b: Seq[int]) -> int:
-    """The number of leading tokens that two sequences share."""
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)
+    return size if a[:size] == b[:size] else next(i for i in range(size) if a[i] != b[i])

@@ -1,8 +1,8 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; and n-gram lookup.
 
     prepare          compute a part of a prompt, while the coordinator is idle
-    drafts           yield tokens that may follow a sequence's stream: its tokens, and the drafts under way
-    draft_together   the same for several sequences, a round at a time: one draft of each
+    draft_together   yield rounds of tokens that may follow the streams of some sequences, one draft of each; a stream
+                     is a sequence's tokens, and the drafts under way
     forget           drop the state of a sequence that has ended
 
 A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
@@ -59,10 +59,6 @@ class Drafter(Protocol):
 
     def prepare(self, seq: Sequence) -> bool:
         """Do a part of what must be done before a sequence's first draft; whether there was anything to do."""
-        ...
-
-    def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield at most ``count`` drafts that follow ``seq.stream``, which does not change meanwhile."""
         ...
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.choice import Eithers
+from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.draft_model import DraftModel
@@ -21,7 +21,7 @@ class ModelWithNGrams:
     def __init__(self, model: DraftModel) -> None:
         self.name = model.name + WITH_NGRAMS
         self._model = model
-        self._eithers = Eithers()
+        self._choosers = Choosers()
         self._has_drafted = False  # the model
 
     def use_device(self, device: Device) -> None:
@@ -32,12 +32,6 @@ class ModelWithNGrams:
         """Compute a part of a prompt, unless the next draft is an n-gram's."""
         return not self._guesses(seq, 1) and self._model.prepare(seq)
 
-    def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield up to ``count`` drafts."""
-        for (draft,) in self.draft_together([seq], [count]):
-            if draft is not None:
-                yield draft
-
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """See ``Drafter``: the guesses first, then the model's drafts behind them."""
         given = [self._guesses(seq, count) for seq, count in zip(seqs, counts, strict=True)]
@@ -47,16 +41,16 @@ class ModelWithNGrams:
                 if draft is None:
                     continue
                 by_model = draft.seconds != 0.0  # else it was known
-                self._eithers.of(seq.seq_id).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
+                self._choosers.of(seq.seq_id).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
                 self._has_drafted |= by_model
                 before.append(draft.token_id)
             yield found
 
     def forget(self, seq_id: int) -> None:
         """Drop a sequence's state."""
-        self._eithers.forget(seq_id)
+        self._choosers.forget(seq_id)
         self._model.forget(seq_id)
 
     def _guesses(self, seq: Sequence, count: int) -> list[int]:
-        guesses = self._eithers.of(seq.seq_id).guesses(seq.tokens, [*seq.drafts], count)
+        guesses = self._choosers.of(seq.seq_id).guesses(seq.tokens, [*seq.drafts], count)
         return guesses if self._has_drafted else []

@@ -163,7 +163,8 @@ class Worker:
         self._expecting = False
         try:
             if isinstance(event, StepFailed):
-                self._raise(event)
+                if not event.is_late():
+                    raise event.error
             elif isinstance(event, tuple):
                 self._handle(*event)
             elif event is _STOP:
@@ -181,10 +182,6 @@ class Worker:
             log.exception("the stage failed")
             self._fail(f"{self.name} failed ({type(error).__name__}: {error})")
         return True
-
-    def _raise(self, why: StepFailed) -> None:
-        if not why.is_late():
-            raise why.error
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
         if self._weights.takes(connection, item):

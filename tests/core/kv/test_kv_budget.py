@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV, growth, use_of
+from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV
 from splitinfer.core.kv.growth import spare
 
 counts = st.integers(0, 50_000)
@@ -14,7 +14,7 @@ stages = st.builds(StageKV, st.integers(0, 10**7), st.integers(0, 2000), st.inte
 def total(lengths: list[int]) -> KVUse:
     use = KVUse()
     for length in lengths:
-        use += use_of(length)
+        use += KVBudget().use_of(length)
     return use
 
 
@@ -30,20 +30,20 @@ def test_the_smallest_stage_decides(them: list[StageKV], lengths: list[int]):
 
 @given(counts, counts)
 def test_growth_is_the_difference(before: int, more: int):
-    assert use_of(before) + growth(before, before + more) == use_of(before + more)
-    assert growth(before + more, before) == KVUse()
+    assert KVBudget().use_of(before) + KVBudget().growth(before, before + more) == KVBudget().use_of(before + more)
+    assert KVBudget().growth(before + more, before) == KVUse()
 
 
 def test_a_block_is_taken_with_its_first_token():
-    assert growth(0, 1) == KVUse(1, BLOCK)
-    assert growth(BLOCK - 1, BLOCK) == KVUse()
-    assert growth(BLOCK, BLOCK + 1) == KVUse(0, BLOCK)
+    assert KVBudget().growth(0, 1) == KVUse(1, BLOCK)
+    assert KVBudget().growth(BLOCK - 1, BLOCK) == KVUse()
+    assert KVBudget().growth(BLOCK, BLOCK + 1) == KVUse(0, BLOCK)
 
 
 @given(st.lists(stages, max_size=4), st.integers(1, 10_000))
 def test_what_never_fits_is_refused_and_nothing_else(them: list[StageKV], num_tokens: int):
     budget = KVBudget(tuple(them))
-    if budget.fits(use_of(num_tokens)):
+    if budget.fits(KVBudget().use_of(num_tokens)):
         budget.check(num_tokens)
         return
     with pytest.raises(NeverFits) as caught:

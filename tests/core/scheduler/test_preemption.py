@@ -4,7 +4,7 @@ import pytest
 from toy import House, ToyDisk, blocks, small
 
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
@@ -226,7 +226,7 @@ def picture(scheduler: Scheduler) -> object:
 def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
     senior, junior = (Sequence(i, [0] * BLOCK, SamplingParams(), 0, arrival=i) for i in (1, 2))
     senior.num_scheduled = BLOCK
-    allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), use_of(BLOCK), iter(()), [senior, junior])
+    allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), KVBudget().use_of(BLOCK), iter(()), [senior, junior])
     assert not allocation.allocate(junior, 0, BLOCK)
     assert allocation.preempted == []
 

@@ -5,21 +5,23 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.choice import Choice, Either, Eithers
+from splitinfer.core.speculation.choice import Choice, Chooser, Choosers
 
 
-def drafted(text: list[int], prompt: int, model: Callable[[int], int], *, either: Either, block: int = 3) -> list[bool]:
+def drafted(
+    text: list[int], prompt: int, model: Callable[[int], int], *, chooser: Chooser, block: int = 3
+) -> list[bool]:
     """Draft for a text in blocks, each behind the tokens known; for each token that was drafted right or wrong, in
     order, whether the draft was right. ``model``: the token it drafts for a position."""
     found, known = [], prompt
     while known < len(text) - block:
         tokens = text[:known]
-        drafts = either.guesses(tokens, [], block)
+        drafts = chooser.guesses(tokens, [], block)
         for i in range(block):
             by_model = i >= len(drafts)
             if by_model:
                 drafts.append(model(known + i))
-            either.drafted(tokens, drafts[:i], drafts[i], by_model=by_model)
+            chooser.drafted(tokens, drafts[:i], drafts[i], by_model=by_model)
         right = 0
         while right < block and drafts[right] == text[known + right]:
             right += 1
@@ -47,7 +49,7 @@ def share(found: list[bool]) -> float:
 @pytest.mark.parametrize("right", [0.5, 0.8])
 def test_in_prose_the_model_drafts(right: float) -> None:
     text = prose(600, 1)
-    found = drafted(text, 50, a_model(text, right), either=Either())
+    found = drafted(text, 50, a_model(text, right), chooser=Chooser())
     assert share(found) > right - 0.06
 
 
@@ -55,19 +57,19 @@ def test_where_a_text_repeats_itself_the_guesses_win() -> None:
     passage = prose(120, 2)
     text = [*passage, 900, *passage, 901, *passage]
     model = a_model(text, 0.6)
-    found = drafted(text, 120, model, either=Either())
+    found = drafted(text, 120, model, chooser=Chooser())
     assert share(found) > 0.85 > 0.6 + 0.1
 
 
 def test_a_guess_saves_the_model_where_both_are_right() -> None:
     text = prose(80, 4) * 4
-    either, asked = Either(), list[int]()
+    chooser, asked = Chooser(), list[int]()
 
     def model(at: int) -> int:
         asked.append(at)
         return text[at]
 
-    assert share(drafted(text, 80, model, either=either)) == 1.0
+    assert share(drafted(text, 80, model, chooser=chooser)) == 1.0
     assert len(asked) > 0
     assert not [at for at in asked if at > 160], "from the second time on guesses have shown to be right"
 
@@ -75,18 +77,18 @@ def test_a_guess_saves_the_model_where_both_are_right() -> None:
 def test_a_text_that_stops_repeating_itself() -> None:
     passage, new = prose(100, 5), prose(300, 6)
     text = [*passage, *passage, *new]
-    either = Either()
-    drafted(text[:200], 100, a_model(text, 0.7), either=either)
-    found = drafted(text, 200, a_model(text, 0.7), either=either)
+    chooser = Chooser()
+    drafted(text[:200], 100, a_model(text, 0.7), chooser=chooser)
+    found = drafted(text, 200, a_model(text, 0.7), chooser=chooser)
     assert share(found) > 0.7 - 0.08
 
 
 def test_guesses_are_judged_though_nobody_took_them() -> None:
     passage = prose(200, 7)
-    either = Either()
-    assert either.guesses(passage, [], 4) == []
+    chooser = Chooser()
+    assert chooser.guesses(passage, [], 4) == []
     read = [*passage, *passage[:100]]
-    assert either.guesses(read, [], 4) == passage[100:104], "the prompt has shown what guesses are worth here"
+    assert chooser.guesses(read, [], 4) == passage[100:104], "the prompt has shown what guesses are worth here"
 
 
 def test_a_new_sequence_begins_with_what_others_have_shown() -> None:
@@ -102,20 +104,20 @@ def test_a_new_sequence_begins_with_what_others_have_shown() -> None:
 
 
 def test_drafts_behind_a_wrong_one_are_not_judged() -> None:
-    either = Either()
+    chooser = Chooser()
     for position, token in enumerate((4, 5, 6)):
-        either.drafted([1, 2], [4, 5][:position], token, by_model=True)
-    either.guesses([1, 2, 9, 8, 7], [], 1)  # the first was wrong, so nothing is known of the others
-    assert either.choice._all_drafts.tried == 1
+        chooser.drafted([1, 2], [4, 5][:position], token, by_model=True)
+    chooser.guesses([1, 2, 9, 8, 7], [], 1)  # the first was wrong, so nothing is known of the others
+    assert chooser.choice._all_drafts.tried == 1
 
 
 def test_of_a_model_that_drafts_in_any_case_all_drafts_are_judged() -> None:
     """Its drafts are right at first, where guesses are not; then the text repeats, and it does not know."""
-    eithers, text = Eithers(), [7, 1, 9, 2, 8, 3, 7, 4, 9, 5, 8, 6, *[11, 12, 13, 14, 15] * 12]
+    choosers, text = Choosers(), [7, 1, 9, 2, 8, 3, 7, 4, 9, 5, 8, 6, *[11, 12, 13, 14, 15] * 12]
     taken = list[bool]()
     for at in range(4, len(text) - 3):
         right = text[at : at + 3]
         drafts = right if at < 14 else [0, 0, 0]
-        taken.append(eithers.chosen(1, text[:at], drafts) == right)
+        taken.append(choosers.chosen(1, text[:at], drafts) == right)
     assert all(taken[:8])
     assert all(taken[-20:])

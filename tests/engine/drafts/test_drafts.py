@@ -22,7 +22,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, in_rounds
+from splitinfer.engine.drafts.drafters import NGramDrafter, in_rounds
 from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.engine.stage import runner as stage_runner
 from splitinfer.errors import LayoutError, ModelError
@@ -351,7 +351,7 @@ def demo_with(draft: str, flight: Flight | None) -> Iterator[LLM]:
 
 
 def test_ngrams_follow_a_text_that_repeats() -> None:
-    drafter: Drafter = NGramDrafter()
+    drafter = NGramDrafter()
     seq = Sequence(1, [4, 5, 6, 7, 4, 5], SamplingParams(), 0)
     assert [d.token_id for d in drafter.drafts(seq, 4)] == [6, 7, 4, 5]
     seq.drafts.ahead = [6, 9]

@@ -1,6 +1,7 @@
 """A draft model and n-grams together: each drafts where it should, and the model keeps up."""
 
 import pytest
+from engine.drafts.test_draft_model import drafts_of
 
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.engine.device.mlx_device import MlxDevice
@@ -27,7 +28,7 @@ def sequence(seq_id: int, tokens: list[int], temperature: float = 0.0) -> Sequen
 
 
 def ids(drafter: Drafter, seq: Sequence, count: int) -> list[int]:
-    return [draft.token_id for draft in drafter.drafts(seq, count)]
+    return [draft.token_id for draft in drafts_of(drafter, seq, count)]
 
 
 def alone(model: DraftModel, seq: Sequence, behind: list[int], count: int) -> list[int]:
@@ -87,9 +88,9 @@ def test_given_drafts_and_the_models_behind_them(model: DraftModel) -> None:
 
 def test_guesses_cost_nothing_and_the_models_drafts_do(model: DraftModel) -> None:
     both = ModelWithNGrams(model)
-    first = next(both.drafts(sequence(21, QUOTING), 1))
+    first = next(drafts_of(both, sequence(21, QUOTING), 1))
     assert first.seconds != 0.0, "the first draft of all is the model's, so that its cost is known"
-    assert [draft.seconds for draft in both.drafts(sequence(22, QUOTING), 3)] == [0.0] * 3
+    assert [draft.seconds for draft in drafts_of(both, sequence(22, QUOTING), 3)] == [0.0] * 3
     both.forget(21)
     both.forget(22)
 
