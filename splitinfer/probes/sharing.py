@@ -62,7 +62,7 @@ _ERRORS = (
 )  # fmt: skip
 _WORDS = (
     "Darwin", "Linux", "cpu", "gpu", "metal", "cuda", "emulated accelerator", "float16", "bfloat16", "float32",
-    "several", "rows", "rows and modules", "modules", "sequences", "name", "timeout", "ECONNREFUSED",
+    "several", "rows", "rows and modules", "modules", "sequences", "name", "EINVAL", "ECONNREFUSED",
     "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN", "ETIMEDOUT", "EPERM", "EACCES", "ECONNRESET",
     "other", "arm64", "aarch64", "x86_64", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP",
     "SIGKILL", "SIGTERM", "SIGSYS", "", *Road, ROADS.title,

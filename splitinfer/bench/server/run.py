@@ -27,12 +27,13 @@ from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout
-from splitinfer.bench.shared.throughput import BatchRun, quantile
+from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError, ModelError, WorkerLost
 from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.sim.outcome import quantile
 
 _LIBRARY, _CHAT, _MESSAGES = "LLM", "chat completions", "messages"
 _PATHS = {_CHAT: "/v1/chat/completions", _MESSAGES: "/v1/messages"}

@@ -13,7 +13,6 @@ throughput is their sum.
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,15 +80,6 @@ class BatchRun:
                 f"{len(self.token_times)} answers of {len(self.token_times[0])} tokens never all went on at once: "
                 "the first were over before the last had begun; give more with --stream-tokens"
             )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed.
-
-    >>> quantile([1.0, 2.0, 3.0, 10.0], 0.5), quantile([1.0, 2.0, 3.0, 10.0], 0.99)
-    (2.0, 10.0)
-    """
-    return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
 def step_seconds(window: Mapping[str, Any]) -> tuple[float, ...]:

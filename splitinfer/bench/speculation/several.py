@@ -36,7 +36,7 @@ from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Machine
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.sim.drafts import Crowd, optimum, without_drafts
+from splitinfer.sim.drafts import Choice, Crowd, optimum, without_drafts
 from splitinfer.sim.outcome import quantile
 
 LIVE = "drafts"
@@ -51,14 +51,6 @@ _LONGEST_GAP = 1.7  # of that without drafts, which the optimum may have
 def none_in(groups: int) -> str:
     """The name of a system without drafts."""
     return f"no drafts, {groups} group{'s' if groups > 1 else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """``groups`` and ``flight`` of all requests; ``None``: by the live choice."""
-
-    groups: int | None = None
-    flight: Flight | None = None
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -111,13 +103,13 @@ class _Several:
         for acceptance in (0.9, 0.6):
             for count in sorted({1, *(self.options.streams or ())}):
                 prompts = self._prompts(f"warm up {count}", (acceptance,) * count)
-                self._ask(prompts, System())
+                self._ask(prompts, Choice())
 
     def case(self, acceptance: tuple[float, ...], described: Machine | None) -> dict[str, Any]:
         """One number of streams, with each one's acceptance."""
         count = len(acceptance)
-        systems = {none_in(groups): System(groups, OFF) for groups in range(min(self.num_stages, count), 0, -1)}
-        systems[LIVE] = System()
+        systems = {none_in(groups): Choice(groups, OFF) for groups in range(min(self.num_stages, count), 0, -1)}
+        systems[LIVE] = Choice()
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         for number in range(self.options.trials):
             prompts = self._prompts(f"{number}", acceptance)
@@ -145,13 +137,13 @@ class _Several:
         ]
         unknown = [prompt for prompt in prompts if prompt not in self.known]
         if unknown:
-            answers = self._ask(unknown, System(None, OFF))["tokens"]
+            answers = self._ask(unknown, Choice(None, OFF))["tokens"]
             self.known |= dict(zip(unknown, answers, strict=True))
         for prompt, share in zip(prompts, acceptance, strict=True):
             self.replay.know(prompt, self.known[prompt], error=1 - share)
         return prompts
 
-    def _ask(self, prompts: Sequence[tuple[int, ...]], system: System) -> dict[str, Any]:
+    def _ask(self, prompts: Sequence[tuple[int, ...]], system: Choice) -> dict[str, Any]:
         """All requests at once, by one system."""
         self._use(system)
         params = SamplingParams(max_tokens=self.options.decode_tokens, ignore_eos=True)
@@ -171,7 +163,7 @@ class _Several:
             "choice": self.llm.stats()["grouping"],
         }
 
-    def _use(self, system: System) -> None:
+    def _use(self, system: Choice) -> None:
         self.llm._engine.fix_groups(system.groups)
 
     # -- requests that come and go -----------------------------------------------------------------
@@ -180,11 +172,11 @@ class _Several:
         """Poisson arrivals, the same for every system: tokens per second of all that was answered."""
         acceptance = max(self.options.acceptances)
         fixed = {
-            f"{count} drafts, {groups} group{'s' if groups > 1 else ''}": System(groups, Flight(count))
+            f"{count} drafts, {groups} group{'s' if groups > 1 else ''}": Choice(groups, Flight(count))
             for groups in range(1, self.num_stages + 1)
             for count in _FIXED
         }
-        systems = {none_in(self.num_stages): System(self.num_stages, OFF), LIVE: System(), **fixed}
+        systems = {none_in(self.num_stages): Choice(self.num_stages, OFF), LIVE: Choice(), **fixed}
         arrivals = self._arrivals(seconds)
         prompts = self._prompts("visits", (acceptance,) * len({one for _, one in arrivals}))
         rates = dict[str, float]()
@@ -203,7 +195,7 @@ class _Several:
 
     def _arrivals(self, seconds: float) -> list[tuple[float, int]]:
         """Times, and which of the prompts: about six requests at once by the speed without drafts."""
-        alone = self._ask(self._prompts("pace", (0.0,) * 6), System(None, OFF))
+        alone = self._ask(self._prompts("pace", (0.0,) * 6), Choice(None, OFF))
         each = statistics.median(alone["per_token"]) * self.options.decode_tokens
         chance, at, found = Random(self.options.seed), 0.0, list[tuple[float, int]]()
         while at < seconds:
@@ -212,7 +204,7 @@ class _Several:
         return found
 
     def _visited(
-        self, arrivals: Sequence[tuple[float, int]], prompts: Sequence[tuple[int, ...]], system: System
+        self, arrivals: Sequence[tuple[float, int]], prompts: Sequence[tuple[int, ...]], system: Choice
     ) -> float:
         self._use(system)
         began, open_now, all_of_them = time.monotonic(), list[Request](), list[Request]()

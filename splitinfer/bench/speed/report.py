@@ -31,8 +31,9 @@ from splitinfer.bench.shared.measure import (
     shares,
     summarize,
 )
-from splitinfer.bench.shared.throughput import BatchRun, best_ratio, quantile, step_seconds
+from splitinfer.bench.shared.throughput import BatchRun, best_ratio, step_seconds
 from splitinfer.bench.shared.workload import KINDS, Kind
+from splitinfer.sim.outcome import quantile
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
 BASELINE_ALL, PEERS = "baseline_all_processors", "mlx_lm_pipeline"
