@@ -392,9 +392,9 @@ def test_a_full_disk_is_one_warning_until_it_works_again(
     assert [holds(store, record) for record in records] == [False, True, False, True, True, False, False, False]
 
 
-def writer(mode: str, *args: object, **options: Any) -> "subprocess.Popen[str]":
+def writer(path: Path, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, kv_writer.__file__, mode, *map(str, args)],
+        [sys.executable, kv_writer.__file__, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -537,32 +537,13 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
     assert holds(store, block(19))
 
 
-# -- several at once ---------------------------------------------------------------------------------
-
-
-def test_stores_in_two_processes_on_one_folder(open_store: Open, path: Path):
-    processes = [writer("share", path, seed, 40_000, stderr=subprocess.PIPE) for seed in range(2)]
-    for process in processes:
-        said, complaints = process.communicate(timeout=60)
-        assert (process.returncode, complaints) == (0, "")
-        assert int(said) > 10
-    store = open_store()
-    offered = store.offer()
-    assert offered
-    for key in offered:
-        found = store.get(key)
-        assert found is not None
-        assert all(one.key == key and is_right(one, arrays) for one, arrays in found)
-    assert not list(path.rglob("*.tmp"))
-
-
 # -- processes that are killed -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_pieces", range(4))
 def test_a_process_killed_in_the_middle_of_a_file_leaves_none(open_store: Open, path: Path, num_pieces: int):
     record = kv_writer.FIRST
-    with writer("step", path) as process:
+    with writer(path) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(num_pieces):
@@ -574,7 +555,7 @@ def test_a_process_killed_in_the_middle_of_a_file_leaves_none(open_store: Open, 
     (left,) = (path / GROUP).iterdir()
     assert left.stat().st_size >= 50_000 * num_pieces
     assert open_store().offer() == ()
-    with writer("step", path, stderr=subprocess.PIPE) as process:  # the same block again, by the same process id
+    with writer(path, stderr=subprocess.PIPE) as process:  # the same block again, by the same process id
         said, complaints = process.communicate("\n" * 4, timeout=60)
     assert (said.splitlines()[-1], complaints) == ("done", "")
     store = open_store()
