@@ -1,20 +1,14 @@
 """The limit of open files: as far up as it may go, and never down."""
 
-import doctest
 import subprocess
 import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.system import open_files
 from splitinfer.system.open_files import raised
 
 LIMITS = st.integers(-1, 50_000)
-
-
-def test_the_examples_are_true():
-    assert doctest.testmod(open_files).failed == 0
 
 
 @given(LIMITS, LIMITS, st.integers(1, 50_000), st.booleans())

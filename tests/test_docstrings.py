@@ -1,0 +1,19 @@
+"""The examples in docstrings are true, also where no other test has them."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+ROOMS = ("discovery", "kvstore", "launch", "store", "system")
+NAMES = [
+    module.name
+    for room in ROOMS
+    for module in pkgutil.walk_packages(importlib.import_module(f"splitinfer.{room}").__path__, f"splitinfer.{room}.")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples(name: str):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
