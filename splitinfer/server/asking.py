@@ -15,7 +15,7 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.meters.families import OTHER
+from splitinfer.server.meters.readings import OTHER
 from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.service import Service, UnderWay

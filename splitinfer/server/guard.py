@@ -33,7 +33,7 @@ from splitinfer.errors import Draining, SplitinferError
 from splitinfer.server.answer import Answer
 from splitinfer.server.body import MAX_BYTES, Bodies, Held
 from splitinfer.server.gate import Facts, Gate, Sessions
-from splitinfer.server.meters.families import OTHER
+from splitinfer.server.meters.readings import OTHER
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 from splitinfer.server.spans import Usage

@@ -15,7 +15,7 @@ from splitinfer.server.answer import Answer
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates
-from splitinfer.server.meters.families import HttpMeters
+from splitinfer.server.meters.readings import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.spans import Arrival, Spans, span_of
 from splitinfer.text.conversations import Conversations

@@ -1,130 +1,56 @@
-"""What is told of one moment, as values: what the server counts of HTTP, and metric families of Prometheus. Pure.
+"""Metric families of Prometheus. A counter's name is given without ``_total``, which its samples' names end in."""
 
-A route is counted by its pattern, and what reaches none as ``other``: paths are the clients' own words.
-"""
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
 
-from splitinfer.core.metrics.distribution import Distribution, Histogram
-from splitinfer.core.metrics.requests import CHOICES, TOKENS, RequestFigures
-from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.core.metrics.distribution import Histogram
 
-# -- what is counted of HTTP -----------------------------------------------------------------------
-
-
-OTHER = "other"
-"""The route of what reached none."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpFigures:
-    """A reading. ``responses``: by route and status; ``turned_away``: requests for which the queue had no room;
-    ``running``: requests that ask for an answer, now."""
-
-    responses: Mapping[tuple[str, int], int]
-    turned_away: int
-    choices: Histogram
-    longest: Histogram
-    running: int = 0
-    is_draining: bool = False
-
-
-@dataclass(slots=True)
-class HttpMeters:
-    """Counts on the event loop. ``choices``: answers to a prompt; ``longest``: tokens of the longest of these."""
-
-    _responses: dict[tuple[str, int], int] = field(default_factory=dict)
-    _turned_away: int = 0
-    _choices: Distribution = field(default_factory=lambda: Distribution(CHOICES))
-    _longest: Distribution = field(default_factory=lambda: Distribution(TOKENS))
-
-    def responded(self, route: str, status: int) -> None:
-        """A request was answered, or left by its client. ``route``: its pattern."""
-        self._responses[route, status] = self._responses.get((route, status), 0) + 1
-
-    def turned_away(self) -> None:
-        """There was no room for a request."""
-        self._turned_away += 1
-
-    def answered(self, num_tokens: Sequence[int]) -> None:
-        """A prompt's answers have ended. ``num_tokens``: of each."""
-        self._choices.add(len(num_tokens))
-        self._longest.add(max(num_tokens))
-
-    def read(self, running: int = 0, *, is_draining: bool = False) -> HttpFigures:
-        """What was counted so far, and what is so now."""
-        counted = self._choices.read(), self._longest.read()
-        return HttpFigures(dict(self._responses), self._turned_away, *counted, running, is_draining)
-
-
-# -- families --------------------------------------------------------------------------------------
-
-
-Value = float | Histogram
 Labels = Mapping[str, str]
-
-
-class Kind(StrEnum):
-    """How a family's values change."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"  # never goes back; its samples' names end in ``_total``
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Samples of one name, each with other labels of the same names. ``name``: of a counter, without ``_total``."""
-
-    name: str
-    kind: Kind
-    help: str
-    samples: tuple[tuple[Labels, Value], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """All that is told, read at one moment. ``model``: its name for clients; ``context``: tokens; ``version``:
-    splitinfer's; ``layout``: its name; ``stats``: as ``LLM.stats`` returns them."""
-
-    model: str
-    context: int
-    version: str
-    layout: str
-    stats: Mapping[str, Any]
-    requests: RequestFigures
-    http: HttpFigures
-    health: PipelineHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes families whose samples share a prefix of the name and some labels."""
+    """Writes families whose samples share a prefix of the name and some labels. A value is one number, or one for each
+    value of ``label``."""
 
     prefix: str
-    shared: Labels = field(default_factory=dict)
+    shared: Labels
 
-    def gauge(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Family:
-        """A gauge: one value, or one for each value of ``label``."""
-        return self._family(Kind.GAUGE, name, about, value, label)
+    def gauge(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+        """What goes up and down."""
+        return self.gauges(name, about, _labelled(value, label))
 
-    def counter(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Family:
-        """A counter: one value, or one for each value of ``label``."""
-        return self._family(Kind.COUNTER, name, about, value, label)
+    def counter(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+        """What never goes back."""
+        return self.counters(name, about, _labelled(value, label))
 
-    def histogram(self, name: str, about: str, value: Histogram) -> Family:
-        """A histogram."""
-        return Family(self.prefix + name, Kind.HISTOGRAM, about, ((self.shared, value),))
+    def gauges(self, name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Metric:
+        """A gauge whose samples have several labels of their own."""
+        return self._family("gauge", name, about, samples)
 
-    def several(self, kind: Kind, name: str, about: str, samples: list[tuple[Labels, float]]) -> Family:
-        """A family whose samples have several labels of their own."""
-        return Family(
-            self.prefix + name, kind, about, tuple(({**self.shared, **labels}, value) for labels, value in samples)
-        )
+    def counters(self, name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Metric:
+        """A counter whose samples have several labels of their own."""
+        return self._family("counter", name, about, samples)
 
-    def _family(self, kind: Kind, name: str, about: str, value: float | Mapping[str, float], label: str) -> Family:
-        values = value.items() if isinstance(value, Mapping) else [("", value)]
-        return self.several(kind, name, about, [({label: word} if label else {}, each) for word, each in values])
+    def histogram(self, name: str, about: str, value: Histogram) -> Metric:
+        """How often values lay between bounds."""
+        made = Metric(self.prefix + name, about, "histogram")
+        bounds = (*map(floatToGoString, value.bounds), "+Inf")
+        for bound, count in zip(bounds, value.cumulative, strict=True):
+            made.add_sample(f"{made.name}_bucket", {**self.shared, "le": bound}, count)
+        made.add_sample(f"{made.name}_count", {**self.shared}, value.count)
+        made.add_sample(f"{made.name}_sum", {**self.shared}, value.total)
+        return made
+
+    def _family(self, kind: str, name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Metric:
+        made = Metric(self.prefix + name, about, kind)
+        for labels, value in samples:
+            made.add_sample(made.name + "_total" * (kind == "counter"), {**self.shared, **labels}, float(value))
+        return made
+
+
+def _labelled(value: float | Mapping[str, float], label: str) -> list[tuple[Labels, float]]:
+    return [({label: word}, each) for word, each in value.items()] if isinstance(value, Mapping) else [({}, value)]

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+from prometheus_client.metrics_core import Metric
+
 from splitinfer.engine.coordinator.health import UNKNOWN_STAGE, StageState
-from splitinfer.server.meters.families import Family, Kind, Readings, Writer
+from splitinfer.server.meters.families import Writer
+from splitinfer.server.meters.readings import Readings
 
 _STAGE_COUNTERS = {
     "stage_busy_seconds": ("busy_seconds", "Seconds in which a stage computed."),
@@ -30,24 +33,24 @@ _DRAFT_COUNTERS = {
 _STATES = {StageState.READY: 1.0, StageState.LOST: 0.0, StageState.STOPPED: 0.0}
 
 
-def pipeline_families(readings: Readings) -> list[Family]:
+def pipeline_families(readings: Readings) -> list[Metric]:
     """splitinfer's own families."""
     write = Writer("splitinfer:", {"model_name": readings.model})
     parts = (_whole, _stages, _links, _losses, _kept, _drafts, _http)
     return [family for part in parts for family in part(readings, write)]
 
 
-def _whole(readings: Readings, write: Writer) -> Iterator[Family]:
+def _whole(readings: Readings, write: Writer) -> Iterator[Metric]:
     stats = readings.stats
     about = {"version": readings.version, "layout": readings.layout}
-    yield write.several(Kind.GAUGE, "info", "1; the version and the layout's name.", [(about, 1.0)])
+    yield write.gauges("info", "1; the version and the layout's name.", [(about, 1.0)])
     yield write.gauge("context_tokens", "The most tokens of a prompt and its answer.", readings.context)
     yield write.gauge("max_running", "The most requests that share the stages.", stats["max_running"])
     yield write.counter("active_seconds", "Seconds with any request under way.", stats["active_seconds"])
     yield write.counter("computed_tokens", "Rows that went through the stages.", stats["computed_tokens"])
 
 
-def _stages(readings: Readings, write: Writer) -> Iterator[Family]:
+def _stages(readings: Readings, write: Writer) -> Iterator[Metric]:
     stages = readings.stats["stages"]
     layers = {stage.name: stage.end - stage.start for stage in readings.health.stages}
     states = {stage.name: _STATES[stage.state] for stage in readings.health.stages}
@@ -63,12 +66,10 @@ def _stages(readings: Readings, write: Writer) -> Iterator[Family]:
         for stage in stages
         for cause, seconds in stage.get("idle_seconds", {}).items()
     ]
-    yield write.several(
-        Kind.COUNTER, "stage_idle_seconds", "Seconds in which a stage stood still with requests under way.", [*idle]
-    )
+    yield write.counters("stage_idle_seconds", "Seconds in which a stage stood still with requests under way.", idle)
 
 
-def _links(readings: Readings, write: Writer) -> Iterator[Family]:
+def _links(readings: Readings, write: Writer) -> Iterator[Metric]:
     stages = readings.stats["stages"]
     links = [({"stage": here["name"], "next": there["name"]}, here) for here, there in pairwise(stages)]
     if not links:
@@ -76,15 +77,15 @@ def _links(readings: Readings, write: Writer) -> Iterator[Family]:
     sent = [(ends, here["bytes_sent"]) for ends, here in links]
     unfit = [(ends, here["rows_unfit"]) for ends, here in links]
     codecs = [({**ends, "codec": str(here.get("codec", ""))}, 1.0) for ends, here in links]
-    yield write.several(Kind.COUNTER, "link_sent_bytes", "Bytes of hidden states sent to the next stage.", [*sent])
-    yield write.several(Kind.COUNTER, "link_unfit_rows", "Rows that the codec could not represent.", [*unfit])
-    yield write.several(Kind.GAUGE, "link_info", "1; the codec of a link.", [*codecs])
+    yield write.counters("link_sent_bytes", "Bytes of hidden states sent to the next stage.", sent)
+    yield write.counters("link_unfit_rows", "Rows that the codec could not represent.", unfit)
+    yield write.gauges("link_info", "1; the codec of a link.", codecs)
     yield write.gauge(
         "link_hop_seconds", "What a step takes from one stage to the next.", readings.stats["costs"]["hop"]
     )
 
 
-def _losses(readings: Readings, write: Writer) -> Iterator[Family]:
+def _losses(readings: Readings, write: Writer) -> Iterator[Metric]:
     stats = readings.stats
     names = (*(stage["name"] for stage in stats["stages"]), UNKNOWN_STAGE)
     losses = {name: stats["losses"].get(name, 0) for name in names}
@@ -92,7 +93,7 @@ def _losses(readings: Readings, write: Writer) -> Iterator[Family]:
     yield write.counter("rejoins", "Times that all stages were back.", stats["rejoins"])
 
 
-def _kept(readings: Readings, write: Writer) -> Iterator[Family]:
+def _kept(readings: Readings, write: Writer) -> Iterator[Metric]:
     stats = readings.stats
     yield write.gauge("kept_blocks", "Blocks of KV kept in memory for later requests.", stats["stored_blocks"])
     yield write.counter("kept_tokens_read", "Tokens whose KV was read from disk.", stats["fetched_tokens"])
@@ -103,7 +104,7 @@ def _kept(readings: Readings, write: Writer) -> Iterator[Family]:
     )
 
 
-def _drafts(readings: Readings, write: Writer) -> Iterator[Family]:
+def _drafts(readings: Readings, write: Writer) -> Iterator[Metric]:
     drafts = readings.stats["speculation"]
     if drafts is None:
         return
@@ -113,11 +114,9 @@ def _drafts(readings: Readings, write: Writer) -> Iterator[Family]:
     yield write.counter("drafts_tried", "Drafts that came to a verdict, by place in the block.", tried, "position")
 
 
-def _http(readings: Readings, write: Writer) -> Iterator[Family]:
+def _http(readings: Readings, write: Writer) -> Iterator[Metric]:
     http = readings.http
     responses = [({"route": route, "status": str(status)}, float(n)) for (route, status), n in http.responses.items()]
-    yield write.several(
-        Kind.COUNTER, "http_responses", "Requests that are over; 499: the client has gone.", [*responses]
-    )
+    yield write.counters("http_responses", "Requests that are over; 499: the client has gone.", responses)
     yield write.gauge("http_requests_running", "Requests for answers under way, waiting ones included.", http.running)
     yield write.gauge("draining", "1 while no new request is taken, as the server was told to end.", http.is_draining)

@@ -13,9 +13,7 @@ from starlette.responses import Response
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.server.keys import Scope
-from splitinfer.server.meters.families import Family, HttpFigures, Readings
-from splitinfer.server.meters.pipeline import pipeline_families
-from splitinfer.server.meters.vllm import vllm_families
+from splitinfer.server.meters.readings import HttpFigures, Readings
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 
@@ -37,11 +35,6 @@ def meter_routes(service: Service) -> list[ApiRoute]:
     return [ApiRoute("/metrics", metrics, methods=["GET"])]
 
 
-def all_families(readings: Readings) -> list[Family]:
-    """All that is told."""
-    return [*vllm_families(readings), *pipeline_families(readings)]
-
-
 def _answer(service: Service, http: HttpFigures) -> Response:
     from splitinfer.server.meters.exposition import CONTENT_TYPE, text_of
 
@@ -56,4 +49,4 @@ def _answer(service: Service, http: HttpFigures) -> Response:
         http=http,
         health=llm.health(),
     )
-    return Response(text_of(all_families(readings)), headers={"Content-Type": CONTENT_TYPE})
+    return Response(text_of(readings), headers={"Content-Type": CONTENT_TYPE})

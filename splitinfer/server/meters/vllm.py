@@ -6,9 +6,12 @@ What the names mean here is in ``docs/last/meters.md``, with those that are left
 
 from collections.abc import Iterator
 
+from prometheus_client.metrics_core import Metric
+
 from splitinfer.core.costs.by_rows import MAX_ROWS
 from splitinfer.core.sequence import FinishReason
-from splitinfer.server.meters.families import Family, Readings, Writer
+from splitinfer.server.meters.families import Writer
+from splitinfer.server.meters.readings import Readings
 
 _REASONS = (*FinishReason, "repetition")
 _PHASES = {
@@ -33,7 +36,7 @@ _COUNTS = {
 }
 
 
-def vllm_families(readings: Readings) -> list[Family]:
+def vllm_families(readings: Readings) -> list[Metric]:
     """vLLM's families."""
     write = Writer("vllm:", {"model_name": readings.model, "engine": "0"})
     return [
@@ -50,7 +53,7 @@ def kv_usage(readings: Readings) -> float:
     return max((stage["kv_bytes"] / stage["kv_budget_bytes"] for stage in stages), default=0.0)
 
 
-def _now(readings: Readings, write: Writer) -> Iterator[Family]:
+def _now(readings: Readings, write: Writer) -> Iterator[Metric]:
     stats = readings.stats
     yield write.gauge("num_requests_running", "Requests that the stages work on.", stats["running"])
     yield write.gauge("num_requests_waiting", "Requests in the queue.", stats["waiting"])
@@ -61,7 +64,7 @@ def _now(readings: Readings, write: Writer) -> Iterator[Family]:
     )
 
 
-def _tokens(readings: Readings, write: Writer) -> Iterator[Family]:
+def _tokens(readings: Readings, write: Writer) -> Iterator[Metric]:
     prompts, cached = readings.requests.prompt_tokens, readings.requests.cached_tokens
     sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
     yield write.counter("prompt_tokens", "Tokens of prompts that were read, kept ones included.", prompts)
@@ -72,7 +75,7 @@ def _tokens(readings: Readings, write: Writer) -> Iterator[Family]:
     yield write.counter("generation_tokens", "Tokens of answers.", readings.stats["generated_tokens"])
 
 
-def _requests(readings: Readings, write: Writer) -> Iterator[Family]:
+def _requests(readings: Readings, write: Writer) -> Iterator[Metric]:
     stats, histograms = readings.stats, readings.requests.histograms
     ended = {str(reason): stats["finished"].get(reason, 0) for reason in _REASONS}
     yield write.counter("request_success", "Requests that have ended, by reason.", ended, "finished_reason")
@@ -89,7 +92,7 @@ def _requests(readings: Readings, write: Writer) -> Iterator[Family]:
     yield write.histogram("request_params_n", "Answers to a prompt.", readings.http.choices)
 
 
-def _drafts(readings: Readings, write: Writer) -> Iterator[Family]:
+def _drafts(readings: Readings, write: Writer) -> Iterator[Metric]:
     drafts = readings.stats["speculation"]
     if drafts is None:
         return

@@ -10,8 +10,8 @@ import yaml
 from figures import DRAFTS, HEALTH, STATS
 
 from splitinfer.core.metrics.requests import RequestMeters
-from splitinfer.server.meters.families import HttpMeters, Kind, Readings
-from splitinfer.server.meters.routes import all_families
+from splitinfer.server.meters.exposition import all_families
+from splitinfer.server.meters.readings import HttpMeters, Readings
 
 FOLDER = Path(__file__).resolve().parents[3] / "scripts" / "grafana"
 HTTP = HttpMeters()
@@ -27,10 +27,8 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 def series() -> dict[str, set[str]]:
     """Each name with its labels."""
     found: dict[str, set[str]] = {}
-    for family in all_families(READINGS):
-        endings = {Kind.COUNTER: ["_total"], Kind.GAUGE: [""], Kind.HISTOGRAM: ["_bucket", "_sum", "_count"]}
-        for ending in endings[family.kind]:
-            found[family.name + ending] = {label for labels, _ in family.samples for label in labels}
+    for sample in (sample for family in all_families(READINGS) for sample in family.samples):
+        found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from mutating import Asked
 from starlette.routing import Router
 
-from splitinfer.core.metrics.distribution import Histogram
 from splitinfer.core.metrics.requests import RequestMeters
 from splitinfer.llm import LLM
-from splitinfer.server.meters.families import OTHER, HttpMeters, Kind, Readings, Value
-from splitinfer.server.meters.routes import all_families
+from splitinfer.server.meters.exposition import all_families
+from splitinfer.server.meters.readings import OTHER, HttpMeters, Readings
 from splitinfer.server.meters.vllm import kv_usage
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
@@ -27,10 +26,10 @@ READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), 
 WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
 
 
-def told(readings: Readings, name: str, **labels: str) -> Value:
+def told(readings: Readings, name: str, **labels: str) -> float:
     """The one sample of that name and these labels."""
     (family,) = [family for family in all_families(readings) if family.name == name]
-    (value,) = [value for found, value in family.samples if labels.items() <= found.items()]
+    (value,) = [sample.value for sample in family.samples if labels.items() <= sample.labels.items()]
     return value
 
 
@@ -61,7 +60,7 @@ def test_drafts():
     assert told(WITH_DRAFTS, "vllm:spec_decode_num_draft_tokens") == 20
     assert told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens") == 8
     places = [told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens_per_pos", position=f"{i}") for i in range(16)]
-    assert sum(cast(list[float], places)) == 8
+    assert sum(places) == 8
     assert told(WITH_DRAFTS, "splitinfer:draft_blocks_void") == 2
 
 
@@ -73,9 +72,9 @@ def test_a_link_has_its_ends_and_one_stage_has_none():
 
 
 def test_bounds_of_sizes_end_with_the_context():
-    sizes = told(READINGS, "vllm:request_prompt_tokens")
-    assert isinstance(sizes, Histogram)
-    assert sizes.bounds[-1] == 200
+    (sizes,) = [family for family in all_families(READINGS) if family.name == "vllm:request_prompt_tokens"]
+    bounds = [sample.labels["le"] for sample in sizes.samples if sample.name.endswith("_bucket")]
+    assert bounds[-2:] == ["200.0", "+Inf"]
 
 
 def test_who_is_turned_away_is_counted():
@@ -99,10 +98,13 @@ def test_names_are_as_prometheus_wants_them():
     assert [name for name, count in Counter(family.name for family in families).items() if count > 1] == []
     for family in families:
         assert re.fullmatch(r"(vllm|splitinfer):[a-z0-9_]+", family.name)
-        assert family.kind is not Kind.COUNTER or not family.name.endswith("_total"), "it is added"
-        assert family.help.endswith(".")
-        assert len({frozenset(labels) for labels, _ in family.samples}) <= 1, "one name, other labels"
-        assert len({frozenset(labels.items()) for labels, _ in family.samples}) == len(family.samples)
+        assert family.type != "counter" or not family.name.endswith("_total"), "it is added"
+        assert family.documentation.endswith(".")
+        series = [(sample.name, frozenset(sample.labels.items())) for sample in family.samples]
+        assert len(set(series)) == len(series)
+        for name in {sample.name for sample in family.samples}:
+            labels = {frozenset(sample.labels) for sample in family.samples if sample.name == name}
+            assert len(labels) == 1, "one name, other labels"
 
 
 def test_no_address_is_told():
