@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -17,8 +18,10 @@ from splitinfer.server.gate import Gate, check_exposure, is_loopback, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls
 from splitinfer.server.service import Service
-from splitinfer.server.spans import Spans
 from splitinfer.system.open_files import make_room
+
+if TYPE_CHECKING:
+    from splitinfer.server.otlp import OtlpSpans
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ def opened_server(
     max_connections: int = 4096,
     *,
     logs_prompts: bool = False,
-    spans: Spans | None = None,
+    spans: "OtlpSpans | None" = None,
 ) -> Iterator[str]:
     """A server of ``llm``, which is added to ``servers``; yields what there is to say of it.
 
@@ -108,7 +111,7 @@ def opened_server(
             spans.close()
 
 
-def spans_to(otlp: str | None) -> Spans | None:
+def spans_to(otlp: str | None) -> "OtlpSpans | None":
     """What sends spans to a collector; none without one.
 
     Raises:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
@@ -19,32 +18,9 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.pictures import read_prompt
 from splitinfer.server.spans import ChoiceTimes, Usage
-from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.answer import AnswerParser, AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
-
-
-class Parser(Protocol):
-    """Tells an answer's parts apart (``text.answer.AnswerParser``)."""
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        """The parts that are certain with the next text."""
-        ...
-
-    def finish(self) -> list[AnswerPart]:
-        """The parts that were held back."""
-        ...
-
-
-class PlainText:
-    """The parser of an answer in which nothing is marked."""
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        """The text as it is."""
-        return [TextPart(text)] if text else []
-
-    def finish(self) -> list[AnswerPart]:
-        """Nothing is held back."""
-        return []
+from splitinfer.text.harmony import HarmonyParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +38,43 @@ class Piece:
 
 @dataclass(slots=True)
 class ChoiceReader:
-    """Makes pieces of one choice's events. ``one_call``: it ends with its first call. ``num_reasoning_tokens``: those
-    of pieces that begin with reasoning, so that the markers around it count for what follows them."""
+    """Makes pieces of one choice's events. ``parser``: tells its parts apart; ``None``: all is text. ``one_call``: it
+    ends with its first call. ``num_reasoning_tokens``: those of pieces that begin with reasoning, so that the markers
+    around it count for what follows them."""
 
     choice: int
-    parser: Parser
+    parser: AnswerParser | HarmonyParser | None
     one_call: bool = False
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
+    has_ended: bool = False  # its last piece was made
     _num_told: int = 0  # tokens of the pieces so far
     _has_called: bool = False
-    _has_ended: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its last piece was made."""
-        return self._has_ended
 
     def read(self, event: StreamEvent) -> Piece | None:
         """The next piece; ``None`` while all that came is held back, or behind the end."""
-        if self._has_ended:
+        if self.has_ended:
             return None
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
-        parts, reason = self.parser.feed(event.text), event.finish_reason
-        if reason is not None:
-            parts += self.parser.finish()
-        parts, is_cut = self._up_to_call(parts)
+        reason = event.finish_reason
+        parts, is_cut = self._up_to_call(self._parsed(event))
         self._has_called |= any(isinstance(part, ToolCallPart) for part in parts)
         ends = reason is not None or is_cut
         if not parts and not ends:
             return None
-        self._has_ended = ends
+        self.has_ended = ends
         self._count(parts)
         logprobs, self._logprobs = tuple(self._logprobs), []
         ended = self._reason(reason) if ends else None
         return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
+
+    def _parsed(self, event: StreamEvent) -> list[AnswerPart]:
+        if self.parser is None:
+            return [TextPart(event.text)] if event.text else []
+        ended = event.finish_reason is not None
+        return [*self.parser.feed(event.text), *(self.parser.finish() if ended else ())]
 
     def _count(self, parts: Sequence[AnswerPart]) -> None:
         if parts and isinstance(parts[0], ReasoningPart):
@@ -124,19 +100,21 @@ class ChoiceReader:
 
 log = logging.getLogger(__name__)
 
+_CUT_SHORT = "the server was told to end before the answer was whole"
+
 
 @dataclass(slots=True)
 class Answer:
     """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
-    prompt; those to one prompt follow each other. ``is_cancelled``: whether the client has asked for the end."""
+    prompt; those to one prompt follow each other. ``failure``: why the pipeline takes no request any more, if it does
+    not (``PipelineHealth``). ``is_cancelled``: whether the client has asked for the end, maybe before there was any
+    request. ``tell``: called with each choice's tokens when they are over; none: nobody wants to know."""
 
-    requests: Sequence[AsyncRequest]
-    readers: Sequence[ChoiceReader]
     num_choices: int
-    tell: Sequence[Callable[[list[int]], None]] = ()
-    """Called with each choice's tokens when they are over; none: nobody wants to know."""
     failure: Callable[[], str | None] = lambda: None
-    """Why the pipeline takes no request any more, if it does not (``PipelineHealth``)."""
+    requests: list[AsyncRequest] = field(default_factory=list)
+    readers: list[ChoiceReader] = field(default_factory=list)
+    tell: list[Callable[[list[int]], None]] = field(default_factory=list)
     is_cancelled: bool = False
 
     @property
@@ -189,10 +167,18 @@ class Answer:
                 tell(request.output.token_ids)
 
     def _told(self, piece: Piece) -> Piece:
+        """A piece as a client is told of it. An answer that the server itself has cut short has failed, else it would
+        look whole; and what ended every request has addresses and the words of libraries in it, which are for the log.
+        """
         if piece.finish_reason == "abort" and not _is_scored(self.requests[piece.choice]):
             why = piece.error or "the request was ended"
             piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
-        return with_failure(piece if self.is_cancelled else as_told(piece), self.failure)
+        if piece.finish_reason == "abort" and piece.error is None and not self.is_cancelled:
+            piece = replace(piece, finish_reason="error", error=_CUT_SHORT)
+        if piece.finish_reason != "error" or (said := self.failure()) is None or piece.error == said:
+            return piece
+        log.warning("an answer ended with the pipeline: %s", piece.error)
+        return replace(piece, error=said)
 
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
@@ -238,23 +224,6 @@ def _is_scored(request: AsyncRequest) -> bool:
     return found is None or len(found) >= len(request.prompt) - 1
 
 
-def as_told(piece: Piece) -> Piece:
-    """A piece as a client is told of it that has not cancelled its request: an answer that the server itself has cut
-    short has failed. Else it would look whole."""
-    if piece.finish_reason != "abort" or piece.error is not None:  # an error says why, as for a deadline
-        return piece
-    return replace(piece, finish_reason="error", error="the server was told to end before the answer was whole")
-
-
-def with_failure(piece: Piece, failure: Callable[[], str | None]) -> Piece:
-    """A piece as a client is told of it, if the pipeline has failed: what ended every request has addresses and the
-    words of libraries in it, which are for the log."""
-    if piece.finish_reason != "error" or (said := failure()) is None or piece.error == said:
-        return piece
-    log.warning("an answer ended with the pipeline: %s", piece.error)
-    return replace(piece, error=said)
-
-
 async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
     async with aclosing(request.batches()) as batches:
         async for events in batches:
@@ -264,31 +233,10 @@ async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGener
                 return
 
 
-async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling, known: Conversations) -> Answer:
-    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused. ``known``:
-    the conversations so far, which this one becomes a part of.
-
-    Raises:
-        Problem: a value is out of its range.
-        SplitinferError: as ``LLM.submit``.
-    """
-    answers: list[Answer] = []
-    try:
-        for i, ask in enumerate(asks):
-            answers.append(await _submit(llm, ask, handling, known, i * ask.num_choices))
-    except BaseException:
-        for answer in answers:
-            answer.abort()
-        raise
-    requests = [request for answer in answers for request in answer.requests]
-    readers = [reader for answer in answers for reader in answer.readers]
-    tell = [tell for answer in answers for tell in answer.tell]
-    return Answer(requests, readers, asks[0].num_choices, tell, lambda: llm.health().failure)
-
-
-async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, first: int) -> Answer:
-    """Ask the engine, for one prompt; its first choice has the number ``first``. What takes time is done beside the
-    event loop.
+async def submit(llm: LLM, answer: Answer, ask: Ask, handling: Handling, known: Conversations) -> None:
+    """Ask the engine for the answers to one prompt, beside those to the prompts before it. ``known``: the conversations
+    so far, which this one becomes a part of. What takes time is done beside the event loop. What was asked is in
+    ``answer`` also where this fails.
 
     Raises:
         Problem: a value is out of its range.
@@ -300,21 +248,14 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, 
         tools = ask.must_call or ask.tools
         grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=ask.form)
         ask = replace(ask, sampling={**ask.sampling, "grammar": grammar})
-    params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
-    requests: list[AsyncRequest] = []
-    try:
-        for each in params:
-            requests.append(
-                await llm.asubmit(seen, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True)
-            )
-        numbers = range(first, first + ask.num_choices)
-        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers]
-        tell = () if text is None else [_teller(llm, known, text, prompt)] * ask.num_choices
-        return Answer(requests, readers, ask.num_choices, tell)
-    except BaseException:
-        for request in requests:
-            request.abort()
-        raise
+    for params in [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]:
+        request = await llm.asubmit(
+            seen, params, priority=handling.priority, timeout=handling.timeout, shows_markers=True
+        )
+        answer.readers.append(ChoiceReader(len(answer.requests), _parser(llm, ask, prompt), ask.one_call))
+        answer.requests.append(request)
+        if text is not None:
+            answer.tell.append(_teller(llm, known, text, prompt))
 
 
 def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
@@ -327,8 +268,8 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
     return tell
 
 
-def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> AnswerParser | HarmonyParser | None:
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
-        return PlainText()
+        return None
     return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools)

@@ -17,7 +17,7 @@ conversation with one is written out, and where the words are not found they bec
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
@@ -25,7 +25,6 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.text.conversations import Conversations
-from splitinfer.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -94,12 +93,8 @@ class Ask:
         try:
             return SamplingParams(**values)
         except (TypeError, ValueError) as error:
-            raise Problem(400, f"{error}", param=_field_in(f"{error}", values)) from error
-
-
-def _field_in(sentence: str, values: Mapping[str, Any]) -> str | None:
-    """The field that an error's sentence begins with."""
-    return next((name for name in values if sentence.startswith(name)), None)
+            named = next((name for name in values if f"{error}".startswith(name)), None)
+            raise Problem(400, f"{error}", param=named) from error
 
 
 # -- prompts as token ids --------------------------------------------------------------------------
@@ -109,54 +104,20 @@ _AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each tok
 _PIECE = 1 << 16  # characters
 
 
-class Encoding(Protocol):
-    """What of ``LLM`` is needed here."""
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text of a conversation."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """The most tokens of a prompt and its answer together."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Text as token ids."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, if it has one."""
-        ...
-
-    def encode_chat(
-        self, messages: Any, *, tools: Any = (), options: Any = None, opens_answer: bool = True
-    ) -> list[int]:
-        """A chat as token ids."""
-        ...
-
-
-def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
+def prompt_tokens(llm: LLM, prompt: Prompt) -> list[int]:
     """A prompt as token ids. It takes time: call it beside the event loop.
 
     Raises:
         Problem: 400, there is so much of it that it is not tokenized.
         SplitinferError: as ``LLM.encode`` and ``LLM.encode_chat``.
     """
-    check_size(llm, prompt)
     match prompt:
         case Chat():
             chat = settled_chat(llm, prompt)
             opens = chat.opens_answer
             return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
         case str(text):
+            check_size(llm, text)
             return llm.encode(text)
         case tokens:
             return list(tokens)
@@ -171,46 +132,31 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
     """
     if not isinstance(prompt, Chat):
         return prompt_tokens(llm, prompt), None
-    check_size(llm, prompt)
     chat = settled_chat(llm, prompt)
     opens = chat.opens_answer
     return llm.encode_known(chat.messages, known, tools=chat.tools, options=chat.options, opens_answer=opens)
 
 
-def settled_chat(llm: Encoding, chat: Chat) -> Chat:
-    """The conversation as the model's template takes it.
-
-    Raises:
-        Problem: 400, there are tools, of which the model cannot be told.
-        SplitinferError: as ``LLM.render_chat``.
-    """
-    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
-        raise unsupported("tools", llm.tokenizer.no_tools)
-    return settled(llm, chat)
-
-
-def check_size(llm: Encoding, prompt: Prompt) -> None:
+def check_size(llm: LLM, prompt: Chat | str) -> None:
     """Refuse a prompt whose size alone says that it cannot be answered.
 
     Raises:
         Problem: 400, with the numbers.
     """
-    if isinstance(prompt, tuple):
-        return
     if isinstance(prompt, Chat):
-        _check_number("messages", "messages", len(prompt.messages), MAX_MESSAGES)
-        _check_number("tools", "tools", len(prompt.tools), MAX_TOOLS)
+        _check_number("messages", len(prompt.messages), MAX_MESSAGES)
+        _check_number("tools", len(prompt.tools), MAX_TOOLS)
     texts = [*_texts_in(prompt if isinstance(prompt, str) else (prompt.messages, prompt.tools, prompt.options))]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)
 
 
-def _check_number(param: str, what: str, number: int, most: int) -> None:
+def _check_number(what: str, number: int, most: int) -> None:
     if number > most:
-        raise Problem(400, f"a conversation may have {most:,} {what}, not {number:,}", param=param)
+        raise Problem(400, f"a conversation may have {most:,} {what}, not {number:,}", param=what)
 
 
-def _check_pieces(llm: Encoding, texts: list[str]) -> None:
+def _check_pieces(llm: LLM, texts: list[str]) -> None:
     found, most = 0, 2 * llm.context_length
     for text in texts:
         for start in range(0, len(text), _PIECE):
@@ -241,12 +187,16 @@ def _texts_in(value: Any) -> Iterator[str]:
 # -- what the system says later --------------------------------------------------------------------
 
 
-def settled(llm: Encoding, chat: Chat) -> Chat:
+def settled_chat(llm: LLM, chat: Chat) -> Chat:
     """The conversation as the model's template takes it without losing anything of the system's.
 
     Raises:
+        Problem: 400, it is too large, or there are tools, of which the model cannot be told.
         SplitinferError: as ``LLM.render_chat``.
     """
+    check_size(llm, chat)
+    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
+        raise unsupported("tools", llm.tokenizer.no_tools)
     late = [message["content"].strip() for message in _late(chat.messages)]
     if not late:
         return chat

@@ -2,61 +2,70 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from splitinfer.errors import QueueFull
 from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.meters.readings import OTHER
 from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import AGAIN, Problem
-from splitinfer.server.service import Service, UnderWay
-from splitinfer.server.spans import Arrival
-from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
+from splitinfer.server.service import Service
+from splitinfer.server.spans import Arrival, Usage
+from splitinfer.server.stream import COMMENT_PING, EventStream, Ping, left
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+
+class Writer(Protocol):
+    """Writes an answer in the words of an API."""
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+
+W = TypeVar("W", bound=Writer)
+
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
 _MOST_PRIORITY = 100  # either way
 
 
-@dataclass(slots=True)
-class Asked:
-    """An answer under way, and what ends with it."""
-
-    answer: Answer
-    open_things: ExitStack
-
-    def streamed(self, source: AsyncGenerator[bytes, None], ping: Ping = COMMENT_PING) -> EventStream:
-        """The answer as a stream, whose end is the request's."""
-        end = self.open_things.pop_all().close
-        return EventStream(source, ping=ping, end=end)
-
-
-async def asked(service: Service, request: Request, key: ApiKey, ask: Ask, open_things: ExitStack) -> Asked:
-    """Admit a request and ask the engine. What has to be undone in the end is in ``open_things``.
+async def answered(
+    service: Service,
+    request: Request,
+    key: ApiKey,
+    asks: Sequence[Ask],
+    writer_of: Callable[[Answer], W],
+    events: Callable[[Answer, W], AsyncGenerator[bytes, None]] | None,
+    ping: Ping = COMMENT_PING,
+) -> Response | EventStream:
+    """The response to a request of several prompts, with as many choices each. ``events``: its stream, if one is
+    wanted.
 
     Raises:
-        Problem: it is not admitted, or a value is out of its range.
+        ClientDisconnect: the client has gone.
+        Problem: it is not admitted, a value is out of its range, or the pipeline has failed.
         SplitinferError: as ``LLM.submit``.
     """
-    return await all_asked(service, request, key, [ask], open_things)
+    with ExitStack() as open_things:
+        answer = await asked(service, request, key, asks, open_things)
+        if events is not None:
+            return EventStream(events(answer, writer_of(answer)), ping=ping, end=open_things.pop_all().close)
+        pieces = await until_gone(request, all_pieces(answer))
+        return JSONResponse(writer_of(answer).document(pieces, answer.usage))
 
 
-async def all_asked(
-    service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack
-) -> Asked:
-    """Admit a request of several prompts, with as many choices each, and ask the engine.
+async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack) -> Answer:
+    """Admit a request and ask the engine.
 
     What has to be undone in the end is in ``open_things``. The client's end is noticed from here on, and the request is
     known by its id, also while it is tokenized; one that is cancelled then ends as soon as it begins.
@@ -66,29 +75,29 @@ async def all_asked(
         Problem: it is not admitted, or a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    handling = handling_of(request)
+    handling, state = handling_of(request), request.state
     if service.logs_prompts:
         prompts = [with_marks(service.llm, ask.prompt)[0] for ask in asks]  # pictures are megabytes
-        log.info("request %s asks %r", request.state.request_id, prompts)
+        log.info("request %s asks %r", state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
-    under_way = UnderWay()
-    open_things.enter_context(service.cancellable(request.state.request_id, key, under_way))
+    answer = Answer(asks[0].num_choices, lambda: service.llm.health().failure)
+    open_things.enter_context(service.cancellable(state.request_id, key, answer))
+
+    async def submit_all() -> None:
+        for ask in asks:
+            await submit(service.llm, answer, ask, handling, service.conversations)
+
     try:
-        answer = await until_gone(request, submit(service.llm, asks, handling, service.conversations))
+        await until_gone(request, submit_all())
     except QueueFull as error:
         raise service.turned_away(f"{error}") from error
     service.took_one()
-    request.state.answer = answer
-    open_things.enter_context(service.measured(answer, _arrival(request)))
-    under_way.begins(answer)
-    return Asked(answer, open_things)
-
-
-def _arrival(request: Request) -> Arrival:
-    state = request.state
-    began = getattr(state, "began", None)  # the guard's
-    route = getattr(state, "route", OTHER)
-    return Arrival.of(route, state.request_id, time.monotonic() if began is None else began, request.headers)
+    state.answer = answer
+    arrival = Arrival(state.route, state.request_id, state.began, request.headers)
+    open_things.enter_context(service.measured(answer, arrival))
+    if answer.is_cancelled:
+        answer.abort()
+    return answer
 
 
 def handling_of(request: Request) -> Handling:
@@ -134,7 +143,7 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: the client has gone.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(left(request.receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -144,8 +153,3 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from splitinfer.server.problem import Problem
 
@@ -31,18 +31,10 @@ _SOON_PARSED = 1 << 17  # bytes that take about a millisecond
 
 @dataclass(slots=True)
 class Bodies:
-    """What the bodies of all requests under way take, in bytes."""
+    """What the bodies of all requests under way take, in bytes. Each gives its own part back in the end."""
 
     most: int = MAX_TOGETHER
     held: int = 0
-
-
-@dataclass(slots=True)
-class Held:
-    """One request's part of it, which it gives back in the end."""
-
-    bodies: Bodies
-    size: int = 0
 
     def add(self, size: int) -> None:
         """As many more bytes have come.
@@ -50,13 +42,9 @@ class Held:
         Raises:
             Problem: 429, there is no room for them now.
         """
-        if self.bodies.held + size > self.bodies.most:
+        if self.held + size > self.most:
             raise Problem(429, "the requests under way are too large together; try again later", retry_after=2.0)
-        self.size, self.bodies.held = self.size + size, self.bodies.held + size
-
-    def give_back(self) -> None:
-        """The request is over."""
-        self.size, self.bodies.held = 0, self.bodies.held - self.size
+        self.held += size
 
 
 async def read_json(
@@ -87,11 +75,12 @@ async def read_json(
 
 
 async def _bounded(request: Request, max_bytes: int) -> bytes:
-    chunks, held = [], request.state.body
+    chunks = []
     async for chunk in request.stream():
-        if held.size + len(chunk) > max_bytes:
+        if request.state.size + len(chunk) > max_bytes:
             raise Problem(413, f"the body may have {max_bytes:,} bytes")
-        held.add(len(chunk))
+        request.state.bodies.add(len(chunk))
+        request.state.size += len(chunk)
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -113,9 +102,6 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise Problem(400, "the body must be a JSON object")
     return found
-
-
-__all__ = ["MAX_BYTES", "READ_SECONDS", "Bodies", "ClientDisconnect", "Held", "parsed", "read_json"]
 
 
 # -- JSON as it is taken from others ---------------------------------------------------------------

@@ -79,7 +79,7 @@ def dial_routes(service: Service) -> list[ApiRoute]:
 
     async def dials(request: Request) -> Response:
         scope = Scope.ADMIN if request.method == "PATCH" else Scope.USE
-        key = service.gate.caller(request.state.facts, service.sessions, scope)
+        key = service.caller(request, scope)
         if request.method == "PATCH":
             changes = await read_json(request, changes_of, _MOST_BYTES)
             try:

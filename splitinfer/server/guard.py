@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import Draining, SplitinferError
 from splitinfer.server.answer import Answer
-from splitinfer.server.body import MAX_BYTES, Bodies, Held
+from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.readings import OTHER
 from splitinfer.server.problem import Problem, problem_of
@@ -84,9 +84,9 @@ _NO_STORE = "no-store"  # unless the answer says otherwise, as the page's files 
 
 class Guard:
     """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, when
-    it ``began``, and what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait
-    for its end. ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's
-    route and status when it is over."""
+    it ``began``, and the ``size`` that its body takes of ``bodies``; a stream tells by ``has_left`` that its client did
+    not wait for its end. ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each
+    request's route and status when it is over."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Guard:
             return
         scope = with_plain_target(scope)
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
-        body = Held(self._bodies)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
-        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body, began=began)
+        state = scope.setdefault("state", {})
+        state.update(facts=facts, request_id=request_id, began=began, bodies=self._bodies, size=0)
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:
-            body.give_back()
+            self._bodies.held -= state["size"]
             who = self._gate.name_of_caller(facts, self._sessions)
             seconds = time.monotonic() - began
             status = CLIENT_GONE if scope["state"].get("has_left") else answered.status

@@ -19,7 +19,7 @@ from splitinfer.server.body import read_json
 from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, TokenId, read
 from splitinfer.server.gate import SESSION_COOKIE, cookie
 from splitinfer.server.health import health_document
-from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.keys import NOBODY
 from splitinfer.server.openai.chat import ChatRequest, Conversation
 from splitinfer.server.openai.messages import Messages, template_messages
 from splitinfer.server.pictures import with_marks
@@ -128,7 +128,7 @@ def _state_routes(service: Service) -> list[ApiRoute]:
         return JSONResponse(document, status)
 
     async def cancel(request: Request) -> Response:
-        if not service.cancel(request.path_params["request_id"], _caller(service, request)):
+        if not service.cancel(request.path_params["request_id"], service.caller(request)):
             raise Problem(404, "no request of this key with this id is under way")
         return JSONResponse({"cancelled": True})
 
@@ -171,7 +171,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
     llm = service.llm
 
     async def tokenize(request: Request) -> Response:
-        key = _caller(service, request)
+        key = service.caller(request)
         asked, wants_texts = await read_json(request, lambda body: tokenize_ask(read(TokenizeRequest, body)))
 
         def work() -> Response:
@@ -183,7 +183,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             return await asyncio.to_thread(work)
 
     async def detokenize(request: Request) -> Response:
-        key = _caller(service, request)
+        key = service.caller(request)
         tokens = await read_json(request, lambda body: read(DetokenizeRequest, body).tokens)
         if len(tokens) > llm.context_length:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
@@ -192,12 +192,11 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
 
     async def apply_template(request: Request) -> Response:
-        key = _caller(service, request)
+        key = service.caller(request)
         asked = await read_json(request, lambda body: read(TemplateRequest, body).chat())
 
         def work() -> Response:
             plain, _ = with_marks(llm, asked)
-            check_size(llm, plain)
             assert isinstance(plain, Chat)
             chat = settled_chat(llm, plain)
             opens = chat.opens_answer
@@ -208,7 +207,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             return await asyncio.to_thread(work)
 
     async def tokenizer_info(request: Request) -> Response:
-        _caller(service, request)
+        service.caller(request)
         if llm.tokenizer is None:
             raise Problem(404, "the model's folder has no tokenizer")
         return JSONResponse({**llm.tokenizer.info, "model_max_length": llm.context_length})
@@ -219,7 +218,3 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         ApiRoute("/detokenize", detokenize, methods=["POST"]),
         ApiRoute("/apply-template", apply_template, methods=["POST"]),
     ]
-
-
-def _caller(service: Service, request: Request) -> ApiKey:
-    return service.gate.caller(request.state.facts, service.sessions)

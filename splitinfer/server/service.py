@@ -5,48 +5,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as ServerScope
 
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
-from splitinfer.server.keys import ApiKey, Rates
+from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.readings import HttpMeters
 from splitinfer.server.problem import Problem, ending
-from splitinfer.server.spans import Arrival, Spans, span_of
+from splitinfer.server.spans import Arrival, span_of
 from splitinfer.text.conversations import Conversations
+
+if TYPE_CHECKING:
+    from splitinfer.server.otlp import OtlpSpans
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
 _LEAST_TIMES = 16  # different ones, for clients that are turned away
-
-
-@dataclass(slots=True)
-class UnderWay:
-    """A request that may be cancelled, from before its prompt is tokenized. ``answer``: once the engine has it."""
-
-    answer: Answer | None = None
-    is_cancelled: bool = False
-
-    def begins(self, answer: Answer) -> None:
-        """The engine has taken it."""
-        self.answer = answer
-        if self.is_cancelled:
-            answer.cancel()
-
-    def cancel(self) -> None:
-        """End it, as the client wants it."""
-        self.is_cancelled = True
-        if self.answer is not None:
-            self.answer.cancel()
-
-    def abort(self) -> None:
-        """End it, if it has not ended."""
-        if self.answer is not None:
-            self.answer.abort()
 
 
 @dataclass(slots=True)
@@ -68,12 +48,12 @@ class Service:
     rates: Rates = field(default_factory=Rates)
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    num_running: int = 0  # requests under way
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
-    spans: Spans | None = None
+    spans: "OtlpSpans | None" = None
     conversations: Conversations = field(default_factory=Conversations)
-    _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
-    _num_running: int = 0
+    _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_turned_away: int = 0  # since the engine took a request
 
     @property
@@ -81,10 +61,13 @@ class Service:
         """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
         return f"fp_{self.llm.fingerprint}"
 
-    @property
-    def num_running(self) -> int:
-        """Requests under way."""
-        return self._num_running
+    def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
+        """Who asks.
+
+        Raises:
+            Problem: as ``Gate.caller``.
+        """
+        return self.gate.caller(request.state.facts, self.sessions, scope)
 
     @contextmanager
     def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
@@ -96,14 +79,14 @@ class Service:
         if self.is_draining:
             raise ending()
         self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
-        if self._num_running >= self._most:
+        if self.num_running >= self._most:
             self.rates.take_back(key, num_answers)
-            raise self.turned_away(f"{self._num_running:,} requests are under way, and no more may be")
-        self._num_running += 1
+            raise self.turned_away(f"{self.num_running:,} requests are under way, and no more may be")
+        self.num_running += 1
         try:
             yield
         finally:
-            self._num_running -= 1
+            self.num_running -= 1
             self.rates.end(key, num_answers)
 
     @property
@@ -128,21 +111,21 @@ class Service:
         self._num_turned_away = 0
 
     @contextmanager
-    def cancellable(self, request_id: str, key: ApiKey, request: UnderWay) -> Iterator[None]:
+    def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
         """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
 
         Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
         have gone after its second request has begun.
         """
         under_way = self._answers.setdefault((key.name, request_id), [])
-        under_way.append(request)
+        under_way.append(answer)
         try:
             yield
         finally:
-            under_way[:] = [other for other in under_way if other is not request]
+            under_way[:] = [other for other in under_way if other is not answer]
             if not under_way:
                 self._answers.pop((key.name, request_id), None)
-            request.abort()  # does nothing to one that has ended
+            answer.abort()  # does nothing to one that has ended
 
     @contextmanager
     def measured(self, answer: Answer, arrival: Arrival) -> Iterator[None]:
@@ -158,8 +141,8 @@ class Service:
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""
         found = self._answers.get((key.name, request_id), ())
-        for request in found:
-            request.cancel()
+        for answer in found:
+            answer.cancel()
         return bool(found)
 
     def describe_model(self) -> dict[str, Any]:
@@ -175,7 +158,7 @@ def new_request_id() -> str:
 class ApiRoute(Route):
     """A route for some methods."""
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: ServerScope, receive: Receive, send: Send) -> None:
         """Carry out a request, whose ``scope["state"]`` gets the ``route``: its pattern.
 
         Raises:

@@ -9,8 +9,7 @@ opentelemetry-semantic-conventions 0.66b2), beside ``splitinfer.*`` for the phas
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 GIVEN_UP = "given up"
 _PARENT = ("traceparent", "tracestate")  # W3C Trace Context
@@ -35,18 +34,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a request came. ``route``: its pattern; ``began``: seconds on the monotonic clock; ``parent``: headers by
-    which its client says of which trace it is a part."""
+    """How a request came. ``route``: its pattern; ``began``: seconds on the monotonic clock."""
 
     route: str
     request_id: str
     began: float
-    parent: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, route: str, request_id: str, began: float, headers: Mapping[str, str]) -> "Arrival":
-        """An arrival, by all headers of the request."""
-        return cls(route, request_id, began, {name: headers[name] for name in _PARENT if name in headers})
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,8 @@ class ChoiceTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """A span. ``events``: what began when, in order, in seconds on the monotonic clock."""
+    """A span. ``events``: what began when, in order, in seconds on the monotonic clock. ``parent``: headers by which
+    the client says of which trace it is a part."""
 
     name: str
     began: float
@@ -72,18 +66,6 @@ class RequestSpan:
     attributes: Mapping[str, Attribute]
     has_failed: bool
     parent: Mapping[str, str]
-
-
-class Spans(Protocol):
-    """Takes spans. Called on the event loop, so it must return at once."""
-
-    def ended(self, span: RequestSpan) -> None:
-        """Take one."""
-        ...
-
-    def close(self) -> None:
-        """Send what is left, for a moment."""
-        ...
 
 
 def span_of(arrival: Arrival, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> RequestSpan:
@@ -118,7 +100,8 @@ def span_of(arrival: Arrival, model: str, choices: Sequence[ChoiceTimes], usage:
         if since is not None:
             attributes[f"splitinfer.{name}_seconds"] = (ended if until is None else until) - since
     name = f"POST {arrival.route}"
-    return RequestSpan(name, arrival.began, ended, tuple(events), attributes, "error" in reasons, arrival.parent)
+    parent = {name: arrival.headers[name] for name in _PARENT if name in arrival.headers}
+    return RequestSpan(name, arrival.began, ended, tuple(events), attributes, "error" in reasons, parent)
 
 
 def _known(times: Iterable[float | None]) -> list[float]:

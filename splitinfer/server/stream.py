@@ -56,13 +56,13 @@ class EventStream:
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str] | None = None,
         *,
         ping: Ping = COMMENT_PING,
         ping_every: float = PING_EVERY,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._source, self._headers = source, {**HEADERS, **(headers or {})}
+        self._source, self._is_writing = source, False
+        self._wrote_at = 0.0  # the end of the last write, in the loop's seconds
         self._ping, self._ping_every, self._end = ping, ping_every, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,9 +76,9 @@ class EventStream:
     async def _serve(self, receive: Receive, send: Send) -> bool:
         """Whether all was sent; else the client has left."""
         async with aclosing(self._source):
-            writer = _Writer(send)
-            writing = asyncio.create_task(self._write_all(writer))
-            tasks = (writing, asyncio.create_task(_left(receive)), asyncio.create_task(self._watch(writer)))
+            self._wrote_at = asyncio.get_running_loop().time()
+            writing = asyncio.create_task(self._write_all(send))
+            tasks = (writing, asyncio.create_task(left(receive)), asyncio.create_task(self._watch(send)))
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -91,50 +91,40 @@ class EventStream:
                 raise problem
         return not writing.cancelled() and writing.exception() is None
 
-    async def _write_all(self, writer: "_Writer") -> None:
-        headers = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
-        await writer.write({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _write_all(self, send: Send) -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
         num_read = 0
         async for data in self._source:
             if data:  # reasoning may come that is not shown, and is silence
-                await writer.write(_body(data))
+                await self._write(send, _body(data))
             num_read += 1
             if num_read % _TURN == 0:  # neither the source nor the client need ever have had to wait
                 await asyncio.sleep(0)
-        await writer.write({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _watch(self, writer: "_Writer") -> None:
+    async def _watch(self, send: Send) -> None:
         """Ping in silence. While a write is under way there is none: the client has not taken what it has."""
         clock = asyncio.get_running_loop().time
         while True:
-            silent = 0.0 if writer.is_writing else clock() - writer.wrote_at
+            silent = 0.0 if self._is_writing else clock() - self._wrote_at
             if silent >= self._ping_every:
-                await writer.write(_body(self._ping() if callable(self._ping) else self._ping))
+                await self._write(send, _body(self._ping() if callable(self._ping) else self._ping))
             else:
                 await asyncio.sleep(self._ping_every - silent)
 
-
-class _Writer:
-    """Sends messages, and notes when: ``wrote_at`` is the end of the last write, in the loop's seconds; ``is_writing``,
-    whether one is under way."""
-
-    def __init__(self, send: Send) -> None:
-        self._send, self._clock = send, asyncio.get_running_loop().time
-        self.wrote_at = self._clock()
-        self.is_writing = False
-
-    async def write(self, message: dict[str, Any]) -> None:
+    async def _write(self, send: Send, message: dict[str, Any]) -> None:
         """Send a message, however long the client takes to read."""
-        self.is_writing = True
-        await self._send(message)
-        self.wrote_at, self.is_writing = self._clock(), False
+        self._is_writing = True
+        await send(message)
+        self._wrote_at, self._is_writing = asyncio.get_running_loop().time(), False
 
 
 def _body(data: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
     """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

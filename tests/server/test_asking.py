@@ -59,7 +59,8 @@ class Client:
         return {"type": "http.disconnect"}
 
     def request(self) -> Request:
-        return Request({"type": "http", "headers": [], "state": {"request_id": "mine"}}, self.receive)
+        state = {"request_id": "mine", "route": "/v1/completions", "began": 0.0}
+        return Request({"type": "http", "headers": [], "state": state}, self.receive)
 
 
 def run(main: Callable[[Service, Tokenizing, Client], Any]) -> None:
@@ -76,7 +77,7 @@ def run(main: Callable[[Service, Tokenizing, Client], Any]) -> None:
 def test_whose_client_leaves_is_not_asked():
     async def main(service: Service, llm: Tokenizing, client: Client) -> None:
         with ExitStack() as open_things:
-            asking = asyncio.create_task(asked(service, client.request(), NOBODY, ASK, open_things))
+            asking = asyncio.create_task(asked(service, client.request(), NOBODY, [ASK], open_things))
             await asyncio.to_thread(llm.begun.wait, AT_MOST)
             client.leaves.set()
             with pytest.raises(ClientDisconnect):
@@ -89,11 +90,11 @@ def test_whose_client_leaves_is_not_asked():
 def test_who_is_cancelled_while_it_is_tokenized_ends_as_it_begins():
     async def main(service: Service, llm: Tokenizing, client: Client) -> None:
         with ExitStack() as open_things:
-            asking = asyncio.create_task(asked(service, client.request(), NOBODY, ASK, open_things))
+            asking = asyncio.create_task(asked(service, client.request(), NOBODY, [ASK], open_things))
             await asyncio.to_thread(llm.begun.wait, AT_MOST)
             assert service.cancel("mine", NOBODY)
             llm.go_on.set()
-            answer = (await asking).answer
+            answer = await asking
             assert (answer.is_cancelled, llm.aborted) == (True, ["aborted"])
 
     run(main)

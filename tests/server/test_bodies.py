@@ -16,7 +16,7 @@ from raw_http import Said
 from starlette.requests import Request
 from test_without_a_model import Model
 
-from splitinfer.server.body import Bodies, Held, read_json
+from splitinfer.server.body import Bodies, read_json
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.messages import arguments_of
@@ -365,7 +365,7 @@ def test_what_a_large_body_asks_is_read_beside_the_event_loop():
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": raw, "more_body": False}
 
-        request = Request({"type": "http", "headers": [], "state": {"body": Held(Bodies())}}, receive)
+        request = Request({"type": "http", "headers": [], "state": {"bodies": Bodies(), "size": 0}}, receive)
         return asyncio.run(read_json(request, lambda _: threading.get_ident()))
 
     assert reader(10) == threading.get_ident()

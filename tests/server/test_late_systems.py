@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.ask import Chat, as_the_users, prompt_tokens, settled
+from splitinfer.server.ask import Chat, as_the_users, prompt_tokens, settled_chat
 
 
 def said(*messages: str) -> tuple[dict[str, Any], ...]:
@@ -41,11 +41,11 @@ LATE = Chat(said("system: Be kind.", "user: Hi", "system:  It is May. ", "assist
 
 
 def test_a_template_that_takes_them_gets_them():
-    assert settled(Template(everything), LATE) is LATE
+    assert settled_chat(Template(everything), LATE) is LATE
 
 
 def test_for_others_they_are_the_users():
-    found = settled(Template(without_later_ones), LATE)
+    found = settled_chat(Template(without_later_ones), LATE)
     assert found.messages == said("system: Be kind.", "user: Hi\n\n It is May. ", "assistant: Hello", "user: Bye")
     assert "It is May." in without_later_ones(found.messages)
 
@@ -57,7 +57,7 @@ def test_what_is_computed_has_them():
 
 def test_a_conversation_without_them_is_not_written_twice():
     template, usual = Template(everything), Chat(said("system: Be kind.", "user: Hi", "assistant: Hello", "user: Bye"))
-    assert settled(template, usual) is usual
+    assert settled_chat(template, usual) is usual
     assert template.times == 0
 
 

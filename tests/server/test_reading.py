@@ -9,7 +9,7 @@ import pytest
 
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import Answer, ChoiceReader, Piece, PlainText, _teller
+from splitinfer.server.answer import Answer, ChoiceReader, Piece, _teller
 from splitinfer.text.conversations import Codec, Conversations
 
 CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
@@ -38,8 +38,8 @@ def event(text: str, reason: str | None = None, error: str | None = None) -> Str
 
 
 def pieces_of(*requests: Asked, cancels: bool = False, failure: str | None = None) -> list[Piece]:
-    readers = [ChoiceReader(i, PlainText()) for i in range(len(requests))]
-    answer = Answer([cast(AsyncRequest, each) for each in requests], readers, len(requests), failure=lambda: failure)
+    readers = [ChoiceReader(i, None) for i in range(len(requests))]
+    answer = Answer(len(requests), lambda: failure, [cast(AsyncRequest, each) for each in requests], readers)
 
     async def read() -> list[Piece]:
         if cancels:

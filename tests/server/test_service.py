@@ -10,7 +10,7 @@ from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
 from splitinfer.server.keys import NOBODY, ApiKey, digest
 from splitinfer.server.problem import Problem
-from splitinfer.server.service import Service, UnderWay
+from splitinfer.server.service import Service
 from splitinfer.settings import Settings
 
 LAPTOP, PHONE = ApiKey("laptop", digest("a")), ApiKey("phone", digest("b"))
@@ -44,8 +44,8 @@ def service() -> Service:
     return Service(cast(LLM, Foretelling()), "model", max_running=2)
 
 
-def as_answer(aborts: Aborts) -> UnderWay:
-    return UnderWay(cast(Answer, aborts))
+def as_answer(aborts: Aborts) -> Answer:
+    return cast(Answer, aborts)
 
 
 def test_the_end_of_a_request_does_not_end_another_with_its_id():
@@ -79,19 +79,6 @@ def test_all_answers_under_one_id_are_cancelled():
     ):
         assert running.cancel("one", LAPTOP)
     assert all(each.is_cancelled for each in answers)
-
-
-def test_a_request_may_be_cancelled_before_it_is_tokenized():
-    running, waiting, answer = service(), UnderWay(), Aborts()
-    with running.cancellable("mine", NOBODY, waiting):
-        assert running.cancel("mine", NOBODY)
-        waiting.begins(cast(Answer, answer))
-        assert (answer.is_cancelled, answer.count) == (True, 1)
-    unharmed = UnderWay()
-    with running.cancellable("mine", NOBODY, unharmed):
-        unharmed.begins(cast(Answer, other := Aborts()))
-        assert other.count == 0
-    assert other.count == 1
 
 
 def test_the_engines_queue_is_full_before_the_server_is():

@@ -1,7 +1,7 @@
 """Anthropic's routes: each reads a request, asks for an answer, and writes it."""
 
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
-from splitinfer.server.asking import all_pieces, asked, until_gone
+from splitinfer.server.asking import answered
 from splitinfer.server.body import read_json
 from splitinfer.server.fields import read
 from splitinfer.server.pictures import num_tokens
@@ -24,7 +24,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     """The routes of Anthropic's API."""
 
     async def messages(request: Request) -> Response | EventStream:
-        key = service.gate.caller(request.state.facts, service.sessions)
+        key = service.caller(request)
         ask, shape = await read_json(request, lambda body: message_ask(read(MessageRequest, body), service.model))
         writer = MessageWriter(
             f"msg_{request.state.request_id}",
@@ -32,15 +32,11 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
             hides_thinking=shape.hides_thinking,
             manages_context=shape.manages_context,
         )
-        with ExitStack() as open_things:
-            under_way = await asked(service, request, key, ask, open_things)
-            if shape.streams:
-                return under_way.streamed(_events(under_way.answer, writer), _PING)
-            pieces = await until_gone(request, all_pieces(under_way.answer))
-            return JSONResponse(writer.message(pieces, under_way.answer.usage))
+        events = _events if shape.streams else None
+        return await answered(service, request, key, [ask], lambda _: writer, events, _PING)
 
     async def count_tokens(request: Request) -> Response:
-        key = service.gate.caller(request.state.facts, service.sessions)
+        key = service.caller(request)
         chat = await read_json(request, lambda body: read(CountRequest, body).chat())
         with service.admitted(key):
             number = await num_tokens(service.llm, chat, service.conversations)

@@ -79,7 +79,7 @@ class MessageWriter:
 
     # -- a message -----------------------------------------------------------------------------
 
-    def message(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         last = pieces[-1]
         blocks = [self._block(part) for part in joined(self._shown(part for piece in pieces for part in piece.parts))]

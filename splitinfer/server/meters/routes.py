@@ -25,7 +25,7 @@ def meter_routes(service: Service) -> list[ApiRoute]:
     one_at_a_time = asyncio.Lock()
 
     async def metrics(request: Request) -> Response:
-        service.gate.caller(request.state.facts, service.sessions, Scope.METRICS)
+        service.caller(request, Scope.METRICS)
         if find_spec("prometheus_client") is None:
             raise Problem(501, _MISSING)
         async with one_at_a_time:

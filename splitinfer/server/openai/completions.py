@@ -7,7 +7,7 @@ text, and two such would have one name; they are written as their bytes, ``bytes
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol
 
@@ -23,6 +23,7 @@ from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usa
 from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.spans import Usage
+from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
@@ -167,16 +168,14 @@ class Scored(Protocol):
 
 @dataclass(slots=True)
 class CompletionWriter:
-    """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``echoes``: what each choice's
-    text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer.
-    ``wanted``: what is shown of prompts and answers. ``usage_now``: the usage so far. ``prompt_of``: a choice's prompt.
-    """
+    """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``fingerprint``: while it is the
+    same, a seed gives the same answer. ``wanted``: what is shown of prompts and answers. ``usage_now``: the usage so
+    far. ``prompt_of``: a choice's prompt."""
 
     answer_id: str
     created: int
     wanted: Completions
     token_text: TokenText
-    echoes: Sequence[str] = ()
     fingerprint: str | None = None
     usage_now: Callable[[], Usage] = lambda: Usage(0)
     prompt_of: Callable[[int], Scored] | None = None
@@ -192,6 +191,10 @@ class CompletionWriter:
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """The chunk of a piece."""
         return self._chunk([self._choice([piece])])
+
+    def written(self, piece: Piece) -> bytes:
+        """The same as an event of a stream."""
+        return event(self.chunk(piece))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
         """The chunk with the usage and without choices; ``None`` where it was not asked for."""
@@ -249,16 +252,25 @@ class CompletionWriter:
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """One choice, with what pieces of it hold."""
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
-        echo = self.echoes[index] if begins and self.echoes else ""
+        echo = self._echo(index) if begins and self.wanted.echo else ""
         offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
         shown = pieces if self.wanted.answers else ()
         text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
         made = _choice(index, echo + text) | {"finish_reason": None if reason is None else _REASONS[reason]}
         if self.shape.num_top is not None:
-            before = self._of_prompt(index, echo) if begins and self.echoes else _NO_LOGPROBS
+            before = self._of_prompt(index, echo) if begins and self.wanted.echo else _NO_LOGPROBS
             behind = self._logprobs([one for piece in shown for one in piece.logprobs], offsets.next)
             made["logprobs"] = {name: before[name] + behind[name] for name in behind}
         return made
+
+    def _echo(self, choice: int) -> str:
+        """The text of a choice's prompt."""
+        asks = self.wanted.asks
+        prompt = asks[choice // asks[0].num_choices].prompt
+        assert not isinstance(prompt, Chat)
+        if isinstance(prompt, str):
+            return prompt
+        return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
 
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
@@ -327,21 +339,6 @@ class _EchoOffsets:
                 if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
                     return place, one
         return self._place, ""
-
-
-def echoed(asks: Iterable[Ask], token_text: TokenText) -> tuple[str, ...]:
-    """What each choice's text begins with, where it begins with its prompt."""
-    return tuple(text for ask in asks for text in [_text_of(ask.prompt, token_text)] * ask.num_choices)
-
-
-def _text_of(prompt: Prompt, token_text: TokenText) -> str:
-    match prompt:
-        case str(text):
-            return text
-        case Chat():
-            raise TypeError("a conversation is no text")
-        case tokens:
-            return b"".join(token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
 def token_name(raw: bytes) -> str:

@@ -143,7 +143,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
         return _served(asset, request)
 
     async def figures(request: Request) -> Response | EventStream:
-        service.gate.caller(request.state.facts, service.sessions)
+        service.caller(request)
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return EventStream(_events(service, feed))
         looking = feed.num_watching

@@ -197,7 +197,7 @@ def test_a_stream_is_of_the_official_types_and_tells_the_message():
     sent = [json.loads(json.dumps(data)) for _, data in events]
     for (name, _), data in zip(events, sent, strict=True):
         assert EVENT.validate_python(data).type == name
-    assert rebuilt(sent) == writer().message(PIECES, usage)["content"] == BLOCKS
+    assert rebuilt(sent) == writer().document(PIECES, usage)["content"] == BLOCKS
     assert sent[0]["message"]["usage"]["cache_read_input_tokens"] == 8
     assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert sent[-2]["usage"] == {
@@ -217,7 +217,7 @@ def test_a_stream_is_of_the_official_types_and_tells_the_message():
     ],
 )
 def test_reasons(last: Piece, reason: str, stop: str | None):
-    message = writer().message([last], Usage(1))
+    message = writer().document([last], Usage(1))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
 
 
@@ -225,15 +225,15 @@ def test_thinking_may_be_left_out():
     thinking = {"type": "adaptive", "display": "omitted"}
     _, shape = message_ask(read(MessageRequest, {"max_tokens": 9, "messages": HELLO, "thinking": thinking}))
     message = MessageWriter("msg_1", "m", hides_thinking=shape.hides_thinking)
-    assert [block["type"] for block in message.message(PIECES, Usage(1))["content"]] == ["text", "tool_use", "tool_use"]
     streamed = rebuilt([data for piece in PIECES for _, data in message.events(piece)])
-    assert [block["type"] for block in streamed] == ["text", "tool_use", "tool_use"]
+    for blocks in (message.document(PIECES, Usage(1))["content"], streamed):
+        assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
 
 
 def test_who_asks_for_edits_is_told_that_there_were_none():
     asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
     _, shape = message_ask(read(MessageRequest, asked))
     message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
-    assert message.message(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
+    assert message.document(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
     assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}
-    assert "context_management" not in writer().message(PIECES, Usage(1))
+    assert "context_management" not in writer().document(PIECES, Usage(1))

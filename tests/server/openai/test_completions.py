@@ -18,7 +18,6 @@ from splitinfer.server.openai.completions import (
     Completions,
     CompletionWriter,
     completions_of,
-    echoed,
 )
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
@@ -100,8 +99,8 @@ class Asked:
 
 
 def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape: Any) -> CompletionWriter:
-    wanted = Completions((), Shape("m", **shape), bool(echoes), prompt_top)
-    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted, SPELLED.__getitem__, echoes)
+    wanted = Completions(tuple(Ask(echo, {}) for echo in echoes), Shape("m", **shape), bool(echoes), prompt_top)
+    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted, SPELLED.__getitem__)
     made.prompt_of = lambda _: Asked()
     return made
 
@@ -155,8 +154,9 @@ def test_chunks_make_the_same_document():
 
 
 def test_a_prompt_alone_has_no_tokens_of_an_answer():
-    wanted = Completions((), Shape("m", streams=True, includes_usage=True, always_usage=True), True, answers=False)
-    stream = CompletionWriter("cmpl-1", 0, wanted, SPELLED.__getitem__, ("P!",), usage_now=lambda: Usage(3, 0, 1))
+    shape = Shape("m", streams=True, includes_usage=True, always_usage=True)
+    wanted = Completions((Ask("P!", {}),), shape, True, answers=False)
+    stream = CompletionWriter("cmpl-1", 0, wanted, SPELLED.__getitem__, usage_now=lambda: Usage(3, 0, 1))
     chunk, last = stream.chunk(Piece(0, (TextPart("x"),), finish_reason="length")), stream.usage_chunk(Usage(3, 0, 1))
     assert last is not None
     assert [one["usage"]["completion_tokens"] for one in (chunk, last)] == [0, 0]
@@ -206,5 +206,7 @@ def test_a_prompt_comes_with_its_log_probabilities_before_the_answers():
 
 
 def test_a_prompt_as_the_text_that_answers_begin_with():
-    asks = [Ask("One", {}, num_choices=2), Ask((1, 2, 3), {}, num_choices=2)]
-    assert echoed(asks, SPELLED.__getitem__) == ("One", "One", "Hi€", "Hi€")
+    asks = (Ask("One", {}, num_choices=2), Ask((1, 2, 3), {}, num_choices=2))
+    made = CompletionWriter("cmpl-1", 0, Completions(asks, Shape("m"), echo=True), SPELLED.__getitem__)
+    document = made.document([Piece(i, finish_reason="stop") for i in range(4)], Usage(1))
+    assert [choice["text"] for choice in document["choices"]] == ["One", "One", "Hi€", "Hi€"]

@@ -17,7 +17,7 @@ from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter, Shape
 from splitinfer.server.openai.completions import Completions, CompletionWriter
-from splitinfer.server.openai.routes import _chat_events, _completion_events
+from splitinfer.server.openai.routes import _events
 from splitinfer.server.problem import Problem
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event as sse
@@ -328,7 +328,7 @@ def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
 class Failing:
     """An answer whose pipeline fails."""
 
-    usage = Usage(1)
+    usage, num_choices = Usage(1), 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
         failed = Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
@@ -341,9 +341,9 @@ def test_an_answer_that_fails_has_no_reason_to_finish(is_chat: bool):
         answer: Any = Failing()
         shape = Shape("m", streams=True, includes_usage=True)
         if is_chat:
-            events = _chat_events(answer, ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__), 1)
+            events = _events(answer, ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__))
         else:
-            events = _completion_events(answer, CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__))
+            events = _events(answer, CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__))
         return b"".join([part async for part in events])
 
     sent = [line.removeprefix("data: ") for line in asyncio.run(sent_by()).decode().splitlines() if line]

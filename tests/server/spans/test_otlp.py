@@ -111,7 +111,7 @@ def test_nothing_of_a_prompt_is_sent(spans: tuple[bytes, list[Any]]):
 
 
 def test_a_collector_that_never_answers_holds_up_no_end():
-    arrival = Arrival.of("/v1/messages", "req_1", 0.0, {})
+    arrival = Arrival("/v1/messages", "req_1", 0.0, {})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         made = OtlpSpans(f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.1)
         is_over, shut_down = threading.Event(), made._provider.shutdown
