@@ -37,7 +37,6 @@ class Compiler:
         self._trials = Trials()
 
     def close(self) -> None:
-        """End the processes that try grammars."""
         self._trials.close()
 
     def matcher(self, grammar: Grammar) -> Any:
@@ -108,7 +107,6 @@ def _schema(grammar: Grammar) -> dict[str, Any]:
 
 
 def _check_numbers(value: Any) -> None:
-    """Refuse whole numbers that llguidance would round."""
     if isinstance(value, int) and abs(value) > _MOST_EXACT:
         raise RequestError(f"the grammar cannot be enforced: {value} has more digits than can be compared")
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -43,7 +43,6 @@ class MaskSender:
         self._words: Words | None = None  # [slots, words]
 
     def encode(self, masks: Iterable[Masked]) -> tuple[RowMask, ...]:
-        """The masks of a step as the last stage gets them."""
         return tuple(self._encoded(one) for one in masks)
 
     def _encoded(self, one: Masked) -> RowMask:
@@ -78,7 +77,6 @@ class MaskReceiver:
         self._slots: dict[int, Words] = {}
 
     def clear(self) -> None:
-        """Begin again."""
         self._slots.clear()
 
     def decode(self, masks: Iterable[RowMask]) -> dict[tuple[int, int], tuple[int, Words]]:

@@ -75,7 +75,6 @@ class AnswerRules:
     # -- what the scheduler asks ---------------------------------------------------------------
 
     def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
-        """See ``TokenRules``."""
         with self._lock:
             self._go_to(answer)
             found = list[int]()
@@ -86,7 +85,6 @@ class AnswerRules:
             return tuple(found)
 
     def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
-        """See ``TokenRules``."""
         with self._lock:
             self._go_to(answer)
             found = list[bool]()
@@ -98,7 +96,6 @@ class AnswerRules:
             return found
 
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
-        """See ``TokenRules``."""
         with self._lock:
             found = []
             self._go_to(answer[:first])
@@ -111,7 +108,6 @@ class AnswerRules:
     # -- walking -------------------------------------------------------------------------------
 
     def _go_to(self, answer: Seq[int]) -> None:
-        """Stand behind ``answer``."""
         shared = min(len(self._path), len(answer))
         if self._path[:shared] != list(answer[:shared]):  # seldom: comparing whole lists is fast
             shared = next(i for i, (a, b) in enumerate(zip(self._path, answer, strict=False)) if a != b)
@@ -127,7 +123,6 @@ class AnswerRules:
             self._fail()
 
     def _step(self, token: int) -> None:
-        """Take one more token."""
         before = self._places[-1]
         place = self._behind(before, token)
         self._path.append(token)
@@ -161,7 +156,6 @@ class AnswerRules:
         return thinking
 
     def _ends_with(self, marker: tuple[int, ...], token: int) -> bool:
-        """Whether the path and one more token end with a marker."""
         tail = (*self._path[len(self._path) + 1 - len(marker) :], token) if len(marker) > 1 else (token,)
         return tail == marker
 

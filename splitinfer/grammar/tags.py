@@ -115,7 +115,6 @@ class _Guard:
     free: Schema
 
     def of(self, schema: Any) -> Any:
-        """A schema, and all that are inside it."""
         if schema is True or schema == {}:
             return self.free
         if not isinstance(schema, Mapping):
@@ -221,7 +220,6 @@ def _referred(value: Schema, name: str, shared: Schema, reading: Reading) -> tup
 
 
 def _some(value: Schema) -> dict[str, Any]:
-    """A value's schema without the choice of null."""
     if isinstance(choices := value.get("enum"), list | tuple):
         return {**value, "enum": [one for one in choices if one is not None]}
     return {**value}
@@ -241,7 +239,6 @@ class _Text:
     behind: str
 
     def may_be(self, text: Any) -> bool:
-        """Whether a text is read as it is."""
         return (
             isinstance(text, str)
             and text == text.strip()

@@ -51,7 +51,6 @@ class Trials:
             raise RequestError(f"the grammar cannot be enforced: {first_lines(answer)}")
 
     def close(self) -> None:
-        """End the processes."""
         while self._idle:
             _end(self._idle.pop())
 
@@ -86,7 +85,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def main(source: IO[str], target: IO[str]) -> None:
-    """Answer until ``source`` ends."""
     from llguidance import LLMatcher, LLTokenizer
 
     tokenizer = LLTokenizer("byte")

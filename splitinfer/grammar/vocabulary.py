@@ -76,7 +76,6 @@ class Vocabulary:
         return -(-self.size // 32) * 4
 
     def only(self, token_ids: Sequence[int] | frozenset[int]) -> bytes:
-        """The mask of some tokens."""
         mask = bytearray(self.mask_bytes)
         for token in token_ids:
             if 0 <= token < self.size:
@@ -84,7 +83,6 @@ class Vocabulary:
         return bytes(mask)
 
     def all_but(self, token_ids: Sequence[int] | frozenset[int]) -> bytes:
-        """The mask of all tokens but some."""
         return without(self.only(range(self.size)), self.only(token_ids))
 
 
@@ -102,12 +100,10 @@ class _Plain:
 
 
 def without(mask: bytes, other: bytes) -> bytes:
-    """The tokens of one mask that another lacks."""
     size = len(mask)
     return (int.from_bytes(mask, "little") & ~int.from_bytes(other, "little")).to_bytes(size, "little")
 
 
 def union(mask: bytes, other: bytes) -> bytes:
-    """The tokens of either mask."""
     size = len(mask)
     return (int.from_bytes(mask, "little") | int.from_bytes(other, "little")).to_bytes(size, "little")

@@ -100,7 +100,6 @@ def _high_bytes(image: Any) -> Any:
 
 
 def answer(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """The line of JSON and what follows it."""
     try:
         width, height, rgb = decoded(data, Fit(*asked["fit"]), asked["most_pixels"], asked["room"])
     except TooLarge:
@@ -115,7 +114,6 @@ def answer(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def main() -> None:
-    """Read one question, write one answer."""
     warnings.simplefilter("ignore")
     asked = json.loads(sys.stdin.buffer.readline())
     _bound(asked["seconds"], asked["memory"])

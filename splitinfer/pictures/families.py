@@ -48,12 +48,10 @@ class Prepared:
 
     @property
     def values(self) -> Values:
-        """Its pixels as the tower takes them."""
         return self.make()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it takes of a prompt."""
         return len(self.before) + len(self.token_ids) + len(self.after)
 
 
@@ -144,7 +142,6 @@ def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Fam
 
 
 def sees(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is of a family that is known here."""
     return isinstance(config.get("vision_config"), Mapping) and str(config.get("model_type")) in _READERS
 
 

@@ -19,7 +19,6 @@ _MARKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
 
 def marked(source: str) -> str:
-    """A picture as a part of a text."""
     return f"{_OPEN}{source}{_CLOSE}"
 
 
@@ -48,7 +47,6 @@ def taken_out(
 
 
 def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any message has one."""
     contents = (message.get("content") for message in messages)
     return any(isinstance(content, str) and _OPEN in content for content in contents)
 

@@ -119,7 +119,6 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """The tokens so far."""
         outputs = [request.output for request in self.requests]
         prompts = outputs[:: self.num_choices]
         return Usage(
@@ -143,7 +142,6 @@ class Answer:
         return [_times_of(*pair) for pair in zip(self.requests, self.readers, strict=True)]
 
     def abort(self) -> None:
-        """End all choices."""
         for request in self.requests:
             request.abort()
 

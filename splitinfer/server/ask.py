@@ -61,7 +61,6 @@ class Ask:
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions that the model may call."""
         return tuple(self.prompt.tools) if isinstance(self.prompt, Chat) else ()
 
     @property

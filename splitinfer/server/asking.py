@@ -26,11 +26,7 @@ T = TypeVar("T")
 
 
 class Writer(Protocol):
-    """Writes an answer in the words of an API."""
-
-    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The whole answer."""
-        ...
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
 
 
 W = TypeVar("W", bound=Writer)

@@ -21,18 +21,15 @@ Whoever opens a server to the internet puts a reverse proxy in front (docs/use/s
 """
 
 import math
-import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from splitinfer.server.problem import Problem
 
-_SPARE = 128  # connections beyond the most: to be told so, to send what is left, or in TLS's handshake
 _READ_AHEAD = 64 << 10  # bytes behind a request
 _TOO_MANY_AGAIN = 2.0  # seconds, for a client that is turned away
 
@@ -113,45 +110,3 @@ def _listen_for_its_end(connection: H11Protocol) -> None:
     is_whole = connection.conn.their_state is not h11.SEND_BODY
     if connection.flow.read_paused and is_whole and len(connection.conn.trailing_data[0]) < _READ_AHEAD:
         connection.flow.resume_reading()
-
-
-# -- where they come from --------------------------------------------------------------------------
-
-
-class Listening(socket.socket):
-    """Takes over the socket ``bound``. Where ``most`` connections are open, and some more, further ones are closed as
-    they come. uvicorn does not know a connection before TLS's handshake, so they are counted where they are accepted.
-    """
-
-    def __init__(self, bound: socket.socket, most: int) -> None:
-        super().__init__(fileno=bound.detach())
-        self._most, self._open = most + _SPARE, WeakSet[_Accepted]()
-        # Connections inherit it. asyncio sets it only for sockets that name their protocol, which this one does not;
-        # and an answer is two writes, of which the second would wait for the client's delayed ACK.
-        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection.
-
-        Raises:
-            BlockingIOError: there is none, or one too many, after which asyncio lets others run before it looks again.
-        """
-        accepted, address = super().accept()
-        made = _Accepted(fileno=accepted.detach())
-        if len(self._open) >= self._most:
-            made.close()
-            raise BlockingIOError
-        made.among = self._open
-        self._open.add(made)
-        return made, address
-
-
-class _Accepted(socket.socket):
-    """A connection, counted in ``among`` until it is closed."""
-
-    among: "WeakSet[_Accepted]"
-
-    def close(self) -> None:
-        super().close()
-        if hasattr(self, "among"):
-            self.among.discard(self)

@@ -68,7 +68,6 @@ _MOST_BYTES = 1 << 16
 
 
 def dial_routes(service: Service) -> list[ApiRoute]:
-    """The route of one service."""
     llm = service.llm
 
     def document(key: ApiKey) -> Response:

@@ -47,7 +47,6 @@ def wrong(
 
 
 def not_a(wanted: str, value: object, *, inside: str = "") -> PydanticCustomError:
-    """A value is not what its field takes."""
     return wrong(f" must be {wanted}, not {shown(value)}", inside=inside)
 
 
@@ -61,7 +60,6 @@ def not_supported(
 
 
 def shown(value: object) -> str:
-    """A value in a sentence."""
     return f"{value!r:.{_SHOWN}}"
 
 
@@ -133,8 +131,6 @@ def _name(place: tuple[str | int, ...]) -> str:
 
 
 class Fields(BaseModel):
-    """An object of a request."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     known: ClassVar[frozenset[str]] = frozenset()
 
@@ -227,20 +223,18 @@ EMPTY: tuple[Any, ...] = ([], {}, "")
 
 
 @dataclass(frozen=True, slots=True)
-class OneOrMore:
-    """On ``A | list[B]``: anything but a list is read as ``A``, so that an error is of one of them."""
+class Second:
+    """On ``A | B``: what is a ``kind`` is read as ``B`` and anything else as ``A``, so that an error is of one of them."""
+
+    kind: type
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        one, more = map(handler.generate_schema, get_args(source))
-        return _either([one, more], lambda value: isinstance(value, list))
+        return _either(list(map(handler.generate_schema, get_args(source))), lambda value: isinstance(value, self.kind))
 
 
-@dataclass(frozen=True, slots=True)
-class TextOrObject:
-    """On ``str | M``: anything but an object is read as text, so that an error is of one of them."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return _either(list(map(handler.generate_schema, get_args(source))), lambda value: isinstance(value, dict))
+T = TypeVar("T")
+Several = Annotated[list[T], Field(fail_fast=True)]
+TextOrSeveral = Annotated[str | Several[T], Second(list)]
 
 
 @dataclass(frozen=True, slots=True)

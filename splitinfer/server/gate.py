@@ -93,7 +93,6 @@ class Gate:
             raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
 
     def allows(self, origin: str) -> bool:
-        """Whether another site's pages may use the server."""
         return "*" in self.origins or origin in self.origins
 
     def caller(self, facts: Facts, sessions: "Sessions | None", scope: Scope = Scope.USE) -> ApiKey:
@@ -131,7 +130,6 @@ class Gate:
 
 
 def shown_key(headers: Mapping[str, str]) -> str | None:
-    """The key that a request shows, in either API's way."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()

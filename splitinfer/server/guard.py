@@ -101,7 +101,6 @@ class Guard:
         self._failure, self._ended = failure, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request, or turn it away."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -157,8 +156,6 @@ class Guard:
 
 
 class _Answered:
-    """Sends an answer with the headers that all have; knows whether it has begun."""
-
     def __init__(self, send: Send, request_id: str, headers: dict[str, str]) -> None:
         self._send, self._request_id = send, request_id
         self._headers = {**_HEADERS, **headers, **dict.fromkeys(_ID_HEADERS, request_id)}
@@ -193,7 +190,6 @@ class _Answered:
 
 
 def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
-    """A problem in the form of the API that a path belongs to."""
     return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
 
 
@@ -231,7 +227,6 @@ def check_head(scope: Scope) -> None:
 
 
 def facts_of(scope: Scope) -> Facts:
-    """What is known of a request before its body is read."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     return Facts(scope["method"], scope["path"], headers, cookies_in(headers.get("cookie", "")))
 

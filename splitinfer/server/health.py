@@ -49,12 +49,10 @@ def model_document(name: str, context: int, started: int, layout: Layout) -> dic
 
 
 def models_document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The list of models, which is whole, as both APIs have it."""
     ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
     return {"object": "list", "data": list(models), "has_more": False, **ends}
 
 
 def layout_summary(layout: Layout) -> dict[str, Any]:
-    """Which stage holds which layers, without addresses and keys."""
     stages = [{"name": stage.name, "layers": [stage.start, stage.end]} for stage in layout.stages]
     return {"name": layout.name, "stages": stages}

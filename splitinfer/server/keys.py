@@ -46,8 +46,6 @@ _Version = tuple[int, int, int, int]
 
 
 class Scope(StrEnum):
-    """What a key is for."""
-
     USE = "use"  # requests, and what the server says of itself, figures included
     ADMIN = "admin"  # also to change serving options
     METRICS = "metrics"  # nothing but figures of all requests together, for Prometheus
@@ -68,7 +66,6 @@ class ApiKey:
     concurrent: Annotated[StrictInt, Field(gt=0)] | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Whether it is for something."""
         return bool(self.scopes & {scope, Scope.ADMIN}) or (scope is Scope.METRICS and Scope.USE in self.scopes)
 
 
@@ -84,7 +81,6 @@ def digest(secret: str) -> str:
 
 
 def new_secret() -> str:
-    """A new key."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
@@ -108,7 +104,6 @@ class ApiKeys:
         return iter(self._now().values())
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key that a client has shown."""
         return self._now().get(digest(secret))
 
     def holds(self, key: ApiKey) -> bool:
@@ -264,7 +259,6 @@ class Rates:
         account.running += num_answers
 
     def end(self, key: ApiKey, num_answers: int = 1) -> None:
-        """A request that had begun is over."""
         self._accounts[key.name].running -= num_answers
 
     def take_back(self, key: ApiKey, num_answers: int = 1) -> None:

@@ -41,7 +41,6 @@ class OtlpSpans:
         self._propagator = TraceContextTextMapPropagator()
 
     def ended(self, span: RequestSpan) -> None:
-        """Take one; it is sent soon."""
         ahead = time.time() - time.monotonic()  # spans have the time of day
         made = self._tracer.start_span(
             span.name,

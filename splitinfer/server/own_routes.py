@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.llm import LLM
 from splitinfer.server.ask import Chat, check_size, prompt_tokens, settled_chat
 from splitinfer.server.body import read_json
-from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, TokenId, read
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, Several, TokenId, read
 from splitinfer.server.gate import SESSION_COOKIE, cookie
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY
@@ -78,7 +78,7 @@ TokenizeRequest: type[_TextOrChat] = create_model("TokenizeRequest", __base__=_T
 class DetokenizeRequest(Fields):
     """Tokens that are to become text."""
 
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Several[TokenId]
     model: _OneModel = None
 
 
@@ -116,7 +116,6 @@ def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None
 
 
 def own_routes(service: Service) -> list[ApiRoute]:
-    """The server's own routes."""
     return [*_state_routes(service), *_text_routes(service)]
 
 

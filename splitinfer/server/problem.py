@@ -72,7 +72,6 @@ class Problem(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that belong to it."""
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         if self.allow:
             headers["Allow"] = ", ".join(self.allow)
@@ -81,12 +80,10 @@ class Problem(Exception):
         return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def openai(self) -> dict[str, Any]:
-        """As OpenAI's API says it."""
         kind = _OPENAI_KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self, request_id: str = "") -> dict[str, Any]:
-        """As Anthropic's API says it."""
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
         more = {} if self.details is None else {"details": dict(self.details)}
@@ -122,12 +119,10 @@ def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
 
 
 def invalid(param: str, sentence: str) -> Problem:
-    """A field's value is not one that it takes."""
     return Problem(400, sentence, param=param, code="invalid_value")
 
 
 def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
-    """A field that is not honoured, named."""
     shown = "" if value is None else f" {value!r:.40}"
     sentence = f"{name}{shown} is not supported: {why}"
     return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from splitinfer.errors import ConfigError
 from splitinfer.server.anthropic.routes import anthropic_routes
-from splitinfer.server.connections import Connections, Limits, Listening
+from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard
 from splitinfer.server.meters.routes import meter_routes
@@ -107,7 +107,6 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 
 
 def make_app(service: Service) -> Guard:
-    """The application of one service."""
     apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
     routes = [*own_routes(service), *dial_routes(service), *meter_routes(service), *apis, *page_routes(service)]
     router = Router(routes, default=_not_found, redirect_slashes=False)
@@ -153,7 +152,7 @@ class Server:
     def __init__(self, service: Service, listen: Listen) -> None:
         self.service = service
         self._app, self._connections = make_app(service), Connections(listen.limits)
-        self._socket = Listening(_bound(listen.host, listen.port), listen.limits.most)
+        self._socket = _bound(listen.host, listen.port)
         self.port: int = self._socket.getsockname()[1]
         """The port, also where a free one was taken."""
         config = uvicorn.Config(
@@ -188,7 +187,6 @@ class Server:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open."""
         return len(self._connections.open)
 
     def begin_draining(self) -> None:
@@ -258,8 +256,12 @@ def check_port(host: str, port: int) -> None:
 def _bound(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        bound = socket.create_server((host, port), family=family)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         cure = "; choose another port" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"the server cannot listen on {host}:{port}: {reason}{cure}") from error
+    # Connections inherit it. asyncio sets it only for sockets that name their protocol, which this one does not; and an
+    # answer is two writes, of which the second would wait for the client's delayed ACK.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound

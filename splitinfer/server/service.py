@@ -107,7 +107,6 @@ class Service:
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     def took_one(self) -> None:
-        """The engine has taken a request, so there was room."""
         self._num_turned_away = 0
 
     @contextmanager
@@ -146,7 +145,6 @@ class Service:
         return bool(found)
 
     def describe_model(self) -> dict[str, Any]:
-        """The model as ``/v1/models`` lists it."""
         return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
 
 
@@ -156,8 +154,6 @@ def new_request_id() -> str:
 
 
 class ApiRoute(Route):
-    """A route for some methods."""
-
     async def handle(self, scope: ServerScope, receive: Receive, send: Send) -> None:
         """Carry out a request, whose ``scope["state"]`` gets the ``route``: its pattern.
 

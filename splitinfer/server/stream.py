@@ -66,7 +66,6 @@ class EventStream:
         self._ping, self._ping_every, self._end = ping, ping_every, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they end or the client does."""
         try:
             if not await self._serve(receive, send):
                 scope.setdefault("state", {})["has_left"] = True
@@ -125,6 +124,5 @@ def _body(data: bytes) -> dict[str, Any]:
 
 
 async def left(receive: Receive) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -3,7 +3,6 @@
 import http.client
 import json
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from processes import until
 from raw_http import Connection
 
 from splitinfer.llm import LLM
-from splitinfer.server.connections import Connections, Limits, Listening
+from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
@@ -225,29 +224,6 @@ def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server,
     assert server.service.num_running == QUICK.most, "nobody who is served is sent away"
     for each in busy:
         each.socket.close()
-
-
-def test_connections_are_counted_until_they_are_closed():
-    """Also those of TLS's handshake, of which the server does not know."""
-    with ExitStack() as sockets:
-        listening = sockets.enter_context(Listening(socket.create_server(("127.0.0.1", 0)), most=2 - 128))
-
-        def connect() -> socket.socket:
-            return sockets.enter_context(socket.create_connection(listening.getsockname(), timeout=AT_MOST))
-
-        def accept() -> socket.socket:
-            return sockets.enter_context(listening.accept()[0])
-
-        connect(), connect()
-        first, second = accept(), accept()
-        refused = connect()
-        with pytest.raises(BlockingIOError):
-            listening.accept()
-        assert refused.recv(1) == b""
-        first.close()
-        connect()
-        assert accept().fileno() > 0
-        assert second.fileno() > 0
 
 
 def test_closing_the_server_leaves_no_connection_and_no_thread(llm: LLM, caplog: pytest.LogCaptureFixture):

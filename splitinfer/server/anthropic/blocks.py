@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines, marked
-from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, Refused, TextOrSeveral
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.openai.response_items import BY_MODEL, names_direct
 
@@ -68,20 +68,12 @@ class ImageBlock(_Block):
 
     @property
     def text(self) -> str:
-        """The picture as a part of the message's text."""
         if isinstance(self.source, PictureAddress):
             return marked(self.source.url)
         return marked(f"data:{self.source.media_type};base64,{self.source.data}")
 
 
-Texts = Annotated[
-    str
-    | Annotated[
-        list[Annotated[TextBlock, Kinds("type", refused={"image": "pictures go into messages"})]],
-        Field(fail_fast=True),
-    ],
-    OneOrMore(),
-]
+Texts = TextOrSeveral[Annotated[TextBlock, Kinds("type", refused={"image": "pictures go into messages"})]]
 
 
 class TextSource(Fields):
@@ -135,19 +127,7 @@ class ToolReference(_Block):
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
-_Outcome = Annotated[
-    str
-    | Annotated[
-        list[
-            Annotated[
-                TextBlock | ImageBlock | Document | SearchResult | ToolReference,
-                Kinds("type", refused={"browser_state": _TEXT_ONLY}),
-            ]
-        ],
-        Field(fail_fast=True),
-    ],
-    OneOrMore(),
-]
+_Outcome = TextOrSeveral[Annotated[_WithText, Kinds("type", refused={"browser_state": _TEXT_ONLY})]]
 
 # -- thinking and tools ----------------------------------------------------------------------------
 
@@ -181,50 +161,34 @@ class ToolResult(_Block):
     toolset_name: Annotated[Any, _NO_TOOLSET] = None
 
 
-_REFUSED = {
-    **dict.fromkeys(
-        (
-            "container_upload", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
-            "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
-            "tool_search_tool_result",
-        ),
-        "only Anthropic's servers can run it, or read its result",
+_REFUSED = dict.fromkeys(
+    (
+        "container_upload", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+        "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
     ),
-}  # fmt: skip
+    "only Anthropic's servers can run it, or read its result",
+)  # fmt: skip
 _LEFT_OUT = {"redacted_thinking": "only its author can read it"}
-UserContent = Annotated[
-    str
-    | Annotated[
-        list[
-            Annotated[
-                TextBlock | ImageBlock | Document | SearchResult | ToolResult | None,
-                Kinds(
-                    "type",
-                    refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it cannot be in a user turn"),
-                    left_out=_LEFT_OUT,
-                ),
-            ]
-        ],
-        Field(fail_fast=True),
-    ],
-    OneOrMore(),
+UserContent = TextOrSeveral[
+    Annotated[
+        TextBlock | ImageBlock | Document | SearchResult | ToolResult | None,
+        Kinds(
+            "type",
+            refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it cannot be in a user turn"),
+            left_out=_LEFT_OUT,
+        ),
+    ]
 ]
-AssistantContent = Annotated[
-    str
-    | Annotated[
-        list[
-            Annotated[
-                TextBlock | Document | SearchResult | Thinking | ToolUse | None,
-                Kinds(
-                    "type",
-                    refused=_REFUSED | dict.fromkeys(("tool_result", "image"), "it cannot be in an assistant turn"),
-                    left_out=_LEFT_OUT,
-                ),
-            ]
-        ],
-        Field(fail_fast=True),
-    ],
-    OneOrMore(),
+AssistantContent = TextOrSeveral[
+    Annotated[
+        TextBlock | Document | SearchResult | Thinking | ToolUse | None,
+        Kinds(
+            "type",
+            refused=_REFUSED | dict.fromkeys(("tool_result", "image"), "it cannot be in an assistant turn"),
+            left_out=_LEFT_OUT,
+        ),
+    ]
 ]
 
 # -- tools, and changes of them --------------------------------------------------------------------
@@ -299,13 +263,8 @@ class ToolChange(_Block):
     tool: _ChangedTool
 
 
-SystemContent = Annotated[
-    str
-    | Annotated[
-        list[Annotated[TextBlock | ToolChange, Kinds("type", refused={"image": "pictures go into messages"})]],
-        Field(fail_fast=True),
-    ],
-    OneOrMore(),
+SystemContent = TextOrSeveral[
+    Annotated[TextBlock | ToolChange, Kinds("type", refused={"image": "pictures go into messages"})]
 ]
 
 
@@ -316,12 +275,10 @@ class Effort(Fields):
 
 
 def text_of(content: str | Sequence[_WithText]) -> str:
-    """Text, or the text of blocks."""
     return content if isinstance(content, str) else in_lines(map(block_text, content))
 
 
 def block_text(block: _WithText) -> str:
-    """The text of one block."""
     match block:
         case TextBlock() | ImageBlock():
             return block.text
@@ -362,7 +319,6 @@ class SystemTurn(Fields):
 
     @property
     def changes(self) -> list[ToolChange]:
-        """Its changes of tools."""
         return [] if isinstance(self.content, str) else [one for one in self.content if isinstance(one, ToolChange)]
 
 

@@ -49,7 +49,6 @@ class UserTurn(Fields):
     content: UserContent
 
     def told(self) -> list[dict[str, Any]]:
-        """The turn as templates know it."""
         if isinstance(self.content, str):
             return [{"role": "user", "content": self.content}]
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
@@ -79,7 +78,6 @@ class AssistantTurn(Fields):
     container: _OfAnswer = None
 
     def told(self) -> dict[str, Any]:
-        """The turn as templates know it."""
         if isinstance(self.content, str):
             return {"role": "assistant", "content": self.content}
         text, thinking, calls = [], [], []
@@ -208,7 +206,6 @@ class CountRequest(Fields):
         return Chat(tuple(merged_systems(messages)), self._told_tools(turns), self._options(turns))
 
     def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
-        """The functions that the model may call; none where it shall not."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return ()
         tools = changed_tools([tool for tool in self.tools if tool is not None], turns)
@@ -257,7 +254,6 @@ class MessageRequest(CountRequest):
     ] = None
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` that were given."""
         names = ("temperature", "top_p", "top_k")
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.stop_sequences is not None:

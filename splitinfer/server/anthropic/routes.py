@@ -21,8 +21,6 @@ _PING = event({"type": "ping"}, "ping")  # comments do not count for these clien
 
 
 def anthropic_routes(service: Service) -> list[ApiRoute]:
-    """The routes of Anthropic's API."""
-
     async def messages(request: Request) -> Response | EventStream:
         key = service.caller(request)
         ask, shape = await read_json(request, lambda body: message_ask(read(MessageRequest, body), service.model))

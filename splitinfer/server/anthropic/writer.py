@@ -80,7 +80,6 @@ class MessageWriter:
     # -- a message -----------------------------------------------------------------------------
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The whole answer."""
         last = pieces[-1]
         blocks = [self._block(part) for part in joined(self._shown(part for piece in pieces for part in piece.parts))]
         ended = {"stop_reason": _reason(last), "stop_sequence": last.stop}

@@ -26,10 +26,8 @@ class _Read(Collector):
 
 
 def all_families(readings: Readings) -> list[Metric]:
-    """All that is told."""
     return [*vllm_families(readings), *pipeline_families(readings)]
 
 
 def text_of(readings: Readings) -> bytes:
-    """The same as text."""
     return generate_latest(_Read(readings))

@@ -20,11 +20,9 @@ class Writer:
     shared: Labels
 
     def gauge(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-        """What goes up and down."""
         return self.gauges(name, about, _labelled(value, label))
 
     def counter(self, name: str, about: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-        """What never goes back."""
         return self.counters(name, about, _labelled(value, label))
 
     def gauges(self, name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Metric:
@@ -36,7 +34,6 @@ class Writer:
         return self._family("counter", name, about, samples)
 
     def histogram(self, name: str, about: str, value: Histogram) -> Metric:
-        """How often values lay between bounds."""
         made = Metric(self.prefix + name, about, "histogram")
         bounds = (*map(floatToGoString, value.bounds), "+Inf")
         for bound, count in zip(bounds, value.cumulative, strict=True):

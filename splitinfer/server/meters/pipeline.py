@@ -34,7 +34,6 @@ _STATES = {StageState.READY: 1.0, StageState.LOST: 0.0, StageState.STOPPED: 0.0}
 
 
 def pipeline_families(readings: Readings) -> list[Metric]:
-    """splitinfer's own families."""
     write = Writer("splitinfer:", {"model_name": readings.model})
     parts = (_whole, _stages, _links, _losses, _kept, _drafts, _http)
     return [family for part in parts for family in part(readings, write)]

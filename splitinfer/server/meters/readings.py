@@ -42,7 +42,6 @@ class HttpMeters:
         self._responses[route, status] = self._responses.get((route, status), 0) + 1
 
     def turned_away(self) -> None:
-        """There was no room for a request."""
         self._turned_away += 1
 
     def answered(self, num_tokens: Sequence[int]) -> None:
@@ -51,7 +50,6 @@ class HttpMeters:
         self._longest.add(max(num_tokens))
 
     def read(self, running: int = 0, *, is_draining: bool = False) -> HttpFigures:
-        """What was counted so far, and what is so now."""
         counted = self._choices.read(), self._longest.read()
         return HttpFigures(dict(self._responses), self._turned_away, *counted, running, is_draining)
 

@@ -21,7 +21,6 @@ _MISSING = "figures for Prometheus need prometheus-client: install splitinfer wi
 
 
 def meter_routes(service: Service) -> list[ApiRoute]:
-    """The route."""
     one_at_a_time = asyncio.Lock()
 
     async def metrics(request: Request) -> Response:

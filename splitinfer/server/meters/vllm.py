@@ -37,7 +37,6 @@ _COUNTS = {
 
 
 def vllm_families(readings: Readings) -> list[Metric]:
-    """vLLM's families."""
     write = Writer("vllm:", {"model_name": readings.model, "engine": "0"})
     return [
         *_now(readings, write),

@@ -101,7 +101,6 @@ class Conversation(Fields):
     chat_template_kwargs: TemplateOptions | None = Field(None, description="More options for the model's template")
 
     def template_options(self) -> dict[str, Any]:
-        """What the template is told beside the conversation."""
         return template_options(
             self.chat_template_kwargs,
             thinks=self.enable_thinking,

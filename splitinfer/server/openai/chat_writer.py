@@ -55,7 +55,6 @@ class ChatWriter:
     # -- a stream ------------------------------------------------------------------------------
 
     def written(self, piece: Piece) -> bytes:
-        """The chunks of a piece as events of a stream."""
         has_logprobs = piece.logprobs and self.shape.num_top is not None
         match piece.parts:
             case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.always_usage:
@@ -72,7 +71,6 @@ class ChatWriter:
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def first(self, choice: int) -> dict[str, Any]:
-        """The chunk with which a choice begins."""
         return self._chunk([_choice(choice, {"role": "assistant", "content": ""})])
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
@@ -97,7 +95,6 @@ class ChatWriter:
     # -- a document ----------------------------------------------------------------------------
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The whole answer."""
         choices = [self._whole(choice, pieces) for choice in sorted({piece.choice for piece in pieces})]
         return {**self._head("chat.completion"), "choices": choices, "usage": usage_of(usage)}
 

@@ -43,7 +43,6 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _prompt(i: int, given: Any) -> Prompt:
-    """One of several prompts."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not all(_is_id(one) for one in given):
@@ -183,17 +182,14 @@ class CompletionWriter:
 
     @property
     def shape(self) -> Shape:
-        """What a client is shown of an answer."""
         return self.wanted.shape
 
     # -- a stream ------------------------------------------------------------------------------
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece."""
         return self._chunk([self._choice([piece])])
 
     def written(self, piece: Piece) -> bytes:
-        """The same as an event of a stream."""
         return event(self.chunk(piece))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
@@ -206,7 +202,6 @@ class CompletionWriter:
     # -- a document ----------------------------------------------------------------------------
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """All answers, whole."""
         by_choice: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
@@ -250,7 +245,6 @@ class CompletionWriter:
         }
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """One choice, with what pieces of it hold."""
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
         echo = self._echo(index) if begins and self.wanted.echo else ""
         offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
@@ -264,7 +258,6 @@ class CompletionWriter:
         return made
 
     def _echo(self, choice: int) -> str:
-        """The text of a choice's prompt."""
         asks = self.wanted.asks
         prompt = asks[choice // asks[0].num_choices].prompt
         assert not isinstance(prompt, Chat)

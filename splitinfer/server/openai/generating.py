@@ -16,8 +16,9 @@ from splitinfer.server.fields import (
     Ignored,
     Kinds,
     Name,
-    OneOrMore,
     Refused,
+    Second,
+    Several,
     TokenId,
     not_a,
     not_supported,
@@ -124,7 +125,6 @@ def small_metadata(value: Any) -> Any:
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
-    """Token ids, which JSON has as texts, and their biases."""
     if not isinstance(given, dict):
         raise not_a("an object", given)
     if len(given) > MAX_BIASED:
@@ -149,7 +149,7 @@ _Biases = Annotated[
     PlainValidator(_biases),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}, "maxProperties": MAX_BIASED}),
 ]
-Stops = Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)], OneOrMore()]
+Stops = Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)], Second(list)]
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(_of_the_template)]
 Entries = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
@@ -176,9 +176,7 @@ class Generating(Fields):
         None, description="The same seed gives the same answer"
     )
     stop: Stops | None = Field(None, description="Texts that end the answer")
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, description="Tokens that end the answer"
-    )
+    stop_token_ids: Several[TokenId] | None = Field(None, description="Tokens that end the answer")
     ignore_eos: bool | None = Field(None, description="The answer continues after the model's end token")
     stream: bool = Field(False, description="Sends the answer in parts as it is generated")
     user: ByKeys = None
@@ -197,7 +195,6 @@ class Generating(Fields):
     priority: Annotated[Any, Refused("it is the header X-Splitinfer-Priority", (0,))] = None
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` that were given."""
         names = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"]
         names += ["min_tokens", "thinking_budget"]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -15,7 +15,7 @@ from pydantic import Field
 from splitinfer.pictures.marks import marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
-from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused, TextOrObject
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, Refused, Second, Several, TextOrSeveral
 from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.pictures import SIZE, STORED, PictureURL
 
@@ -56,11 +56,10 @@ class PicturePart(_Part):
     """A part with a picture"""
 
     type: Literal["image_url"]
-    image_url: Annotated[str | PictureURL, TextOrObject()] = Field(description="A data URL with the picture")
+    image_url: Annotated[str | PictureURL, Second(dict)] = Field(description="A data URL with the picture")
 
     @property
     def text(self) -> str:
-        """The picture as a part of the message's text."""
         return marked(self.image_url if isinstance(self.image_url, str) else self.image_url.url)
 
 
@@ -74,19 +73,12 @@ class InputPicturePart(_Part):
 
     @property
     def text(self) -> str:
-        """The picture as a part of the message's text."""
         return marked(self.image_url)
 
 
-Part = Annotated[
-    str | TextPart | OutputPart | RefusalPart | PicturePart | InputPicturePart,
-    Kinds(
-        "type",
-        refused=dict.fromkeys(("input_audio", "file", "input_file"), "the model is given text and pictures only"),
-    ),
-]
 AnyPart = str | TextPart | OutputPart | RefusalPart | PicturePart | InputPicturePart
-Content = Annotated[str | Annotated[list[Part], Field(fail_fast=True)], OneOrMore()]
+_NOT_SEEN = dict.fromkeys(("input_audio", "file", "input_file"), "the model is given text and pictures only")
+Content = TextOrSeveral[Annotated[AnyPart, Kinds("type", refused=_NOT_SEEN)]]
 
 
 class CalledFunction(Fields):
@@ -107,15 +99,11 @@ class Call(Fields):
     provider_specific_fields: Annotated[Any, _BY_OTHERS] = None
 
     def told(self) -> dict[str, Any]:
-        """The call as templates know it."""
         function = {"name": self.function.name, "arguments": arguments_of(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 
-_Calls = Annotated[
-    list[Annotated[Call, Kinds("type", default="function", refused={"custom": "tools are functions"})]],
-    Field(fail_fast=True),
-]
+_Calls = Several[Annotated[Call, Kinds("type", default="function", refused={"custom": "tools are functions"})]]
 
 
 class _Message(Fields):
@@ -139,7 +127,6 @@ class Said(_Message):
     content: Content
 
     def told(self) -> dict[str, Any]:
-        """The message as templates know it."""
         return self._told("user" if self.role == "user" else "system", content_text(self.content))
 
 
@@ -161,7 +148,6 @@ class Answered(_Message):
     provider_specific_fields: Annotated[Any, _BY_OTHERS] = None
 
     def told(self) -> dict[str, Any]:
-        """The message as templates know it."""
         content = self.refusal or "" if self.content is None else content_text(self.content)
         made = self._told("assistant", content)
         if reasoning := self.reasoning_content or self.reasoning:
@@ -180,7 +166,6 @@ class Outcome(_Message):
     is_error: Annotated[Any, _BY_OTHERS] = None
 
     def told(self) -> dict[str, Any]:
-        """The message as templates know it."""
         return {**self._told("tool", content_text(self.content)), "tool_call_id": self.tool_call_id}
 
 
@@ -195,7 +180,6 @@ Messages = Annotated[
 
 
 def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template."""
     return tuple(merged_systems([message.told() for message in given]))
 
 
@@ -219,7 +203,6 @@ def arguments_of(text: str) -> Any:
 
 
 def content_text(content: str | Sequence[AnyPart]) -> str:
-    """A message's content as one text."""
     return content if isinstance(content, str) else "".join(map(_part_text, content))
 
 

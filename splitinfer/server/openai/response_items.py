@@ -16,13 +16,13 @@ model is told of ``namespace__name``; a call has both again.
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS
-from splitinfer.server.fields import Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.fields import Fields, Ignored, Kinds, Refused, Second, Several
 from splitinfer.server.openai.chat import STRICT
 from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
@@ -104,12 +104,10 @@ class Function:
 
     @property
     def told_name(self) -> str:
-        """The name that the model is told."""
         return told_name(self.name, self.namespace)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The function in this API's flat form."""
         return {"type": "function", "name": self.told_name, **self.told}
 
 
@@ -190,7 +188,7 @@ class ReasoningText(Fields):
     text: str
 
 
-_Texts = Annotated[list[ReasoningText], Field(fail_fast=True)]
+_Texts = Several[ReasoningText]
 
 
 class ReasoningItem(_Item):
@@ -230,7 +228,6 @@ class FunctionCallItem(_CallItem):
     arguments: str
 
     def told(self) -> dict[str, Any]:
-        """The call as templates know it."""
         return self._told(arguments_of(self.arguments))
 
 
@@ -241,7 +238,6 @@ class CustomCallItem(_CallItem):
     input: str = Field(description="Shown to the model as an object, because templates support no other arguments")
 
     def told(self) -> dict[str, Any]:
-        """The call as templates know it."""
         return self._told({"input": self.input})
 
 
@@ -276,7 +272,7 @@ Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputI
 _Items = Annotated[
     list[
         Annotated[
-            MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem | None,
+            Item | None,
             Kinds(
                 "type",
                 default="message",
@@ -287,85 +283,46 @@ _Items = Annotated[
     ],
     Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
 ]
-Input = Annotated[str | _Items, OneOrMore()]
+Input = Annotated[str | _Items, Second(list)]
 _PACKED = "splitinfer-1:"
 
 
 def conversation(instructions: str | None, given: str | Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
     """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or
     items."""
-    made = _Messages()
-    if instructions is not None:
-        made.add({"role": "system", "content": instructions})
+    made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(given, str):
-        made.add({"role": "user", "content": given})
+        made.append({"role": "user", "content": given})
     else:
         for item in given:
-            _take(made, item)
-    return tuple(merged_systems(made.all()))
+            if item is not None:
+                _add(made, _told(item))
+    return tuple(merged_systems(made))
 
 
-@dataclass(slots=True)
-class _Messages:
-    """The messages so far, and the assistant's turn that is still open."""
-
-    _made: list[Mapping[str, Any]] = field(default_factory=list)
-    _text: list[str] = field(default_factory=list)
-    _reasoning: list[str] = field(default_factory=list)
-    _calls: list[Mapping[str, Any]] = field(default_factory=list)
-    _is_open: bool = False
-
-    def add(self, message: Mapping[str, Any]) -> None:
-        """A message of another than the assistant, whose turn ends."""
-        self._close()
-        self._made.append(message)
-
-    def add_text(self, text: str) -> None:
-        """The assistant has said something."""
-        self._is_open = True
-        self._text.append(text)
-
-    def add_reasoning(self, text: str) -> None:
-        """The assistant has thought something."""
-        self._is_open = True
-        self._reasoning.append(text)
-
-    def add_call(self, call: Mapping[str, Any]) -> None:
-        """The assistant has called a tool."""
-        self._is_open = True
-        self._calls.append(call)
-
-    def all(self) -> list[Mapping[str, Any]]:
-        """All messages."""
-        self._close()
-        return self._made
-
-    def _close(self) -> None:
-        if not self._is_open:
-            return
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text)}
-        if reasoning := "".join(self._reasoning):
-            message["reasoning_content"] = reasoning
-        if self._calls:
-            message["tool_calls"] = self._calls
-        self._made.append(message)
-        self._text, self._reasoning, self._calls, self._is_open = [], [], [], False
-
-
-def _take(made: _Messages, item: Item | None) -> None:
-    """Add one item to the messages."""
+def _told(item: Item) -> dict[str, Any]:
     match item:
-        case MessageItem(role="assistant"):
-            made.add_text(content_text(item.content))
         case MessageItem():
-            role = "user" if item.role == "user" else "system"
-            made.add({"role": role, "content": content_text(item.content)})
+            role = item.role if item.role in ("user", "assistant") else "system"
+            return {"role": role, "content": content_text(item.content)}
         case ReasoningItem():
-            made.add_reasoning(item.text)
+            return {"role": "assistant", "content": "", "reasoning_content": item.text}
         case FunctionCallItem() | CustomCallItem():
-            made.add_call(item.told())
+            return {"role": "assistant", "content": "", "tool_calls": [item.told()]}
         case OutputItem():
-            made.add({"role": "tool", "tool_call_id": item.call_id, "content": content_text(item.output)})
+            return {"role": "tool", "tool_call_id": item.call_id, "content": content_text(item.output)}
+
+
+def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message; what the assistant did in one turn becomes one."""
+    if message.get("reasoning_content") == "":
+        del message["reasoning_content"]
+    if not made or not made[-1]["role"] == message["role"] == "assistant":
+        made.append(message)
+        return
+    for name, value in message.items():
+        if name != "role":
+            made[-1][name] = made[-1][name] + value if name in made[-1] else value
 
 
 def packed(reasoning: str) -> str:

@@ -128,7 +128,6 @@ class _Asked(Fields):
 
     @property
     def effort(self) -> str | None:
-        """How much to reason."""
         return None if self.reasoning is None else self.reasoning.effort
 
     def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -146,7 +145,6 @@ class _Asked(Fields):
         return told if must else ()
 
     def chat(self) -> Chat:
-        """The conversation."""
         functions = functions_of(self.tools)
         may = callable_names(self.tool_choice, functions)
         told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
@@ -202,7 +200,6 @@ class ResponseRequest(_Asked, Generating):
     context_management: Annotated[Any, Refused(_AS_IT_IS, EMPTY)] = None
 
     def form(self) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` that its format and its reasoning ask for."""
         form = None if self.text is None else self.text.format
         if isinstance(form, FlatSchema):
             found: dict[str, Any] = {"grammar": grammar_of(form.schema_, "text.format")}

@@ -69,15 +69,12 @@ class ResponseWriter:
     # -- the response --------------------------------------------------------------------------
 
     def start(self) -> list[Event]:
-        """The events with which a stream begins."""
         return [self._event("response.created", response=self._response("in_progress")), self.ping()]
 
     def ping(self) -> Event:
-        """The event that fills silence."""
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def end(self, last: Piece, usage: Usage) -> Event:
-        """The last event. ``last``: the last piece."""
         status, more = _ended(last)
         if status == "completed":
             more = {**more, "completed_at": int(self.clock())}
@@ -85,7 +82,6 @@ class ResponseWriter:
         return self._event(_LAST[status], response=response)
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The whole response."""
         for piece in pieces:
             self.events(piece)
         response: dict[str, Any] = self.end(pieces[-1], usage)["response"]
@@ -138,7 +134,6 @@ class ResponseWriter:
                 return [*self._closed(), *self._call(part)]
 
     def _opened(self, kind: type[AnswerPart]) -> list[Event]:
-        """Open an item for a part, unless one of its kind is open."""
         if self._open is not None and self._open.kind is kind:
             return []
         closed, is_text = self._closed(), kind is TextPart
@@ -154,7 +149,6 @@ class ResponseWriter:
         return self._part_event(name, delta=text, **more)
 
     def _closed(self, status: str = "completed") -> list[Event]:
-        """Close the item that is open."""
         if (ending := self._open) is None:
             return []
         text = "".join(ending.texts)
@@ -245,7 +239,6 @@ def _ended(last: Piece) -> tuple[str, dict[str, Any]]:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage as this API says it."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -27,8 +27,6 @@ _DONE = event("[DONE]")
 
 
 def openai_routes(service: Service) -> list[ApiRoute]:
-    """The routes of OpenAI's API."""
-
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
         ask, shape = await read_json(request, lambda body: chat_ask(read(ChatRequest, body), service.model))
@@ -115,8 +113,6 @@ async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> Asyn
 
 
 def responses_routes(service: Service) -> list[ApiRoute]:
-    """The routes of responses."""
-
     async def responses(request: Request) -> Response | EventStream:
         key = service.caller(request)
         ask, shape = await read_json(request, lambda body: response_ask(read(ResponseRequest, body), service.model))

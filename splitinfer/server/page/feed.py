@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
-from splitinfer.server.page.figures import Cut, Sample, Seen, figures_document, fits, is_later, pipeline_document, seen
+from splitinfer.server.page.figures import Cut, Sample, figures_document, fits, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import joined, spans_of, written
 
 
@@ -58,12 +59,10 @@ class Feed:
 
     @property
     def num_watching(self) -> int:
-        """How many look now."""
         return self._num_watching
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While somebody looks."""
         self._num_watching += 1
         if self._num_watching == 1:
             self._llm.watch_steps(self._recent)
@@ -95,11 +94,13 @@ class Feed:
 
     def _document(self, sample: Sample) -> Document:
         self._add(sample)
-        figures = self._seen()
+        steps = [step for each in list(self._samples)[1:] for step in each.steps]
+        figures = seen(self._samples[0], sample, steps, is_draining=self._is_draining())
+        tracks = [spans_of(sample.steps, stage) for stage in range(sample.cut.layout.num_stages)]
         return {
             **figures_document(figures),
-            "words": words.written(words.remarks(figures)),
-            "tracks": _tracks(sample),
+            "words": [asdict(each) for each in words.remarks(figures)],
+            "tracks": [written(joined(spans), sample.at) for spans in tracks],
         }
 
     def _add(self, sample: Sample) -> None:
@@ -112,12 +113,3 @@ class Feed:
         samples.append(sample)
         while len(samples) > 2 and sample.at - samples[1].at >= _SPAN:
             samples.popleft()
-
-    def _seen(self) -> Seen:
-        steps = [step for sample in list(self._samples)[1:] for step in sample.steps]
-        return seen(self._samples[0], self._samples[-1], steps, is_draining=self._is_draining())
-
-
-def _tracks(sample: Sample) -> list[list[list[Any]]]:
-    stages = range(sample.cut.layout.num_stages)
-    return [written(joined(spans_of(sample.steps, stage)), sample.at) for stage in stages]

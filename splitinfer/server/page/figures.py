@@ -66,11 +66,9 @@ class StageSeen:
 
     @property
     def idle(self) -> float:
-        """The share of standing still."""
         return sum(self.gaps.values())
 
     def gap(self, cause: Cause) -> float:
-        """The share of standing still for a cause."""
         return self.gaps.get(cause, 0.0)
 
 
@@ -158,7 +156,6 @@ def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_drainin
 
 
 def rows_of(steps: Sequence[SeenStep]) -> Rows:
-    """The rows of steps together."""
     return Rows(
         sum(step.rows.prefill for step in steps),
         sum(step.rows.decode for step in steps),
@@ -181,7 +178,6 @@ def _stage(was: Stats, now: Stats, sums: Stats, budget: int) -> StageSeen:
 
 
 def _link(old: Stats, new: Stats, steps: Sequence[SeenStep], stage: int, seconds: float) -> LinkSeen:
-    """The link to ``stage``."""
     ways = [step.visits[stage].received - step.visits[stage].sent for step in steps]
     sent = new["stages"][stage - 1]["bytes_sent"] - old["stages"][stage - 1]["bytes_sent"]
     return LinkSeen(1e3 * max(0.0, statistics.median(ways)) if ways else None, sent / seconds)
@@ -234,7 +230,6 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 
 
 def figures_document(seen_: Seen) -> dict[str, Any]:
-    """The figures as the page gets them."""
     return {
         "seconds": round(seen_.seconds, 2),
         "under_way": round(seen_.under_way, 3),

@@ -129,7 +129,6 @@ _HEADERS = {
 
 
 def page_routes(service: Service) -> list[ApiRoute]:
-    """The routes of the page."""
     feed = Feed(service.llm, service.model, lambda: service.is_draining)
 
     async def front(request: Request) -> Response:

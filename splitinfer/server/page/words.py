@@ -8,7 +8,7 @@ is said here is what that means, for somebody who has never heard of a pipeline.
 The order of the rules is that of what hides the rest: a pipeline that is down, one that rests, then what limits it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.metrics.gaps import Cause
@@ -34,10 +34,6 @@ class Remark:
     help: str = ""
     stage: int | None = None
 
-    def as_dict(self) -> dict[str, str | int | None]:
-        """The remark as the page gets it."""
-        return {"code": self.code, "text": self.text, "help": self.help, "stage": self.stage}
-
 
 def remarks(seen: Seen) -> list[Remark]:
     """What there is to say, the most important first; never nothing."""
@@ -52,7 +48,6 @@ def remarks(seen: Seen) -> list[Remark]:
 
 
 def _down(seen: Seen) -> Remark | None:
-    """What keeps the pipeline from answering."""
     if seen.failure is not None:
         return Remark("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
     if seen.is_draining:
@@ -76,7 +71,6 @@ def _down(seen: Seen) -> Remark | None:
 
 
 def _load(seen: Seen) -> Iterator[Remark]:
-    """Whether there is enough to do for all stages."""
     num_stages = len(seen.stages)
     if num_stages == 1:
         yield Remark("one_stage", f"{_name(seen, 0)} holds all layers, so it waits for no other stage.")
@@ -194,7 +188,6 @@ def _host(seen: Seen, number: int, stage: StageSeen) -> Remark:
 
 
 def _drafts(seen: Seen) -> Iterator[Remark]:
-    """How well drafts fare."""
     if not seen.rows.draft or seen.acceptance is None:
         return
     right = _percent(seen.acceptance)
@@ -237,7 +230,6 @@ def _machines(seen: Seen) -> Iterator[Remark]:
 
 
 def _queue(seen: Seen) -> Iterator[Remark]:
-    """Requests that wait, and for what."""
     if not seen.waiting:
         return
     who = "1 request waits" if seen.waiting == 1 else f"{seen.waiting:,} requests wait"
@@ -252,7 +244,6 @@ def _queue(seen: Seen) -> Iterator[Remark]:
 
 
 def _mixture(seen: Seen) -> str:
-    """What is done, where nothing limits it."""
     duty = _percent(sum(stage.duty for stage in seen.stages) / len(seen.stages))
     answers = "1 answer is" if seen.running == 1 else f"{seen.running} answers are"
     return f"{answers} running, and the stages compute {duty} of the time."
@@ -283,8 +274,3 @@ def _percent(share: float) -> str:
     ('under 1 %', '46 %', '100 %')
     """
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
-
-
-def written(found: Sequence[Remark]) -> list[dict[str, str | int | None]]:
-    """Sayings as the page gets them."""
-    return [each.as_dict() for each in found]
