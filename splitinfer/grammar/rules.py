@@ -16,6 +16,7 @@ token is sampled behind it.
 import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
@@ -56,7 +57,7 @@ class _Place:
     is_dead: bool = False
 
 
-@dataclass(slots=True)
+@dataclass
 class AnswerRules:
     """``core.grammar.TokenRules`` by a plan."""
 
@@ -64,7 +65,6 @@ class AnswerRules:
     failure: str | None = None
     _path: list[int] = field(default_factory=list)
     _places: list[_Place] = field(default_factory=list)
-    _masks: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -221,8 +221,8 @@ class AnswerRules:
         if not self._must_go_on(place):
             return mask
         if mask is None:
-            return self._all_but_ends()
-        rest = without(mask, self._only_ends())
+            return self._all_but_ends
+        rest = without(mask, self._only_ends)
         return rest if any(rest) else mask  # a form that ends sooner comes first
 
     def _of_form(self, place: _Place) -> bytes | None:
@@ -235,16 +235,13 @@ class AnswerRules:
             return union(mask, vocabulary.only(self._thinking.start))
         return mask
 
+    @cached_property
     def _all_but_ends(self) -> bytes:
-        return self._kept("all but ends", lambda: self.plan.vocabulary.all_but(self.plan.ends))
+        return self.plan.vocabulary.all_but(self.plan.ends)
 
+    @cached_property
     def _only_ends(self) -> bytes:
-        return self._kept("ends", lambda: self.plan.vocabulary.only(self.plan.ends))
-
-    def _kept(self, name: str, make: Any) -> bytes:
-        if name not in self._masks:
-            self._masks[name] = make()
-        return self._masks[name]
+        return self.plan.vocabulary.only(self.plan.ends)
 
     def _check(self) -> None:
         if self.plan.matcher.is_error():

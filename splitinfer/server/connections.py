@@ -45,64 +45,56 @@ class Limits:
     unread: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Stillness:
-    """What a connection waits for: "head", "idle", "answer" or "unread". ``left``: bytes to send. ``since``: when it
-    began, or last moved; in the loop's seconds."""
-
-    what: str
-    left: int
-    since: float
-
-    def after(self, before: "Stillness | None") -> "Stillness":
-        """The same with the time of the look ``before``, if nothing has moved since."""
-        has_moved = before is None or before.what != self.what or self.left < before.left
-        return self if has_moved or before is None else Stillness(self.what, self.left, before.since)
-
-
 class Connections:
     """The connections of one server. ``open``: uvicorn's set. Without a clock of its own."""
 
     def __init__(self, limits: Limits) -> None:
         self.open: Collection[Any] = ()
         self._limits = limits
-        self._still: dict[Any, Stillness] = {}
+        self._still: dict[Any, tuple[str, int, float]] = {}
+        """What each waits for, its bytes to send, and since when; in the loop's seconds."""
 
     def look(self, now: float) -> None:
         """End those that were still for too long, as of ``now``, in seconds."""
         bounds = {"head": self._limits.head, "unread": self._limits.unread}  # those that are idle are uvicorn's
-        self._still = {each: _stillness(each, now).after(self._still.get(each)) for each in self.open}
-        for connection, still in self._still.items():
-            if now - still.since >= bounds.get(still.what, math.inf):
+        still = {}
+        for connection in self.open:
+            what, unsent = _waits_for(connection)
+            before = self._still.get(connection)
+            has_moved = before is None or before[0] != what or unsent < before[1]
+            since = now if has_moved or before is None else before[2]
+            still[connection] = what, unsent, since
+            if now - since >= bounds.get(what, math.inf):
                 connection.transport.abort()
-            elif still.what == "answer":
+            elif what == "answer":
                 _listen_for_its_end(connection)
+        self._still = still
 
     def turned_away(self) -> Problem | None:
         """Why a new request is not taken: all connections are in use. The one that waits longest for a request makes
         room, so strangers who hold connections keep nobody out."""
         if len(self.open) <= self._limits.most:
             return None
-        new = Stillness("head", 0, math.inf)  # since the last look
-        waiting = [each for each in self.open if _stillness(each, 0.0).what in ("head", "idle")]
+        new = ("head", 0, math.inf)  # since the last look
+        waiting = [each for each in self.open if _waits_for(each)[0] in ("head", "idle")]
         if waiting:
-            min(waiting, key=lambda each: self._still.get(each, new).since).transport.abort()
+            min(waiting, key=lambda each: self._still.get(each, new)[2]).transport.abort()
             return None
         sentence = f"{self._limits.most:,} connections are open, and no more may be (--max-connections)"
         return Problem(503, sentence, retry_after=_TOO_MANY_AGAIN, closes=True)
 
 
-def _stillness(connection: H11Protocol, now: float) -> Stillness:
-    """What a connection waits for, as of ``now``."""
+def _waits_for(connection: H11Protocol) -> tuple[str, int]:
+    """What a connection waits for: "head", "idle", "answer" or "unread"; and the bytes that it has to send."""
     cycle, transport = connection.cycle, connection.transport
     is_answering = cycle is not None and not cycle.response_complete
     unsent = transport.get_write_buffer_size()
     if unsent and (transport.is_closing() or connection.flow.write_paused or not is_answering):
-        return Stillness("unread", unsent, now)
+        return "unread", unsent
     if is_answering:
-        return Stillness("answer", 0, now)
+        return "answer", 0
     has_rest = connection.conn.their_state is h11.SEND_BODY or bool(connection.conn.trailing_data[0])
-    return Stillness("head" if cycle is None or has_rest else "idle", 0, now)
+    return "head" if cycle is None or has_rest else "idle", 0
 
 
 def _listen_for_its_end(connection: H11Protocol) -> None:

@@ -224,7 +224,7 @@ EMPTY: tuple[Any, ...] = ([], {}, "")
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """On ``A | B``: what is a ``kind`` is read as ``B`` and anything else as ``A``, so that an error is of one of them."""
+    """On ``A | B``: a ``kind`` is read as ``B`` and anything else as ``A``, so that an error is of one of them."""
 
     kind: type
 

@@ -18,7 +18,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
@@ -30,7 +30,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import Draining, SplitinferError
-from splitinfer.server.answer import Answer
 from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.readings import OTHER
@@ -58,14 +57,6 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
     )  # fmt: skip
     where = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
     return f"request {request_id} {key} {method[:_MOST_METHOD]} {where} {status}{tokens}, {seconds:.1f} s"
-
-
-def log_request(state: MutableMapping[str, Any], key: str, method: str, path: str, status: int, seconds: float) -> None:
-    """Log a request. ``state``: of its scope, with its ``request_id`` and, once asked, its ``answer``."""
-    if log.isEnabledFor(logging.INFO):
-        answer: Answer | None = state.get("answer")
-        usage = None if answer is None else answer.usage
-        log.info("%s", line(state["request_id"], key, method, path, status, usage, seconds))
 
 
 # -- the guard -------------------------------------------------------------------------------------
@@ -113,11 +104,12 @@ class Guard:
             await self._carry_out(facts, scope, receive, answered)
         finally:
             self._bodies.held -= state["size"]
-            who = self._gate.name_of_caller(facts, self._sessions)
-            seconds = time.monotonic() - began
-            status = CLIENT_GONE if scope["state"].get("has_left") else answered.status
-            log_request(scope["state"], who, facts.method, facts.path, status, seconds)
-            self._ended(scope["state"].get("route", OTHER), status)
+            status = CLIENT_GONE if state.get("has_left") else answered.status
+            if log.isEnabledFor(logging.INFO):
+                who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
+                usage = state["answer"].usage if "answer" in state else None
+                log.info("%s", line(request_id, who, facts.method, facts.path, status, usage, seconds))
+            self._ended(state.get("route", OTHER), status)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:

@@ -119,6 +119,3 @@ def test_a_stream_is_the_same_response_and_never_silent(
 def test_input_is_counted(client: openai.OpenAI, llm: LLM):
     counted = client.responses.input_tokens.count(model="demo", input=TALE, instructions="Be kind.")
     assert counted.input_tokens == len(llm.encode_chat([{"role": "system", "content": "Be kind."}, *ASKED]))
-
-
-# -- a tool, called by a parser in the place of a model that cannot --------------------------------

@@ -74,6 +74,7 @@ def test_what_costs_too_much_is_refused_in_a_sentence(application: Guard, path: 
         ([("Origin", "https://attacker.example"), ("Origin", "http://localhost")], 400,
         "the header origin is there twice"),
         ([("X-Api-Key", "a"), ("X-Api-Key", "b")], 400, "the header x-api-key is there twice"),
+        ([("X-Splitinfer-Priority", "high")], 400, "the header x-splitinfer-priority must be a number from -100"),
     ],
 )  # fmt: skip
 def test_headers_that_contradict_each_other(

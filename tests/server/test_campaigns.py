@@ -1,7 +1,6 @@
 """A minute's worth of each campaign in a few seconds: real sockets, and a worker that is a process where one dies."""
 
 import asyncio
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from campaigns.asks import Canary, canaries, chat, known
+from campaigns.asks import Canary, canaries, known
 from campaigns.drain import under_load
 from campaigns.drain import wrong_with as wrong_at_the_end
 from campaigns.kills import asks_of, trial, wrong_with
@@ -60,20 +59,6 @@ def test_a_storm_changes_no_token_and_leaves_nothing(llm: LLM, said: list[Canary
     came = {what for _, _, what in weather.counts}
     assert {"200", "whole", "gone", "400", "429"} <= came, came
     assert weather.num_compared > 20
-
-
-def test_a_cancelled_answer_may_show_the_beginning_of_its_stop_string():
-    """It was held back, for more might have come; all of the string never is."""
-    canary = Canary("Once", None, 30, chat="the fox found the gate", plain="")
-    asks = [chat(canary, random.Random(number)) for number in range(40)]
-    stopped = [ask for ask in asks if ask.kind.startswith("chat stop")]
-    assert {(ask.expected, *ask.body["stop"], ask.streams) for ask in stopped} == {
-        ("the fox fou", "nd ", streams) for streams in (True, False)
-    }
-    said = ["", "the fox", "the fox fou", "the fox foun", "the fox found", "the fox found ", "the cat"]
-    for ask in stopped:
-        assert [ask.may_say(text) for text in said] == [True] * 5 + [False] * 2
-    assert not any(ask.may_say(f"{canary.chat} ") for ask in asks)
 
 
 def test_streams_beyond_those_that_decode_wait_in_order(llm: LLM, said: list[Canary]):

@@ -134,42 +134,6 @@ def test_the_betas_of_anthropic_have_one_at_the_top(kind: type, model: type[Fiel
     assert typing_extensions.get_type_hints(kind).keys() - model.known == set()
 
 
-class _Text(typing.TypedDict):
-    type: typing.Literal["text"]
-    text: str
-    shade: str
-
-
-class _Sound(typing.TypedDict):
-    type: typing.Literal["sound", "noise"]
-    loudness: float
-
-
-class _Turn(typing.TypedDict, total=False):
-    parts: typing_extensions.Required[str | list[_Text | _Sound]]
-    options: _Text
-    name: str
-
-
-class _TextModel(Fields):
-    type: typing.Literal["text"]
-    text: str
-
-
-class _TurnModel(Fields):
-    parts: list[typing.Annotated[_TextModel, Kinds("type", refused={"sound": "text only"})]]
-    options: _TextModel
-
-
-def test_what_no_model_has_is_found():
-    assert list(missing(_Turn, _TurnModel, "T")) == [
-        "T.parts[text].shade",
-        "T.parts[noise]",
-        "T.options.shade",
-        "T.name",
-    ]
-
-
 # -- every field ---------------------------------------------------------------------------------------
 
 LEAST: dict[type[Fields], dict[str, Any]] = {

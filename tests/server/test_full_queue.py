@@ -1,12 +1,11 @@
 """A full queue over HTTP: 429 in each API's form, with a time that follows from what is under way."""
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2 as httpx
 from campaigns.serving import quick_model
+from processes import until
 from stages import pipeline
 
 from splitinfer.server.running import Listen, Server
@@ -30,11 +29,11 @@ def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=AT_MOST))
         with ExitStack() as under_way:
             running = under_way.enter_context(client.stream("POST", "/v1/chat/completions", json=LONG))
-            _until(lambda: llm.stats()["running"] == 1)
+            until(lambda: llm.stats()["running"] == 1, "one is running")
             lines = running.iter_lines()
             next(lines)
             under_way.enter_context(client.stream("POST", "/v1/chat/completions", json=LONG))
-            _until(lambda: llm.stats()["waiting"] == 1)
+            until(lambda: llm.stats()["waiting"] == 1, "one is waiting")
             told = [client.post(path, json=body) for path, body in ASKED]
             assert [answer.status_code for answer in told] == [429] * 4
             times = [int(answer.headers["retry-after"]) for answer in told]
@@ -44,13 +43,6 @@ def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_
             assert told[3].json()["type"] == "error"
             assert "1 requests are waiting already" in told[0].json()["error"]["message"]
             del lines
-        _until(lambda: server.service.num_running == 0 and not llm.stats()["running"])
+        until(lambda: server.service.num_running == 0 and not llm.stats()["running"], "all are over")
         assert [client.post(path, json=body).status_code for path, body in (ASKED[0], ASKED[3])] == [200, 200]
         assert llm.stats()["waiting"] == 0
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + AT_MOST
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)

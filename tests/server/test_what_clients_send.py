@@ -1,19 +1,16 @@
-"""Bodies as clients that are in use send them: what asks for nothing is taken, and the rest is refused by name.
+"""Bodies as clients that are in use send them are taken; those of agents were recorded (``test_recorded_requests``).
 
-Where they are from: Zed `crates/open_ai/src/open_ai.rs`; Codex `codex-rs/codex-api/src/common.rs` and
-`codex-rs/tools/src/tool_spec.rs`; Claude Code as captured by mitmproxy (chief-builder/claude-code-analytics) and in
-ericc-ch/copilot-api #217; CodeCompanion in vllm-project/vllm #10463; the others as their packages serialise.
+Where they are from: Zed `crates/open_ai/src/open_ai.rs`; CodeCompanion in vllm-project/vllm #10463; the others as their
+packages serialise.
 """
 
 from typing import Any
 
 import pytest
 
-from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.ask import Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
-from splitinfer.server.openai.responses import ResponseRequest, response_ask
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 READ = {"type": "function", "function": {"name": "read", "description": "Reads.", "parameters": PARAMETERS}}
@@ -83,54 +80,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "repeat_last_n": 64, "id_slot": -1, "n_probs": 0, "min_keep": 0, "samplers": [], "timings_per_token": False,
     },
 }  # fmt: skip
-CODEX = {
-    "model": "gpt-5-codex", "instructions": "s", "tool_choice": "auto", "parallel_tool_calls": False, "store": False,
-    "reasoning": {"effort": "medium", "summary": "auto", "context": None}, "stream": True, "service_tier": "priority",
-    "include": ["reasoning.encrypted_content"], "prompt_cache_key": "1", "text": {"verbosity": "low"},
-    "client_metadata": {"x-codex-installation-id": "1"},
-    "tools": [
-        {"type": "function", "name": "exec", "description": "d", "strict": False, "parameters": PARAMETERS},
-        {"type": "custom", "name": "apply_patch", "description": "d",
-         "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
-        {"type": "web_search", "external_web_access": False}, {"type": "local_shell"},
-        {"type": "tool_search", "execution": "client", "description": "d", "parameters": PARAMETERS},
-        {"type": "image_generation", "output_format": "png"},
-        {"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [
-            {"type": "function", "name": "find", "description": "d", "strict": False, "defer_loading": True,
-             "parameters": PARAMETERS}]},
-    ],
-    "input": [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
-        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}],
-         "phase": "commentary", "id": "msg_1", "status": "completed"},
-        {"type": "function_call", "name": "exec", "arguments": "{}", "call_id": "c1", "id": None, "namespace": None},
-        {"type": "function_call_output", "call_id": "c1", "output": "done"},
-    ],
-}  # fmt: skip
-CLAUDE_CODE = {
-    "model": "m", "max_tokens": 32000, "stream": True, "temperature": 1,
-    "system": [{"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
-    "metadata": {"user_id": "user_1"}, "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "diagnostics": {"previous_message_id": None}, "betas": ["context-management-2025-06-27"],
-    "tools": [
-        {"name": "Read", "description": "d", "input_schema": PARAMETERS, "cache_control": {"type": "ephemeral"},
-         "eager_input_streaming": True, "defer_loading": False},
-        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-    ],
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-            {"type": "tool_use", "id": "t1", "name": "Read", "input": {}, "caller": {"type": "direct"}}]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "t1", "content": "x", "is_error": False},
-            {"type": "text", "text": "<system-reminder>r</system-reminder>"}]},
-        {"role": "system", "content": "Be brief."},
-    ],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -138,28 +87,3 @@ def test_chats(name: str):
     ask, _ = chat_ask(read(ChatRequest, CHATS[name]))
     assert isinstance(ask.prompt, Chat)
     assert any(message["content"] == "Hello" for message in ask.prompt.messages)
-
-
-def test_codex():
-    ask, shape = response_ask(read(ResponseRequest, CODEX))
-    assert isinstance(ask.prompt, Chat)
-    assert [tool["function"]["name"] for tool in ask.prompt.tools] == ["exec", "mcp__docs__find"]
-    assert [message["role"] for message in ask.prompt.messages] == ["system", "user", "assistant", "tool"]
-    assert (ask.one_call, shape.packs_reasoning) == (True, True)
-
-
-def test_claude_code():
-    ask, shape = message_ask(read(MessageRequest, CLAUDE_CODE))
-    assert isinstance(ask.prompt, Chat)
-    assert [tool["function"]["name"] for tool in ask.prompt.tools] == ["Read"]
-    assert [message["role"] for message in ask.prompt.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "user",
-        "system",
-    ]
-    assert (shape.manages_context, shape.hides_thinking) == (True, False)
-    counted = {name: CLAUDE_CODE[name] for name in ("model", "system", "tools", "messages", "thinking")}
-    assert read(CountRequest, counted).chat().messages == ask.prompt.messages

@@ -28,6 +28,7 @@ from splitinfer.server.openai.generating import (
     TextFormat,
     allowed,
     check_stream_options,
+    forced,
     form_of,
     small_metadata,
     template_options,
@@ -134,13 +135,10 @@ class Conversation(Fields):
         Raises:
             Problem: 400, as ``told_tools``, or there are none.
         """
-        choice, told = self.tool_choice, self.told_tools()
-        if isinstance(choice, _Named):
-            return tuple(tool for tool in told if tool["function"]["name"] == choice.function.name)
-        must = choice == "required" if isinstance(choice, str) else choice.allowed_tools.mode == "required"
-        if must and not told:
-            raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
-        return told if must else ()
+        choice = self.tool_choice
+        name = choice.function.name if isinstance(choice, _Named) else None
+        mode = choice.allowed_tools.mode if isinstance(choice, _Choice) else choice
+        return forced(self.told_tools(), name, must=mode == "required")
 
 
 class ChatReasoning(Fields):

@@ -313,3 +313,17 @@ def allowed(
             raise Problem(400, sentence, param=where, code="invalid_value")
         found.add(own)
     return frozenset(found)
+
+
+def forced(told: tuple[Mapping[str, Any], ...], name: str | None, *, must: bool) -> tuple[Mapping[str, Any], ...]:
+    """The functions one of which the model must call; none where it need not. ``told``: those that it is told of.
+    ``name``: of the one that it must call; ``must``: it must call any.
+
+    Raises:
+        Problem: 400, there are none.
+    """
+    if name is not None:
+        return tuple(tool for tool in told if tool["function"]["name"] == name)
+    if must and not told:
+        raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
+    return told if must else ()

@@ -25,12 +25,14 @@ from splitinfer.server.openai.generating import (
     PlainFormat,
     TemplateOptions,
     check_stream_options,
+    forced,
     form_of,
     grammar_of,
     small_metadata,
     template_options,
 )
 from splitinfer.server.openai.response_items import (
+    AllowedFunctions,
     Function,
     FunctionChoice,
     Input,
@@ -40,7 +42,7 @@ from splitinfer.server.openai.response_items import (
     conversation,
     functions_of,
 )
-from splitinfer.server.problem import Problem, invalid
+from splitinfer.server.problem import Problem
 
 _NO_STORE = Refused("nothing is stored here; give the whole conversation as input")
 _NOT_STORED = Refused(_NO_STORE.why, (False,))
@@ -136,13 +138,10 @@ class _Asked(Fields):
         Raises:
             Problem: 400, no tool has that name, or no tools were given.
         """
-        choice, told = self.tool_choice, self.chat().tools
-        if isinstance(choice, NamedFunction):
-            return tuple(tool for tool in told if tool["function"]["name"] == choice.name)
-        must = choice == "required" if isinstance(choice, str) else choice.mode == "required"
-        if must and not told:
-            raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
-        return told if must else ()
+        choice = self.tool_choice
+        name = choice.name if isinstance(choice, NamedFunction) else None
+        mode = choice.mode if isinstance(choice, AllowedFunctions) else choice
+        return forced(self.chat().tools, name, must=mode == "required")
 
     def chat(self) -> Chat:
         functions = functions_of(self.tools)
