@@ -58,14 +58,18 @@ class ChoiceReader:
             return None
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
-        reason = event.finish_reason
-        parts, is_cut = self._up_to_call(self._parsed(event))
+        reason, parts = event.finish_reason, self._parsed(event)
+        is_cut = self.one_call and any(isinstance(part, ToolCallPart) for part in parts)
+        if is_cut:
+            parts = parts[: 1 + next(i for i, part in enumerate(parts) if isinstance(part, ToolCallPart))]
         self._has_called |= any(isinstance(part, ToolCallPart) for part in parts)
         ends = reason is not None or is_cut
         if not parts and not ends:
             return None
         self.has_ended = ends
-        self._count(parts)
+        if parts and isinstance(parts[0], ReasoningPart):
+            self.num_reasoning_tokens += self.num_tokens - self._num_told
+        self._num_told = self.num_tokens
         logprobs, self._logprobs = tuple(self._logprobs), []
         ended = self._reason(reason) if ends else None
         return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
@@ -75,19 +79,6 @@ class ChoiceReader:
             return [TextPart(event.text)] if event.text else []
         ended = event.finish_reason is not None
         return [*self.parser.feed(event.text), *(self.parser.finish() if ended else ())]
-
-    def _count(self, parts: Sequence[AnswerPart]) -> None:
-        if parts and isinstance(parts[0], ReasoningPart):
-            self.num_reasoning_tokens += self.num_tokens - self._num_told
-        self._num_told = self.num_tokens
-
-    def _up_to_call(self, parts: Sequence[AnswerPart]) -> tuple[list[AnswerPart], bool]:
-        """The parts up to the first call, if that is the last; and whether they were cut there."""
-        if self.one_call:
-            for i, part in enumerate(parts):
-                if isinstance(part, ToolCallPart):
-                    return list(parts[: i + 1]), True
-        return list(parts), False
 
     def _reason(self, reason: str | None) -> str:
         if self._has_called and reason in (None, "stop"):

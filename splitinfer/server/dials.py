@@ -43,7 +43,13 @@ def changes_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if unknown is not None:
         known = ", ".join(SERVING_OPTIONS)
         raise Problem(400, f"there is no dial {unknown!r:.60}; there are {known}", param=f"{unknown:.60}")
-    return {name: _checked(SERVING_OPTIONS[name], value) for name, value in body.items()}
+    changes = {}
+    for name, value in body.items():
+        try:
+            changes[name] = SERVING_OPTIONS[name].checked(value)
+        except ValueError as error:
+            raise Problem(400, str(error), param=name) from error
+    return changes
 
 
 def _dial(each: Declared, value: Any, in_force: Any) -> dict[str, Any]:
@@ -53,13 +59,6 @@ def _dial(each: Declared, value: Any, in_force: Any) -> dict[str, Any]:
     kind = "choice" if option.choices else "whole" if each.kind is int else "number"
     named = {"name": each.name, "meaning": option.help, "value": value, "in_force": in_force}
     return {**named, "kind": kind, "unit": option.unit, **bounds}
-
-
-def _checked(each: Declared, value: Any) -> Any:
-    try:
-        return each.checked(value)
-    except ValueError as error:
-        raise Problem(400, str(error), param=each.name) from error
 
 
 log = logging.getLogger(__name__)

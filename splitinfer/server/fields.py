@@ -166,7 +166,8 @@ def _meant(name: str, known: frozenset[str]) -> str:
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-TokenId = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+TokenId = CountOrNone
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 
 

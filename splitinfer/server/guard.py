@@ -55,8 +55,13 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
     tokens = "" if usage is None else (
         f", {usage.cached:,} of {usage.prompt:,} prompt tokens cached, {usage.generated:,} generated"
     )  # fmt: skip
-    where = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
-    return f"request {request_id} {key} {method[:_MOST_METHOD]} {where} {status}{tokens}, {seconds:.1f} s"
+    shown = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
+    return f"request {request_id} {key} {method[:_MOST_METHOD]} {shown} {status}{tokens}, {seconds:.1f} s"
+
+
+def where(error: BaseException | None) -> str:
+    """Where an error was raised: its text could quote a prompt."""
+    return "" if error is None else "".join(traceback.format_tb(error.__traceback__))
 
 
 # -- the guard -------------------------------------------------------------------------------------
@@ -129,8 +134,7 @@ class Guard:
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has where
-            where = "".join(traceback.format_tb(error.__traceback__))  # its text could quote a prompt
-            log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where)
+            log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where(error))
             await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)
 
     def _cors(self, facts: Facts) -> dict[str, str]:

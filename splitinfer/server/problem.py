@@ -122,7 +122,7 @@ def invalid(param: str, sentence: str) -> Problem:
     return Problem(400, sentence, param=param, code="invalid_value")
 
 
-def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
+def unsupported(name: str, why: str, value: object = None) -> Problem:
     shown = "" if value is None else f" {value!r:.40}"
     sentence = f"{name}{shown} is not supported: {why}"
-    return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)
+    return Problem(400, sentence, param=name, code="unsupported_parameter")

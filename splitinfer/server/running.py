@@ -13,7 +13,6 @@ import socket
 import ssl
 import threading
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes
-from splitinfer.server.guard import MAX_HEAD_BYTES, Guard
+from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
 from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.openai.routes import openai_routes, responses_routes
 from splitinfer.server.own_routes import own_routes
@@ -230,7 +229,7 @@ class Server:
         try:
             await self._app(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn would log its text, which could quote a prompt
-            log.error("a request failed: %s\n%s", type(error).__name__, _where(error))
+            log.error("a request failed: %s\n%s", type(error).__name__, where(error))
 
 
 async def _thread_seconds() -> float:
@@ -240,12 +239,7 @@ async def _thread_seconds() -> float:
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error that nothing handles; any client can cause one by sending something else than HTTP."""
     error = context.get("exception")
-    log.debug("%s: %s\n%s", context.get("message"), type(error).__name__, _where(error))
-
-
-def _where(error: BaseException | None) -> str:
-    """Where it was raised: its text could quote a prompt."""
-    return "" if error is None else "".join(traceback.format_tb(error.__traceback__))
+    log.debug("%s: %s\n%s", context.get("message"), type(error).__name__, where(error))
 
 
 def check_port(host: str, port: int) -> None:

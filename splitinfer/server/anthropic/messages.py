@@ -29,7 +29,7 @@ from splitinfer.server.anthropic.blocks import (
     text_of,
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import EMPTY, MOST_TOKENS, Count, Fields, Ignored, Kinds, Name, Refused
+from splitinfer.server.fields import EMPTY, Count, CountOrNone, Fields, Ignored, Kinds, Name, Refused
 from splitinfer.server.openai.generating import FOR_TEMPLATE, HELD, ByKeys, Cached, OneTier, Stops, grammar_of
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem, invalid, unsupported
@@ -159,7 +159,7 @@ class CountRequest(Fields):
 
     model: Name | None = Field(None, description="Any name, because there is only one model")
     messages: Annotated[
-        list[Annotated[UserTurn | AssistantTurn | SystemTurn, Kinds("role")]],
+        list[Annotated[Turn, Kinds("role")]],
         Field(max_length=MAX_MESSAGES, fail_fast=True),
     ] = Field(description="Text, thinking, tool calls and their results")
     system: Texts | None = Field(None, description="System message; system messages may also be among the messages")
@@ -239,9 +239,7 @@ class MessageRequest(CountRequest):
     stream: bool = Field(False, description="Sends the answer in parts as it is generated")
     temperature: float | None = Field(None, description="Randomness of sampling; 0 always takes the most likely token")
     top_p: float | None = Field(None, description="Samples from the most likely tokens with this total probability")
-    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
-        None, description="Samples from this many of the most likely tokens; 0 is off"
-    )
+    top_k: CountOrNone | None = Field(None, description="Samples from this many of the most likely tokens; 0 is off")
     metadata: ByKeys = None
     service_tier: OneTier = None
     inference_geo: Annotated[Any, Refused("the server does not know the location of its machines", ("global",))] = None
@@ -257,9 +255,8 @@ class MessageRequest(CountRequest):
         names = ("temperature", "top_p", "top_k")
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.stop_sequences is not None:
-            found["stop"] = (
-                (self.stop_sequences,) if isinstance(self.stop_sequences, str) else tuple(self.stop_sequences)
-            )
+            stops = self.stop_sequences
+            found["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
         if isinstance(self.thinking, Enabled) and self.thinking.budget_tokens is not None:
             found["thinking_budget"] = self.thinking.budget_tokens
         form = self.output_format if self.output_config is None else self.output_config.format or self.output_format
@@ -277,14 +274,11 @@ class MessageRequest(CountRequest):
         if choice is None or choice.type in ("auto", "none"):
             return ()
         told = self.chat().tools
-        found = tuple(one for one in told if not isinstance(choice, NamedTool) or _name_of(one) == choice.name)
+        name = choice.name if isinstance(choice, NamedTool) else None
+        found = tuple(one for one in told if name is None or one["function"]["name"] == name)
         if not found:
             raise invalid("tool_choice", "tool_choice must name one of the tools")
         return found
-
-
-def _name_of(tool: Mapping[str, Any]) -> str:
-    return str(tool["function"]["name"])
 
 
 @dataclass(frozen=True, slots=True)

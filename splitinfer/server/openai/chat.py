@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import EMPTY, AsGiven, Count, Fields, Ignored, Kinds, Refused
+from splitinfer.server.fields import EMPTY, AsGiven, Count, CountOrNone, Fields, Ignored, Kinds, Refused
 from splitinfer.server.openai.chat_writer import Shape
 from splitinfer.server.openai.generating import (
     FOR_TEMPLATE,
@@ -144,9 +144,7 @@ class Conversation(Fields):
 class ChatReasoning(Fields):
     """Reasoning of chats"""
 
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="Most tokens of reasoning; then the answer begins"
-    )
+    max_tokens: CountOrNone | None = Field(None, description="Most tokens of reasoning; then the answer begins")
     effort: str | None = Field(None, description=f"{FOR_TEMPLATE}; `none` turns reasoning off")
     exclude: Annotated[Any, Refused("reasoning is returned whole", (False,))] = None
     enabled: Annotated[Any, Ignored("effort `none` turns it off")] = None

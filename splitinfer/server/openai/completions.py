@@ -17,7 +17,7 @@ from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
-from splitinfer.server.fields import Refused, not_a, wrong
+from splitinfer.server.fields import EMPTY, CountOrNone, Refused, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
 from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usage_so_far
 from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
@@ -65,19 +65,16 @@ _Logprobs = Annotated[
 ]
 
 
-_CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1)]
-
-
 class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
     """A request for completions."""
 
     prompt: _Prompts = Field(
         description=f"Text, token ids, or a list of either; at most {MAX_ANSWERS} answers, all choices together"
     )
-    max_tokens: _CountOrNone | None = Field(
+    max_tokens: CountOrNone | None = Field(
         None, description=f"Token limit of an answer; {DEFAULT_TOKENS} if not given. With echo also 0: the prompt alone"
     )
-    max_completion_tokens: _CountOrNone | None = Field(None, description="Takes precedence over max_tokens")
+    max_completion_tokens: CountOrNone | None = Field(None, description="Takes precedence over max_tokens")
     n: Choices = Field(1, description="Number of answers for each prompt")
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Must equal n")
     stream_options: StreamOptions | None = Field(None, description="Only with stream")
@@ -95,7 +92,7 @@ class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
     echo: bool = Field(
         False, description="Each answer begins with its prompt; with logprobs, also with those of its tokens"
     )
-    suffix: Annotated[Any, Refused("a model cannot be made to end at a given text", ([], {}, ""))] = None
+    suffix: Annotated[Any, Refused("a model cannot be made to end at a given text", EMPTY)] = None
     add_special_tokens: Annotated[Any, Refused("the tokenizer always adds its own", (True,))] = None
 
 

@@ -12,6 +12,7 @@ from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
     EMPTY,
     MOST_NAME,
+    CountOrNone,
     Fields,
     Ignored,
     Kinds,
@@ -181,12 +182,8 @@ class Generating(Fields):
     stream: bool = Field(False, description="Sends the answer in parts as it is generated")
     user: ByKeys = None
     cache_prompt: Cached = None
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="The answer does not end before it has so many tokens"
-    )
-    thinking_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="Most tokens of reasoning; then the answer begins"
-    )
+    min_tokens: CountOrNone | None = Field(None, description="The answer does not end before it has so many tokens")
+    thinking_budget: CountOrNone | None = Field(None, description="Most tokens of reasoning; then the answer begins")
     length_penalty: Annotated[Any, Refused(_NO_SEARCH, (1, 1.0))] = None
     use_beam_search: Annotated[Any, Refused(_NO_SEARCH, (False,))] = None
     skip_special_tokens: Annotated[Any, Refused(_NO_TEXT, (True,))] = None

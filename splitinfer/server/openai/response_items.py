@@ -106,10 +106,6 @@ class Function:
     def told_name(self) -> str:
         return told_name(self.name, self.namespace)
 
-    @property
-    def document(self) -> dict[str, Any]:
-        return {"type": "function", "name": self.told_name, **self.told}
-
 
 def told_name(name: str, namespace: str | None) -> str:
     """The one name of a function in a namespace.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Kinds, Name, Refused, not_supported
+from splitinfer.server.fields import EMPTY, Count, CountOrNone, Fields, Ignored, Kinds, Name, Refused, not_supported
 from splitinfer.server.openai.generating import (
     FOR_TEMPLATE,
     NOT_HIDDEN,
@@ -76,9 +76,7 @@ class Reasoning(Fields):
     generate_summary: Annotated[Any, _WHOLE] = None
     context: Annotated[Any, Ignored("the model's template decides which reasoning it keeps")] = None
     mode: Annotated[Any, Refused("there is one mode, standard", ("standard",))] = None
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="Most tokens of reasoning; then the answer begins"
-    )
+    max_tokens: CountOrNone | None = Field(None, description="Most tokens of reasoning; then the answer begins")
 
 
 class FlatSchema(NamedSchema):
@@ -272,6 +270,7 @@ def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]
     """The fields of the request that an answer repeats, also those that change nothing here."""
     choice = request.tool_choice
     idle = {name: getattr(request, name) for name in _REPEATED}
+    untold = {"type": "function", "description": None, "parameters": None, "strict": None}
     return {
         **{name: idle[name] if type(idle[name]) is kind else None for name, kind in _REPEATED.items()},
         "instructions": request.instructions,
@@ -281,6 +280,6 @@ def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]
         "reasoning": {"effort": request.effort, "summary": None},
         "text": {"format": _format_said(request)},
         "tool_choice": choice.model_dump(exclude_unset=True) if isinstance(choice, Fields) else choice,
-        "tools": [{"description": None, "parameters": None, "strict": None, **one.document} for one in functions],
+        "tools": [{**untold, "name": one.told_name, **one.told} for one in functions],
         "top_logprobs": request.top_logprobs,
     }

@@ -37,13 +37,6 @@ def messages_of(given: list[dict[str, Any]]) -> Any:
     return prompt.messages
 
 
-def refusal(**fields: Any) -> Problem:
-    with pytest.raises(Problem) as caught:
-        ask(**fields)
-    assert caught.value.status == 400
-    return caught.value
-
-
 # -- fields ----------------------------------------------------------------------------------------
 
 
@@ -147,8 +140,10 @@ def test_a_choice_may_allow_some_of_the_tools():
     news = {"type": "function", "function": {"name": "news"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
     assert told(tools=[news, WEATHER], tool_choice=choice).tools == (WEATHER,)
-    named = "tool_choice.allowed_tools.tools[0].name must be the name of one of the tools, not 'weather'"
-    assert str(refusal(tools=[news], tool_choice=choice)) == named
+    with pytest.raises(
+        Problem, match=r"^tool_choice.allowed_tools.tools\[0\].name must be the name .*, not 'weather'$"
+    ):
+        ask(tools=[news], tool_choice=choice)
 
 
 def test_a_refusal_is_what_was_said():
