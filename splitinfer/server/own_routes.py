@@ -5,8 +5,7 @@ llama.cpp's server ("POST /apply-template") that of `/apply-template`.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, create_model
@@ -82,28 +81,19 @@ class DetokenizeRequest(Fields):
     model: _OneModel = None
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text that is to be tokenized. ``adds_special``: with the special tokens that the tokenizer itself adds."""
-
-    text: str
-    adds_special: bool = True
-
-
-def tokenize_ask(request: _TextOrChat) -> tuple[Chat | Text, bool]:
-    """What is to be tokenized, a text or a chat, and whether each token's text is wanted.
+def tokenize_ask(request: _TextOrChat) -> Chat | str:
+    """What is to be tokenized.
 
     Raises:
         Problem: 400, fields contradict each other.
     """
     if (request.prompt is None) == (request.messages is None):
         raise Problem(400, "give either prompt or messages", param="prompt")
-    wants_texts = request.return_token_strs
     if request.prompt is not None:
-        return Text(request.prompt, request.add_special_tokens is not False), wants_texts
+        return request.prompt
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
-    return request.chat(), wants_texts
+    return request.chat()
 
 
 def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None) -> dict[str, Any]:
@@ -151,19 +141,24 @@ def _state_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-def _tokens(llm: LLM, asked: Chat | Text) -> list[int]:
-    """Those of a text or of a chat.
+def _tokens(llm: LLM, asked: Chat | str, *, adds_special: bool) -> list[int]:
+    """Those of a text or of a chat. ``adds_special``: a text has the special tokens that the tokenizer itself adds.
 
     Raises:
         Problem: it is too long, or has pictures.
     """
     if not isinstance(asked, Chat):
-        check_size(llm, asked.text)
-        return llm.encode(asked.text, adds_special=asked.adds_special)
+        check_size(llm, asked)
+        return llm.encode(asked, adds_special=adds_special)
     plain, urls = with_marks(llm, asked)
     if urls:
         raise unsupported("messages", "the rows of a picture are not tokens")
     return prompt_tokens(llm, plain)
+
+
+def _to_tokenize(body: Mapping[str, Any]) -> tuple[_TextOrChat, Chat | str]:
+    wanted = read(TokenizeRequest, body)
+    return wanted, tokenize_ask(wanted)
 
 
 def _text_routes(service: Service) -> list[ApiRoute]:
@@ -171,11 +166,11 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         key = service.caller(request)
-        asked, wants_texts = await read_json(request, lambda body: tokenize_ask(read(TokenizeRequest, body)))
+        wanted, asked = await read_json(request, _to_tokenize)
 
         def work() -> Response:
-            tokens = _tokens(llm, asked)
-            texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
+            tokens = _tokens(llm, asked, adds_special=wanted.add_special_tokens is not False)
+            texts = [llm.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
         with service.admitted(key):

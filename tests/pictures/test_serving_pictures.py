@@ -32,6 +32,11 @@ from splitinfer.server.service import Service
 
 QUESTION = "What is it?"
 ROWS = 5 * 4  # of the picture
+_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
+_BLOCKS = [{"type": "image", "source": _SOURCE}, {"type": "text", "text": QUESTION}]
+MESSAGES: Any = [{"role": "user", "content": _BLOCKS}]
+_PARTS = [{"type": "input_image", "image_url": data_url(png())}, {"type": "input_text", "text": QUESTION}]
+INPUT: Any = [{"role": "user", "content": _PARTS}]
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +95,16 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert chat.choices[0].message.content == expected
     assert chat.usage is not None
     assert chat.usage.prompt_tokens == len(llm.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
-    content = [{"type": "input_image", "image_url": data_url(png())}, {"type": "input_text", "text": QUESTION}]
     response = client.responses.create(
         model="m",
-        input=[{"role": "user", "content": content}],
+        input=INPUT,
         max_output_tokens=8,
         temperature=0,  # type: ignore[misc, list-item]
     )
     assert response.output_text == expected
-    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
-    messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}]
-    message = claude.messages.create(model="m", messages=messages, max_tokens=8)  # type: ignore[arg-type]
+    message = claude.messages.create(model="m", messages=MESSAGES, max_tokens=8)
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS
-    counted = claude.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
+    counted = claude.messages.count_tokens(model="m", messages=MESSAGES)
     assert counted.input_tokens >= ROWS
 
 
@@ -134,21 +136,16 @@ def _streamed(client: openai.OpenAI, *urls: str) -> str:
 def test_streams_say_the_same(llm: LLM, client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     expected = by_library(llm, png())
     assert _streamed(client, data_url(png())) == expected
-    content = [{"type": "input_image", "image_url": data_url(png())}, {"type": "input_text", "text": QUESTION}]
-    given: Any = {"model": "m", "input": [{"role": "user", "content": content}], "max_output_tokens": 8}
+    given: Any = {"model": "m", "input": INPUT, "max_output_tokens": 8}
     events = client.responses.create(**given, temperature=0, stream=True)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
-    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
-    messages: Any = [
-        {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}
-    ]
-    asked_so: Any = {"model": "m", "messages": messages, "max_tokens": 8}
+    asked_so: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 8}
     with claude.messages.stream(**asked_so, extra_body={"temperature": 0}) as stream:
         assert stream.get_final_text() == expected
     usage = stream.get_final_message().usage
-    counted = claude.messages.count_tokens(model="m", messages=messages).input_tokens
+    counted = claude.messages.count_tokens(model="m", messages=MESSAGES).input_tokens
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert client.responses.input_tokens.count(model="m", input=given["input"]).input_tokens == counted
+    assert client.responses.input_tokens.count(model="m", input=INPUT).input_tokens == counted
 
 
 def test_a_second_question_about_a_picture_finds_its_kv(

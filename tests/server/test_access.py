@@ -90,8 +90,6 @@ def test_the_table_of_routes_has_every_route(applications: tuple[Guard, Guard]):
     assert of_server - heads - {"POST /chat/completions"} == shown
 
 
-TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
-          "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "", "localhost:x")  # fmt: skip
 FOREIGN: list[Headers] = [
     (KEY, ("Origin", "https://attacker.example")),
     (KEY, ("Origin", "http://localhost:9999")),  # another server on this machine
@@ -100,7 +98,6 @@ FOREIGN: list[Headers] = [
     (KEY, ("Sec-Fetch-Site", "same-site")),
     (KEY, ("Host", "attacker.example")),  # its own name points here
     (KEY, ("Host", "attacker.example"), ("Origin", "http://attacker.example")),
-    *((KEY, ("Host", host)) for host in TRICKS),
 ]
 OWN: list[Headers] = [
     (KEY, ("Origin", "http://localhost"), ("Sec-Fetch-Site", "same-origin")),

@@ -4,13 +4,13 @@ import logging
 import shutil
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from processes import until
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
@@ -149,13 +149,12 @@ def test_an_id_outside_the_vocabulary(client: httpx.Client):
 
 def logged(caplog: pytest.LogCaptureFixture, word: str) -> str:
     """The line with a word, which is written when the response is over."""
-    give_up = time.monotonic() + 10
-    while time.monotonic() < give_up:
-        found = [record.getMessage() for record in caplog.records if word in record.getMessage()]
-        if found:
-            return found[0]
-        time.sleep(0.01)
-    raise AssertionError(f"no line with {word!r} in {caplog.text}")
+
+    def found() -> list[str]:
+        return [record.getMessage() for record in caplog.records if word in record.getMessage()]
+
+    until(found, f"a line with {word!r}", 10)
+    return found()[0]
 
 
 def test_a_line_for_each_request_and_nothing_of_a_prompt(

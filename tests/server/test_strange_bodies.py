@@ -11,7 +11,7 @@ from mutating import BODIES, places
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.completions import CompletionRequest, completions_of
@@ -77,16 +77,11 @@ def asks_of_messages(body: Mapping[str, Any]) -> list[Ask]:
     return [message_ask(read(MessageRequest, body))[0]]
 
 
-def asks_of_tokenizing(body: Mapping[str, Any]) -> list[Ask]:
-    asked, _ = tokenize_ask(read(TokenizeRequest, body))
-    return [Ask(asked if isinstance(asked, Chat) else asked.text, {})]
-
-
 @pytest.mark.parametrize(
     ("asks_of", "body"),
     [
         (asks_of_messages, MESSAGES),
-        (asks_of_tokenizing, TOKENIZED),
+        (lambda body: [Ask(tokenize_ask(read(TokenizeRequest, body)), {})], TOKENIZED),
         (lambda body: [chat_ask(read(ChatRequest, body))[0]], CHAT),
         (lambda body: completions_of(read(CompletionRequest, body)).asks, COMPLETIONS),
         (lambda body: [response_ask(read(ResponseRequest, body))[0]], RESPONSES),
