@@ -23,24 +23,6 @@ from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What holds for an answer. ``matcher``: of its grammar, llguidance's ``LLMatcher`` at its beginning.
-
-    thinks: whether the answer begins inside reasoning. may_think: whether it may begin by opening it.
-    budget: tokens of reasoning, at most; ``None``: any number.
-    min_tokens: the answer does not end before it has so many. ends: the tokens that end it.
-    """
-
-    vocabulary: Vocabulary
-    matcher: Any = None
-    thinks: bool = False
-    may_think: bool = False
-    budget: int | None = None
-    min_tokens: int = 0
-    ends: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class _Place:
     """What holds behind a number of tokens.
 
@@ -59,17 +41,29 @@ class _Place:
 
 @dataclass
 class AnswerRules:
-    """``core.grammar.TokenRules`` by a plan."""
+    """``core.grammar.TokenRules`` of one answer. ``matcher``: of its grammar, llguidance's ``LLMatcher`` at its
+    beginning.
 
-    plan: Plan
+    thinks: whether the answer begins inside reasoning. may_think: whether it may begin by opening it.
+    budget: tokens of reasoning, at most; ``None``: any number.
+    min_tokens: the answer does not end before it has so many. ends: the tokens that end it.
+    """
+
+    vocabulary: Vocabulary
+    matcher: Any = None
+    thinks: bool = False
+    may_think: bool = False
+    budget: int | None = None
+    min_tokens: int = 0
+    ends: frozenset[int] = frozenset()
     failure: str | None = None
     _path: list[int] = field(default_factory=list)
     _places: list[_Place] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        thinking = self.plan.vocabulary.thinking
-        begin = _Place(reasoned=0 if self.plan.thinks and thinking is not None else None)
+        thinking = self.vocabulary.thinking
+        begin = _Place(reasoned=0 if self.thinks and thinking is not None else None)
         self._places.append(replace(begin, run=self._run_at(begin)))
 
     # -- what the scheduler asks ---------------------------------------------------------------
@@ -119,7 +113,7 @@ class AnswerRules:
         matched = self._places[-1].matched
         del self._path[length:], self._places[length + 1 :]
         back = matched - self._places[-1].matched
-        if back and not self.plan.matcher.rollback(back):
+        if back and not self.matcher.rollback(back):
             self._fail()
 
     def _step(self, token: int) -> None:
@@ -140,18 +134,18 @@ class AnswerRules:
             return _Place(None if has_ended and not run else before.reasoned + 1, before.matched, run)
         if self._may_open(before) and token == self._thinking.start[0]:
             return _Place(0, before.matched, ())
-        if self.plan.matcher is None:
+        if self.matcher is None:
             return _Place(None, before.matched, run)
-        if token in self.plan.ends and self.plan.matcher.is_accepting():
+        if token in self.ends and self.matcher.is_accepting():
             return replace(before, run=(), is_dead=True)  # the end: nothing follows
-        if self.plan.matcher.try_consume_tokens([token]) != 1:
+        if self.matcher.try_consume_tokens([token]) != 1:
             self._check()
             return replace(before, run=(), is_dead=True)
         return _Place(None, before.matched + 1, run)
 
     @property
     def _thinking(self) -> Thinking:
-        thinking = self.plan.vocabulary.thinking
+        thinking = self.vocabulary.thinking
         assert thinking is not None
         return thinking
 
@@ -161,8 +155,8 @@ class AnswerRules:
 
     def _may_open(self, place: _Place) -> bool:
         """Whether reasoning may be opened here: by the answer's first token."""
-        thinking = self.plan.vocabulary.thinking
-        return self.plan.may_think and not self._path and thinking is not None and len(thinking.start) == 1
+        thinking = self.vocabulary.thinking
+        return self.may_think and not self._path and thinking is not None and len(thinking.start) == 1
 
     def _may_follow(self, token: int) -> bool:
         """Whether a token may come next: nobody knows a mask without computing it, so drafts are tried."""
@@ -172,14 +166,14 @@ class AnswerRules:
         if place.is_dead:
             return False
         if self._must_go_on(place):
-            return token not in self.plan.ends
-        if place.reasoned is not None or self.plan.matcher is None or self._may_open(place):
+            return token not in self.ends
+        if place.reasoned is not None or self.matcher is None or self._may_open(place):
             return True
-        return bool(self.plan.matcher.validate_tokens([token]) == 1)
+        return bool(self.matcher.validate_tokens([token]) == 1)
 
     def _must_go_on(self, place: _Place) -> bool:
         """Whether the answer must not end here, whatever its form."""
-        return len(self._path) < self.plan.min_tokens or (place.reasoned is not None and self.plan.matcher is not None)
+        return len(self._path) < self.min_tokens or (place.reasoned is not None and self.matcher is not None)
 
     # -- what must follow, and what may --------------------------------------------------------
 
@@ -187,24 +181,24 @@ class AnswerRules:
         """The tokens that must follow, as far as they are known here."""
         if place.reasoned is not None:
             return self._closing(place.reasoned)
-        matcher = self.plan.matcher
+        matcher = self.matcher
         if matcher is None or self._may_open(place):
             return ()
         if matcher.is_stopped():
             self._check()
             return ()
-        vocabulary = self.plan.vocabulary
+        vocabulary = self.vocabulary
         run = matcher.compute_ff_tokens()
         if not run and not vocabulary.tokenizer.is_canonical:
             run = vocabulary.split(matcher.compute_ff_bytes())
         self._check()
-        ends = self.plan.ends
+        ends = self.ends
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
     def _closing(self, reasoned: int) -> tuple[int, ...]:
         """The words that close reasoning, where its budget asks for them: they are a part of it, as far as it has room
         for them, and its end marker comes behind."""
-        budget, thinking = self.plan.budget, self._thinking
+        budget, thinking = self.budget, self._thinking
         if budget is None:
             return ()
         words = thinking.closing if len(thinking.closing) <= budget else ()
@@ -212,7 +206,7 @@ class AnswerRules:
 
     def _mask(self) -> bytes | None:
         """The tokens that may follow where the rules stand."""
-        place, vocabulary = self._places[-1], self.plan.vocabulary
+        place, vocabulary = self._places[-1], self.vocabulary
         if place.is_dead:
             return None
         if place.run:
@@ -226,7 +220,7 @@ class AnswerRules:
         return rest if any(rest) else mask  # a form that ends sooner comes first
 
     def _of_form(self, place: _Place) -> bytes | None:
-        matcher, vocabulary = self.plan.matcher, self.plan.vocabulary
+        matcher, vocabulary = self.matcher, self.vocabulary
         if place.reasoned is not None or matcher is None:
             return None
         mask = bytes(matcher.compute_bitmask()[: vocabulary.mask_bytes])
@@ -237,17 +231,17 @@ class AnswerRules:
 
     @cached_property
     def _all_but_ends(self) -> bytes:
-        return self.plan.vocabulary.all_but(self.plan.ends)
+        return self.vocabulary.all_but(self.ends)
 
     @cached_property
     def _only_ends(self) -> bytes:
-        return self.plan.vocabulary.only(self.plan.ends)
+        return self.vocabulary.only(self.ends)
 
     def _check(self) -> None:
-        if self.plan.matcher.is_error():
+        if self.matcher.is_error():
             self._fail()
 
     def _fail(self) -> None:
         """The matcher cannot go on, by one of its limits."""
-        reason = str(self.plan.matcher.get_error()).strip().split("\n", 1)[0]
+        reason = str(self.matcher.get_error()).strip().split("\n", 1)[0]
         self.failure = self.failure or f"the grammar became too complex to be enforced ({reason:.200})"

@@ -13,7 +13,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError
 from splitinfer.grammar.calls import call_grammar
 from splitinfer.grammar.compiling import Compiler
-from splitinfer.grammar.rules import AnswerRules, Plan
+from splitinfer.grammar.rules import AnswerRules
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.text.answer import Tool
@@ -43,15 +43,13 @@ class AnswerForms:
             raise ModelError("the model's folder has no tokenizer, so that no grammar can be enforced")
         opened = tokenizer.has_opened(prompt) if tokenizer is not None and vocabulary.thinking is not None else False
         return AnswerRules(
-            Plan(
-                vocabulary,
-                None if params.grammar is None else self._compiler.matcher(params.grammar),
-                thinks=opened is True,
-                may_think=opened is None and may_think,
-                budget=params.thinking_budget,
-                min_tokens=params.min_tokens,
-                ends=self._prompts.end_tokens(params),
-            )
+            vocabulary,
+            None if params.grammar is None else self._compiler.matcher(params.grammar),
+            thinks=opened is True,
+            may_think=opened is None and may_think,
+            budget=params.thinking_budget,
+            min_tokens=params.min_tokens,
+            ends=self._prompts.end_tokens(params),
         )
 
     def call_grammar(self, tools: Sequence[Tool], *, must: bool, form: Grammar | None = None) -> Grammar:

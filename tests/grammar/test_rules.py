@@ -1,7 +1,6 @@
 """Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from constrained import PROMPT, SCHEMA, allowed, open_forms, rules, schemas
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from splitinfer import Grammar, SamplingParams
 from splitinfer.errors import RequestError
-from splitinfer.grammar.rules import AnswerRules, Plan
+from splitinfer.grammar.rules import AnswerRules
 from splitinfer.grammar.vocabulary import Thinking
 from splitinfer.llm.forms import AnswerForms
 
@@ -116,7 +115,7 @@ def thoughtful(made: AnswerForms, **plan: object) -> AnswerRules:
     with_marks = type(vocabulary).__new__(type(vocabulary))
     with_marks.__dict__.update(vocabulary.__dict__, thinking=thinking)
     matcher = made._compiler.matcher(Grammar.choice(["king"]))
-    return AnswerRules(replace(Plan(with_marks, matcher, ends=frozenset([END])), **plan))
+    return AnswerRules(with_marks, **{"matcher": matcher, "ends": frozenset([END]), **plan})
 
 
 def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
