@@ -103,7 +103,7 @@ class Service:
         """
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
-        self.meters.turned_away()
+        self.meters.turned_away += 1
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     def took_one(self) -> None:

@@ -114,8 +114,9 @@ def _drafts(readings: Readings, write: Writer) -> Iterator[Metric]:
 
 
 def _http(readings: Readings, write: Writer) -> Iterator[Metric]:
-    http = readings.http
-    responses = [({"route": route, "status": str(status)}, float(n)) for (route, status), n in http.responses.items()]
+    counted = readings.http.responses.items()
+    responses = [({"route": route, "status": str(status)}, float(number)) for (route, status), number in counted]
+    running, drains = readings.running, readings.is_draining
     yield write.counters("http_responses", "Requests that are over; 499: the client has gone.", responses)
-    yield write.gauge("http_requests_running", "Requests for answers under way, waiting ones included.", http.running)
-    yield write.gauge("draining", "1 while no new request is taken, as the server was told to end.", http.is_draining)
+    yield write.gauge("http_requests_running", "Requests for answers under way, waiting ones included.", running)
+    yield write.gauge("draining", "1 while no new request is taken, as the server was told to end.", drains)

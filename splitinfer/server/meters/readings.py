@@ -3,11 +3,12 @@
 A route is counted by its pattern, and what reaches none as ``other``: paths are the clients' own words.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.core.metrics.distribution import Distribution, Histogram
+from splitinfer.core.metrics.distribution import Distribution
 from splitinfer.core.metrics.requests import CHOICES, TOKENS, RequestFigures
 from splitinfer.engine.coordinator.health import PipelineHealth
 
@@ -15,49 +16,31 @@ OTHER = "other"
 """The route of what reached none."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpFigures:
-    """A reading. ``responses``: by route and status; ``turned_away``: requests for which the queue had no room;
-    ``running``: requests that ask for an answer, now."""
-
-    responses: Mapping[tuple[str, int], int]
-    turned_away: int
-    choices: Histogram
-    longest: Histogram
-    running: int = 0
-    is_draining: bool = False
-
-
 @dataclass(slots=True)
 class HttpMeters:
-    """Counts on the event loop. ``choices``: answers to a prompt; ``longest``: tokens of the longest of these."""
+    """Counts on the event loop. ``responses``: by route and status; ``turned_away``: requests for which the queue had
+    no room; ``choices``: answers to a prompt; ``longest``: tokens of the longest of these."""
 
-    _responses: dict[tuple[str, int], int] = field(default_factory=dict)
-    _turned_away: int = 0
-    _choices: Distribution = field(default_factory=lambda: Distribution(CHOICES))
-    _longest: Distribution = field(default_factory=lambda: Distribution(TOKENS))
+    responses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    turned_away: int = 0
+    choices: Distribution = field(default_factory=lambda: Distribution(CHOICES))
+    longest: Distribution = field(default_factory=lambda: Distribution(TOKENS))
 
     def responded(self, route: str, status: int) -> None:
         """A request was answered, or left by its client. ``route``: its pattern."""
-        self._responses[route, status] = self._responses.get((route, status), 0) + 1
-
-    def turned_away(self) -> None:
-        self._turned_away += 1
+        self.responses[route, status] += 1
 
     def answered(self, num_tokens: Sequence[int]) -> None:
         """A prompt's answers have ended. ``num_tokens``: of each."""
-        self._choices.add(len(num_tokens))
-        self._longest.add(max(num_tokens))
-
-    def read(self, running: int = 0, *, is_draining: bool = False) -> HttpFigures:
-        counted = self._choices.read(), self._longest.read()
-        return HttpFigures(dict(self._responses), self._turned_away, *counted, running, is_draining)
+        self.choices.add(len(num_tokens))
+        self.longest.add(max(num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
     """All that is told, read at one moment. ``model``: its name for clients; ``context``: tokens; ``version``:
-    splitinfer's; ``layout``: its name; ``stats``: as ``LLM.stats`` returns them."""
+    splitinfer's; ``layout``: its name; ``stats``: as ``LLM.stats`` returns them; ``running``: requests that ask for an
+    answer, now."""
 
     model: str
     context: int
@@ -65,5 +48,7 @@ class Readings:
     layout: str
     stats: Mapping[str, Any]
     requests: RequestFigures
-    http: HttpFigures
+    http: HttpMeters
     health: PipelineHealth
+    running: int = 0
+    is_draining: bool = False

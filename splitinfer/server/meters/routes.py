@@ -6,6 +6,7 @@ all requests together, and has nothing of any of them.
 """
 
 import asyncio
+from copy import deepcopy
 from importlib.util import find_spec
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.server.keys import Scope
-from splitinfer.server.meters.readings import HttpFigures, Readings
+from splitinfer.server.meters.readings import HttpMeters, Readings
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 
@@ -28,13 +29,13 @@ def meter_routes(service: Service) -> list[ApiRoute]:
         if find_spec("prometheus_client") is None:
             raise Problem(501, _MISSING)
         async with one_at_a_time:
-            http = service.meters.read(service.num_running, is_draining=service.is_draining)
-            return await asyncio.to_thread(_answer, service, http)
+            http, running = deepcopy(service.meters), service.num_running  # on the event loop, where they are counted
+            return await asyncio.to_thread(_answer, service, http, running)
 
     return [ApiRoute("/metrics", metrics, methods=["GET"])]
 
 
-def _answer(service: Service, http: HttpFigures) -> Response:
+def _answer(service: Service, http: HttpMeters, running: int) -> Response:
     from splitinfer.server.meters.exposition import CONTENT_TYPE, text_of
 
     llm = service.llm
@@ -47,5 +48,7 @@ def _answer(service: Service, http: HttpFigures) -> Response:
         requests=llm.request_figures(),
         http=http,
         health=llm.health(),
+        running=running,
+        is_draining=service.is_draining,
     )
     return Response(text_of(readings), headers={"Content-Type": CONTENT_TYPE})

@@ -86,9 +86,9 @@ def _requests(readings: Readings, write: Writer) -> Iterator[Metric]:
         yield write.histogram(name, about, histograms[key])
     for name, (key, about) in _SIZES.items():
         yield write.histogram(name, about, histograms[key].up_to(readings.context))
-    longest = readings.http.longest.up_to(readings.context)
+    longest = readings.http.longest.read().up_to(readings.context)
     yield write.histogram("request_max_num_generation_tokens", "Tokens of a prompt's longest answer.", longest)
-    yield write.histogram("request_params_n", "Answers to a prompt.", readings.http.choices)
+    yield write.histogram("request_params_n", "Answers to a prompt.", readings.http.choices.read())
 
 
 def _drafts(readings: Readings, write: Writer) -> Iterator[Metric]:

@@ -18,24 +18,18 @@ from typing import Any
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
-from splitinfer.server.page.figures import Cut, Sample, figures_document, fits, is_later, pipeline_document, seen
+from splitinfer.server.page.figures import Sample, figures_document, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import joined, spans_of, written
 
 
 def sample_of(llm: LLM, recent: RecentSteps, at: float) -> Sample | None:
     """What is counted at ``at`` seconds, with the steps that have come back since the last time; ``None``: another cut
     is just coming into force. Steps of another window than the counters' are left out."""
-    before = _cut_of(llm)
+    before = llm.layout.stages
     stats = llm.stats()  # counts the steps that have come back, which are taken then
-    steps = recent.take()
-    cut = _cut_of(llm)
-    if before.stages != cut.stages or not fits(cut, stats):
-        return None
-    return Sample(at, stats, cut, [step for step in steps if step.window == stats["window"]["number"]])
-
-
-def _cut_of(llm: LLM) -> Cut:
-    return Cut(llm.layout, llm.health(), llm.kv_budget)
+    steps = [step for step in recent.take() if step.window == stats["window"]["number"]]
+    sample = Sample(at, stats, llm.layout, llm.health(), llm.kv_budget, steps)
+    return sample if before == sample.layout.stages and sample.is_of_one_cut else None
 
 
 EVERY = 0.5  # seconds between two samples
@@ -46,7 +40,8 @@ Document = dict[str, Any]
 
 
 class Feed:
-    """The figures of one server, for its event loop's thread. ``clock``: seconds, the engine's."""
+    """The figures of one server, for its event loop's thread. ``clock``: seconds, the engine's.
+    ``num_watching``: how many look now."""
 
     def __init__(
         self, llm: LLM, model: str, is_draining: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -55,22 +50,18 @@ class Feed:
         self._recent = RecentSteps()
         self._samples: deque[Sample] = deque()
         self._made: deque[tuple[int, Document]] = deque(maxlen=_KEPT)
-        self._num_made = self._num_watching = 0
-
-    @property
-    def num_watching(self) -> int:
-        return self._num_watching
+        self._num_made = self.num_watching = 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        self._num_watching += 1
-        if self._num_watching == 1:
+        self.num_watching += 1
+        if self.num_watching == 1:
             self._llm.watch_steps(self._recent)
         try:
             yield
         finally:
-            self._num_watching -= 1
-            if self._num_watching == 0:
+            self.num_watching -= 1
+            if self.num_watching == 0:
                 self._llm.watch_steps(None)
                 self._samples.clear()
                 self._made.clear()
@@ -96,7 +87,7 @@ class Feed:
         self._add(sample)
         steps = [step for each in list(self._samples)[1:] for step in each.steps]
         figures = seen(self._samples[0], sample, steps, is_draining=self._is_draining())
-        tracks = [spans_of(sample.steps, stage) for stage in range(sample.cut.layout.num_stages)]
+        tracks = [spans_of(sample.steps, stage) for stage in range(sample.layout.num_stages)]
         return {
             **figures_document(figures),
             "words": [asdict(each) for each in words.remarks(figures)],
@@ -107,7 +98,7 @@ class Feed:
         """Add a sample; what is of another window, or too old, goes."""
         samples = self._samples
         if samples and not is_later(samples[-1].stats, sample.stats):
-            if samples[-1].cut.stages != sample.cut.stages:
+            if samples[-1].stages != sample.stages:
                 self._made.clear()
             samples.clear()
         samples.append(sample)

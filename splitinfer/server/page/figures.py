@@ -20,12 +20,16 @@ Stats = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The stages as they are, how they do, and the memory for KV on each."""
+class Sample:
+    """What was counted at a time, and of which stages. ``at``: seconds on the coordinator's clock. ``stats``:
+    ``LLM.stats()``. ``steps``: that came back since the sample before."""
 
+    at: float
+    stats: Stats
     layout: Layout
     health: PipelineHealth
     budget: KVBudget
+    steps: list[SeenStep] = field(default_factory=list)
 
     @property
     def stages(self) -> list[tuple[str, int, int]]:
@@ -37,16 +41,13 @@ class Cut:
         """Bytes for KV on each stage; 0 where there is no bound."""
         return [stage.budget_bytes for stage in self.budget.stages] or [0] * len(self.layout.stages)
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What was counted at a time. ``at``: seconds on the coordinator's clock. ``stats``: ``LLM.stats()``. ``steps``:
-    that came back since the sample before."""
-
-    at: float
-    stats: Stats
-    cut: Cut
-    steps: list[SeenStep] = field(default_factory=list)
+    @property
+    def is_of_one_cut(self) -> bool:
+        """Whether all in it, which was read one after the other, is of the same stages."""
+        names, stats = [name for name, _, _ in self.stages], self.stats
+        named = [[stage["name"] for stage in each["stages"]] for each in (stats, stats["window"])]
+        reported = [(stage.name, stage.start, stage.end) for stage in self.health.stages]
+        return reported == self.stages and named == [names, names] and len(self.budgets) == len(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +113,6 @@ class Seen:
     is_draining: bool = False
 
 
-def fits(cut: Cut, stats: Stats) -> bool:
-    """Whether a cut and counters, which were read one after the other, are of the same stages."""
-    names = [name for name, _, _ in cut.stages]
-    named = [[stage["name"] for stage in each["stages"]] for each in (stats, stats["window"])]
-    reported = [(stage.name, stage.start, stage.end) for stage in cut.health.stages]
-    return reported == cut.stages and named == [names, names] and len(cut.budgets) == len(names)
-
-
 def is_later(before: Stats, after: Stats) -> bool:
     """Whether the counters of ``after`` went on from those of ``before``; else a new window has begun."""
     return bool(before["window"]["number"] == after["window"]["number"])
@@ -128,12 +121,12 @@ def is_later(before: Stats, after: Stats) -> bool:
 def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_draining: bool = False) -> Seen:
     """The figures between two samples of one window. ``steps``: those of that time."""
     seconds = max(after.at - before.at, 1e-6)
-    old, new, health = before.stats, after.stats, after.cut.health
+    old, new, health = before.stats, after.stats, after.health
     computed = new["window"]["computed_tokens"] - old["window"]["computed_tokens"]
     useful = new["window"]["useful_tokens"] - old["window"]["useful_tokens"]
     return Seen(
         seconds=seconds,
-        stages=_stages(old, new, after.cut.budgets),
+        stages=_stages(old, new, after.budgets),
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -201,7 +194,7 @@ def _milliseconds(times: Stats) -> float | None:
 def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[str, Any]) -> dict[str, Any]:
     """What does not change from one second to the next: stages and links as they are, without addresses and keys.
     ``dials``: those that are set."""
-    stats, layout = sample.stats, sample.cut.layout
+    stats, layout = sample.stats, sample.layout
     stages = [
         {
             "name": spec.name,
@@ -213,7 +206,7 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
             "kv_budget": kv,
         }
         for spec, state, sums, kv in zip(
-            layout.stages, sample.cut.health.stages, stats["stages"], sample.cut.budgets, strict=True
+            layout.stages, sample.health.stages, stats["stages"], sample.budgets, strict=True
         )
     ]
     links = [

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "scripts" / "grafana"
 HTTP = HttpMeters()
 HTTP.responded("/v1/messages", 200)
 READINGS = Readings(
-    "demo", 300, "0", "two", STATS | {"speculation": DRAFTS}, RequestMeters().read(), HTTP.read(), HEALTH
+    "demo", 300, "0", "two", STATS | {"speculation": DRAFTS}, RequestMeters().read(), HTTP, HEALTH
 )  # fmt: skip
 NAME = re.compile(r"\b((?:vllm|splitinfer):\w+)(?:\{([^}]*)\})?")
 BY = re.compile(r"\b(?:by|on) \(([^)]*)\)")

@@ -22,7 +22,7 @@ from splitinfer.server.meters.vllm import kv_usage
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
 
-READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), HttpMeters().read(), HEALTH)
+READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), HttpMeters(), HEALTH)
 WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
 
 
@@ -80,7 +80,7 @@ def test_bounds_of_sizes_end_with_the_context():
 def test_who_is_turned_away_is_counted():
     service = Service(cast(LLM, Waiting()), "demo")
     service.turned_away("no room")
-    readings = replace(READINGS, http=service.meters.read())
+    readings = replace(READINGS, http=service.meters)
     assert told(readings, "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
 
 
@@ -144,14 +144,14 @@ def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
             await answer(application, request)
 
     asyncio.run(ask_all())
-    responses = service.meters.read().responses
+    responses = service.meters.responses
     assert sum(responses.values()) == len(requests)
     router = application._app
     assert isinstance(router, Router)
     patterns = {route.path for route in router.routes if isinstance(route, ApiRoute)}
     assert {route for route, _ in responses} <= patterns | {OTHER}
     assert {status for _, status in responses} <= {200, 400, 401, 403, 404, 405, 413, 415, 429, 499, 500, 501, 503}
-    readings = replace(READINGS, http=service.meters.read())
+    readings = replace(READINGS, http=service.meters)
     known = sum(len(family.samples) for family in all_families(READINGS))
     assert sum(len(family.samples) for family in all_families(readings)) == known + len(responses)
 

@@ -25,7 +25,7 @@ from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, St
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.machine.machine import Machine
-from splitinfer.server.page.figures import Cut, Sample
+from splitinfer.server.page.figures import Sample
 from splitinfer.sim.simulator import Simulator
 
 NAMES = ("studio", "mini", "air")
@@ -155,8 +155,8 @@ class Staged(Simulator):
             cast(Any, pipeline), self.layout, self.scheduler, cast(Any, drafter) if speculates else None,
             self.figures, self.now, reset=False,
         )  # fmt: skip
-        cut = Cut(self.layout, self.health(), self.scheduler.config.kv or KVBudget())
-        return Sample(self.now, stats, cut, self.recent.take())
+        budget = self.scheduler.config.kv or KVBudget()
+        return Sample(self.now, stats, self.layout, self.health(), budget, self.recent.take())
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.metrics.recent import Rows, SeenStep
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.server.page.figures import Cut, Sample, Seen, figures_document, fits, is_later, pipeline_document, seen
+from splitinfer.server.page.figures import Sample, Seen, figures_document, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
 
 LAYOUT = Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)), name="two")
 HEALTH = PipelineHealth((StageHealth("studio", 0, 4, StageState.READY), StageHealth("mini", 4, 6, StageState.READY)))
 BUDGET = KVBudget((StageKV(1000, 1), StageKV(500, 1)))
-CUT = Cut(LAYOUT, HEALTH, BUDGET)
 
 
 def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **more: Any) -> dict[str, Any]:
@@ -56,8 +55,8 @@ def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -
 
 
 def between(before: dict[str, Any], after: dict[str, Any], steps: list[SeenStep], **more: Any) -> Seen:
-    cut = replace(CUT, health=more.pop("health", HEALTH))
-    return seen(Sample(100.0, before, cut), Sample(110.0, after, cut), steps, **more)
+    cut = LAYOUT, more.pop("health", HEALTH), BUDGET
+    return seen(Sample(100.0, before, *cut), Sample(110.0, after, *cut), steps, **more)
 
 
 def test_figures_are_of_the_time_between_two_samples():
@@ -92,27 +91,29 @@ def test_a_window_that_began_anew_is_seen():
 
 
 def test_a_cut_and_counters_of_other_stages_do_not_fit():
-    counted = stats(4, 1, 60, 60, 50)
-    assert fits(CUT, counted)
+    sample = Sample(0.0, stats(4, 1, 60, 60, 50), LAYOUT, HEALTH, BUDGET)
+    assert sample.is_of_one_cut
     studio, mini = LAYOUT.stages
     for stages in ((replace(studio, end=3), replace(mini, start=3)), (studio, replace(mini, name="air")), (studio,)):
         layout = Layout(stages)
         states = [StageHealth(each.name, each.start, each.end, StageState.READY) for each in stages]
         health = PipelineHealth(tuple(states))
         budget = KVBudget((StageKV(1, 1),) * len(stages))
-        assert not fits(replace(CUT, layout=layout), counted), "the engine has not loaded it yet"
-        assert not fits(replace(CUT, health=health), counted), "the engine has loaded it, and nobody else knows yet"
+        assert not replace(sample, layout=layout).is_of_one_cut, "the engine has not loaded it yet"
+        assert not replace(sample, health=health).is_of_one_cut, "the engine has loaded it, and nobody else knows yet"
         has_the_names = [each.name for each in stages] == ["studio", "mini"]
-        assert fits(Cut(layout, health, budget), counted) is has_the_names, "counters are of the cut before"
-    assert not fits(replace(CUT, budget=KVBudget((StageKV(1, 1),) * 3)), counted)
-    assert fits(replace(CUT, budget=KVBudget()), counted), "no bounds"
-    shorter = stats(4, 1, 60, 60, 50)
-    shorter["window"]["stages"].pop()
-    assert not fits(CUT, shorter), "a window of the cut before"
+        other = replace(sample, layout=layout, health=health, budget=budget)
+        assert other.is_of_one_cut is has_the_names, "counters are of the cut before"
+    assert not replace(sample, budget=KVBudget((StageKV(1, 1),) * 3)).is_of_one_cut
+    assert replace(sample, budget=KVBudget()).is_of_one_cut, "no bounds"
+    sample.stats["window"]["stages"].pop()
+    assert not sample.is_of_one_cut, "a window of the cut before"
 
 
 def test_documents_have_figures_and_no_addresses():
-    made = pipeline_document("m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), CUT), {"prefill_share": 0.3})
+    made = pipeline_document(
+        "m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), LAYOUT, HEALTH, BUDGET), {"prefill_share": 0.3}
+    )
     assert made["dials"] == {"prefill_share": 0.3}
     assert made["links"] == [{"from": "studio", "to": "mini", "transport": "tcp", "codec": "none"}]
     assert [stage["layers"] for stage in made["stages"]] == [[0, 4], [4, 6]]
