@@ -9,12 +9,13 @@ text, and two such would have one name; they are written as their bytes, ``bytes
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
 from splitinfer.server.fields import EMPTY, CountOrNone, Refused, not_a, wrong
@@ -153,15 +154,6 @@ _ROOM = 4  # characters of a text for one that the tokenizer has made of them
 _REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 
 
-class Scored(Protocol):
-    """A prompt's tokens, and their log probabilities from the second on, if they were asked for."""
-
-    @property
-    def prompt(self) -> Sequence[int]: ...
-    @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs] | None: ...
-
-
 @dataclass(slots=True)
 class CompletionWriter:
     """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``fingerprint``: while it is the
@@ -174,7 +166,7 @@ class CompletionWriter:
     token_text: TokenText
     fingerprint: str | None = None
     usage_now: Callable[[], Usage] = lambda: Usage(0)
-    prompt_of: Callable[[int], Scored] | None = None
+    prompt_of: Callable[[int], AsyncRequest] | None = None
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
 
     @property
