@@ -179,7 +179,13 @@ def add_key(
     """
     secret = new_secret()
     try:
-        made = ApiKey(name, digest(secret), frozenset(scopes), requests_per_minute, concurrent)
+        made = ApiKey(  # by names, which an error says
+            name=name,
+            sha256=digest(secret),
+            scopes=frozenset(scopes),
+            requests_per_minute=requests_per_minute,
+            concurrent=concurrent,
+        )
     except ValidationError as error:
         raise ConfigError(f"key {name!r:.80}: {_sentence(error)}") from error
     held = read_keys(path) if path.exists() else []
