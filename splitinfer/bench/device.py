@@ -63,13 +63,12 @@ def measure(options: Options) -> dict[str, Any]:
     context = _LONG_CHUNKS * _CHUNK + 4 * _COUNTED
     check_context(checkpoint, context, "a prompt of eight chunks of 512")
     layers = [stage.num_layers for stage in options.found_layout.stages]
-    devices = read_devices(file, layers)
-    on, processors = machine.describe(), machine.free_processors()
+    devices, on = read_devices(file, layers), machine.describe()
     settings = options.settings(context, token_budget=_CHUNK, micro_batches=len(layers))
     with ExitStack() as stack:
-        pair = stack.enter_context(closing(Pair(Kind("tcp", "tcp://127.0.0.1:0"), processors)))
+        pair = stack.enter_context(closing(Pair(Kind("tcp", "tcp://127.0.0.1:0"))))
         llm = open_stages(stack, options, settings)
-        pinned = machine.pin_stages(llm.layout.stages, None, processors)
+        pinned = machine.pin_stages(llm.layout.stages)
         trials = _Trials(llm, devices, checkpoint.vocab_size or 2, options.seed)
         trials.warm_up()
         cases: dict[str, list[dict[str, Any]]] = {"one_stream": [], "groups": [], "after_prompt": [], "long_prompt": []}

@@ -7,7 +7,6 @@ speed      decoding after a prompt, on the layout's stages, in turns
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -35,7 +34,7 @@ def measure(options: Options) -> dict[str, Any]:
     Raises:
         SplitinferError: something cannot be measured.
     """
-    on, processors, checkpoint = machine.describe(), machine.free_processors(), options.checkpoint
+    on, checkpoint = machine.describe(), options.checkpoint
     answer = options.prompt_tokens + options.decode_tokens
     check_context(checkpoint, max(answer, _LENGTH + _OPENING), "--prompt-tokens or --decode-tokens")
     with ExitStack() as stack:
@@ -43,7 +42,7 @@ def measure(options: Options) -> dict[str, Any]:
         for name in (EXACT, *FORMATS):
             settings = options.settings(max(answer, _LENGTH) + _OPENING, kv_format=name)
             llms[name] = open_stages(stack, options, settings, f", KV {name}")
-            machine.pin_stages(llms[name].layout.stages, None, processors)  # the workers that were started last
+            machine.pin_stages(llms[name].layout.stages)  # the workers that were started last
         texts = own_or_read(llms[EXACT], options.text, _TEXTS, _LENGTH, options.seed)
         sizes = {name: _bytes_per_token(llm) for name, llm in llms.items()}
         speeds = _speeds(options, llms, checkpoint)
@@ -57,8 +56,8 @@ def measure(options: Options) -> dict[str, Any]:
             name: {
                 "bytes_per_token": sizes[name],
                 "bytes_to_exact": sizes[name] / sizes[EXACT],
-                "tokens_per_second": asdict(summarize(speeds[name])),
-                "speed_to_exact": asdict(ratios(speeds[name], speeds[EXACT])),
+                "tokens_per_second": summarize(speeds[name]),
+                "speed_to_exact": ratios(speeds[name], speeds[EXACT]),
                 **({} if name == EXACT else fidelity[name]),
             }
             for name in llms

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -87,11 +86,11 @@ def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
 @contextmanager
 def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]]:
     """The pairs that can be connected, and by name why the others cannot. The first two are required."""
-    processors, made, left_out = machine.free_processors(), list[Pair](), dict[str, str]()
+    made, left_out = list[Pair](), dict[str, str]()
     try:
         for i, kind in enumerate(wanted):
             try:
-                made.append(Pair(kind, processors))
+                made.append(Pair(kind))
             except PeerError as error:
                 if i < 2:
                     raise
@@ -106,11 +105,11 @@ def _figures(trials: Sequence[Sequence[float]], bare: Sequence[Sequence[float]],
     """Figures of round trips: for each trial, their seconds in ascending order."""
     p50, p99, bare_p50 = (_at(trials, 0.5), _at(trials, 0.99), _at(bare, 0.5))
     return {
-        "p50": asdict(summarize(p50)),
-        "p99": asdict(summarize(p99)),
-        "bytes_per_second": asdict(summarize([2 * num_bytes / seconds for seconds in p50])),
-        "p50_to_bare": asdict(ratios(p50, bare_p50)),
-        "bandwidth_to_bare": asdict(ratios(bare_p50, p50)),
+        "p50": summarize(p50),
+        "p99": summarize(p99),
+        "bytes_per_second": summarize([2 * num_bytes / seconds for seconds in p50]),
+        "p50_to_bare": ratios(p50, bare_p50),
+        "bandwidth_to_bare": ratios(bare_p50, p50),
     }
 
 

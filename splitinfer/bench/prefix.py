@@ -2,24 +2,19 @@
 
     second turn    a conversation of so many tokens, answered, and 32 tokens more: the time to the first token, beside
                    that of a new prompt of the same length
-    after restart  the same in a second run of all processes, which finds the KV on disk; where the system can, its
-                   files are evicted from the page cache first
+    after restart  the same once the pipeline was closed and opened again, so that it finds the KV on disk; where the
+                   system can, its files are evicted from the page cache first
     one prompt     32 requests at once with a common prefix: how many tokens were computed for them
     writing        tokens per second of a pipeline that writes its KV behind, beside one that does not
 
-Everything is measured in this run, trial by trial in turns; ratios are of one trial. A run of a pipeline, from start to
-end of all its processes, is a child process: this module as a program. One JSON line in, one out:
-
-    {"layout": ..., "model": ..., "kv_dir": ..., "context": ..., "token_budget": ...} -> {"pinned": ...}
-    {"prompts": [[...], ...], "max_tokens": 8}
-        -> {"token_ids": [[...], ...], "token_times": [[...], ...], "cached": [...], "stats": ...}
+Everything is measured in this run, trial by trial in turns; ratios are of one trial.
 """
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +22,15 @@ from rich.table import Table
 
 from splitinfer import cleanup
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.child_process import ChildProcess, Handle, serve
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import range_of, say
+from splitinfer.bench.shared.systems import open_stages
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
 
@@ -61,15 +57,16 @@ def measure(options: Options) -> dict[str, Any]:
     with cleanup.temporary_folder("splitinfer-bench-kv-") as folder:
         path = Path(folder)
         with _pipeline(options, path) as writing, _pipeline(options, None) as silent:
-            _warm_up(writing, silent, vocab)
+            for llm in (writing, silent):
+                _ask(llm, [made_up(f"warm up {i}", 300, vocab) for i in range(4)])
             first = [_first_run(writing, options, trial, vocab) for trial in range(options.trials)]
             shared = _one_prompt(writing, vocab, options.seed)
             cost = [_writing(writing, silent, trial, vocab, options.seed) for trial in range(options.trials)]
-            pinned = writing.pinned
+            pinned = machine.assign(writing.layout.stages, machine.free_processors())
         was_dropped = _evict_from_page_cache(path)
         stored_bytes = sum(file.stat().st_size for file in path.rglob("*.kv"))
         with _pipeline(options, path) as again:
-            again.ask([made_up(f"{options.seed} again", 64, vocab)])
+            _ask(again, [made_up(f"{options.seed} again", 64, vocab)])
             second = [_second_run(again, options, trial, vocab, each.turn) for trial, each in enumerate(first)]
     return {
         "measured_on": {**on, "pinned": pinned, "files_were_out_of_the_page_cache": was_dropped},
@@ -80,39 +77,25 @@ def measure(options: Options) -> dict[str, Any]:
         **_compared(second, "restarted_cold_ttft", "restarted"),
         "one_prompt": shared,
         "writing_to_silent": {
-            name: asdict(ratios([each[name][0] for each in cost], [each[name][1] for each in cost])) for name in cost[0]
+            name: ratios([each[name][0] for each in cost], [each[name][1] for each in cost]) for name in cost[0]
         },
     }
 
 
-class _PipelineProcess:
-    """All processes of one pipeline, from their start to their end."""
-
-    def __init__(self, options: Options, kv_dir: Path | None) -> None:
-        self._child = ChildProcess("splitinfer.bench.prefix")
-        longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
-        answer = self._child.ask({
-            "layout": options.layout, "model": options.model, "kv_dir": None if kv_dir is None else str(kv_dir),
-            "context": longest, "token_budget": options.token_budget,
-        })  # fmt: skip
-        self.pinned = answer["pinned"]
-
-    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> dict[str, Any]:
-        """Generate answers to some prompts at once."""
-        return self._child.ask({"prompts": prompts, "max_tokens": max_tokens})
-
-    def ttft(self, prompt: Sequence[int]) -> tuple[float, dict[str, Any]]:
-        """Seconds to the first token after one prompt, and the whole answer."""
-        answer = self.ask([prompt])
-        return answer["token_times"][0][0], answer
-
-    def close(self) -> None:
-        """End all its processes."""
-        self._child.close()
+@contextmanager
+def _pipeline(options: Options, kv_dir: Path | None) -> Iterator[LLM]:
+    """A pipeline, each stage of which has a processor of its own."""
+    longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, _SYSTEM + 64) + 256
+    settings = Settings(context=longest, token_budget=options.token_budget, kv_dir=kv_dir, rejoin_timeout=0.0)
+    with ExitStack() as stack:
+        llm = open_stages(stack, options, settings, " without a disk" if kv_dir is None else "")
+        machine.pin_stages(llm.layout.stages)
+        yield llm
 
 
-def _pipeline(options: Options, kv_dir: Path | None) -> closing[_PipelineProcess]:
-    return closing(_PipelineProcess(options, kv_dir))
+def _ask(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> list[RequestOutput]:
+    """Greedy answers to some prompts at once."""
+    return llm.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,54 +113,53 @@ def _compared(turns: Sequence[_Turns], cold: str, warm: str) -> dict[str, Any]:
     """The figures of all trials. ``cold``, ``warm``: how their names begin."""
     colds, warms = [each.cold for each in turns], [each.warm for each in turns]
     return {
-        cold: asdict(summarize(colds)),
-        f"{warm}_ttft": asdict(summarize(warms)),
-        f"{warm}_to_cold": asdict(ratios(warms, colds)),
+        cold: summarize(colds),
+        f"{warm}_ttft": summarize(warms),
+        f"{warm}_to_cold": ratios(warms, colds),
         f"{warm}_cached": [each.cached for each in turns],
     }
 
 
-def _first_run(pipeline: _PipelineProcess, options: Options, trial: int, vocab: int) -> _Turns:
+def _first_run(llm: LLM, options: Options, trial: int, vocab: int) -> _Turns:
     """The second turn of a conversation, and a new prompt of the same length."""
     opening = made_up(f"{options.seed} {trial} first", options.prompt_tokens - _ANSWER, vocab)
-    answer = pipeline.ask([opening])["token_ids"][0]
-    turn = [*opening, *answer, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
-    warm, about = pipeline.ttft(turn)
-    cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold", len(turn), vocab))
-    say(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
-    return _Turns(cold, warm, turn, about["cached"][0])
+    turn = [*opening, *_ask(llm, [opening])[0].token_ids, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
+    return _turns(llm, trial, turn, made_up(f"{options.seed} {trial} cold", len(turn), vocab), "")
 
 
-def _second_run(pipeline: _PipelineProcess, options: Options, trial: int, vocab: int, first_turn: list[int]) -> _Turns:
+def _second_run(llm: LLM, options: Options, trial: int, vocab: int, first_turn: list[int]) -> _Turns:
     """Another second turn of the same conversation, after a restart, and a new prompt of the same length."""
     turn = [*first_turn[:-NEW_TOKENS], *made_up(f"{options.seed} {trial} other", NEW_TOKENS, vocab)]
-    warm, about = pipeline.ttft(turn)
-    cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold again", len(turn), vocab))
-    say(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
-    return _Turns(cold, warm, turn, about["cached"][0])
+    cold = made_up(f"{options.seed} {trial} cold again", len(turn), vocab)
+    return _turns(llm, trial, turn, cold, " after a restart")
 
 
-def _one_prompt(pipeline: _PipelineProcess, vocab: int, seed: int) -> dict[str, Any]:
+def _turns(llm: LLM, trial: int, turn: Sequence[int], cold: Sequence[int], when: str) -> _Turns:
+    """Answer a second turn, then a new prompt."""
+    (warm,), (new,) = _ask(llm, [turn]), _ask(llm, [cold])
+    say(f"trial {trial + 1}: cold {new.token_times[0]:.3g} s, second turn{when} {warm.token_times[0]:.3g} s")
+    return _Turns(new.token_times[0], warm.token_times[0], list(turn), warm.num_cached_tokens or 0)
+
+
+def _one_prompt(llm: LLM, vocab: int, seed: int) -> dict[str, Any]:
     """Requests with a common prefix, all at once: how many tokens were computed."""
     system = made_up(f"{seed} system", _SYSTEM, vocab)
     prompts = [[*system, *made_up(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
-    before = pipeline.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
-    answers = pipeline.ask(prompts, 1)
+    _ask(llm, [made_up(f"{seed} before", 16, vocab)], 1)
+    before = llm.stats()
+    _ask(llm, prompts, 1)
+    after = llm.stats()
     distinct = len(system) + _SHARING * _OWN
-    computed = answers["stats"]["computed_tokens"] - before["computed_tokens"]
+    computed = after["computed_tokens"] - before["computed_tokens"]
     say(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
     figures = {
-        name: [
-            a.get(name, 0) - b.get(name, 0) for a, b in zip(answers["stats"]["stages"], before["stages"], strict=True)
-        ]
+        name: [a.get(name, 0) - b.get(name, 0) for a, b in zip(after["stages"], before["stages"], strict=True)]
         for name in ("bytes_copied", "copy_seconds", "kv_bytes_stored")
     }
     return {"requests": _SHARING, "computed": computed, "distinct": distinct, "ratio": computed / distinct, **figures}
 
 
-def _writing(
-    writing: _PipelineProcess, silent: _PipelineProcess, trial: int, vocab: int, seed: int
-) -> dict[str, tuple[float, float]]:
+def _writing(writing: LLM, silent: LLM, trial: int, vocab: int, seed: int) -> dict[str, tuple[float, float]]:
     """Tokens per second with and without writing: one stream that completes a block, and many, whose blocks are
     completed one after the other."""
     one = [made_up(f"{seed} {trial} one", _STREAM_PROMPT, vocab)]
@@ -185,22 +167,16 @@ def _writing(
     many = [made_up(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
     found: dict[str, tuple[float, float]] = {}
     for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
-        options = alternating((silent, writing), trial)
-        rates = {pipeline: _rate(pipeline.ask(prompts, max_tokens)) for pipeline in options}
+        rates = {llm: _rate(_ask(llm, prompts, max_tokens)) for llm in alternating((silent, writing), trial)}
         found[name] = rates[writing], rates[silent]
         say(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
     return found
 
 
-def _rate(answer: Mapping[str, Any]) -> float:
-    run = BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))
+def _rate(answers: Sequence[RequestOutput]) -> float:
+    run = BatchRun(tuple(tuple(each.token_ids) for each in answers), tuple(tuple(each.token_times) for each in answers))
     run.check()
     return run.tokens_per_second
-
-
-def _warm_up(writing: _PipelineProcess, silent: _PipelineProcess, vocab: int) -> None:
-    for pipeline in (writing, silent):
-        pipeline.ask([made_up(f"warm up {i}", 300, vocab) for i in range(4)], 8)
 
 
 def _evict_from_page_cache(path: Path) -> bool:
@@ -234,35 +210,3 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     for name, ratio in found["writing_to_silent"].items():
         table.add_row(f"tokens/s while writing, {name}", "", range_of(ratio, 3))
     return [table]
-
-
-# -- inside the child ----------------------------------------------------------------------------
-
-
-@contextmanager
-def _opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
-    processors = machine.free_processors()
-    settings = Settings(
-        context=options["context"],
-        token_budget=options["token_budget"],
-        kv_dir=None if options["kv_dir"] is None else Path(options["kv_dir"]),
-        rejoin_timeout=0.0,
-    )
-    with LLM(options["layout"], model=options["model"], settings=settings) as llm:
-        yield {"pinned": machine.pin_stages(llm.layout.stages, None, processors)}, lambda task: _run(llm, task)
-
-
-def _run(llm: LLM, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Generate greedy answers to all prompts of a task at once."""
-    params = SamplingParams(max_tokens=task["max_tokens"], ignore_eos=True)
-    outs = llm.generate(task["prompts"], params)
-    return {
-        "token_ids": [out.token_ids for out in outs],
-        "token_times": [out.token_times for out in outs],
-        "cached": [out.num_cached_tokens for out in outs],
-        "stats": llm.stats(),
-    }
-
-
-if __name__ == "__main__":
-    serve(_opened)

@@ -63,17 +63,17 @@ def measure(options: Options) -> dict[str, Any]:
     layout = options.found_layout
     if layout.num_stages == 1:
         raise ConfigError(f"codecs are for the links between stages; layout {layout.name} has 1 stage, so none")
-    on, processors, checkpoint = machine.describe(), machine.free_processors(), options.checkpoint
+    on, checkpoint = machine.describe(), options.checkpoint
     check_context(checkpoint, max(options.prompt_tokens + 1, _LENGTH + _OPENING), "--prompt-tokens")
     say("packing rows")
     rows = _measure_rows()
     with ExitStack() as stack:
-        plain = _open(options, stack, NONE, None, processors)
+        plain = _open(options, stack, NONE, None)
         texts = own_or_read(plain, options.text, options.texts, _LENGTH, options.seed)
         slow = _slow_link(options, plain)
         llms = {(_AS_IT_IS, NONE): plain}
         for link, codec in _SYSTEMS[1:]:
-            llms[link, codec] = _open(options, stack, codec, slow if link == _SLOWED else None, processors)
+            llms[link, codec] = _open(options, stack, codec, slow if link == _SLOWED else None)
         prompts = _prompts(options, llms)
     return {
         "measured_on": on,
@@ -139,7 +139,7 @@ def _relative(back: np.ndarray, was: np.ndarray) -> float:
 # -- prompts -------------------------------------------------------------------------------------
 
 
-def _open(options: Options, stack: ExitStack, codec: str, link: LinkProfile | None, processors: list[int]) -> LLM:
+def _open(options: Options, stack: ExitStack, codec: str, link: LinkProfile | None) -> LLM:
     context = max(options.prompt_tokens, _LENGTH) + _OPENING
     settings = options.settings(context, codec=codec, token_budget=options.token_budget)
     with ExitStack() as while_opening:
@@ -147,7 +147,7 @@ def _open(options: Options, stack: ExitStack, codec: str, link: LinkProfile | No
             while_opening.enter_context(installed(link))
         what = f", codec {codec}{'' if link is None else ', slow link'}"
         llm = open_stages(stack, options, settings, what)
-    machine.pin_stages(llm.layout.stages, None, processors)  # the workers that were started last
+    machine.pin_stages(llm.layout.stages)  # the workers that were started last
     return llm
 
 
@@ -183,8 +183,8 @@ def _prompts(options: Options, llms: Mapping[tuple[str, str], LLM]) -> list[dict
             "codec": codec,
             "chosen": [stage["codec"] for stage in llm.stats()["stages"][:-1]],
             "bytes_per_token": llm.stats()["bytes_per_token"],
-            "ttft": asdict(summarize(times[link, codec])),
-            "to_none": asdict(ratios(times[link, codec], times[link, NONE])),
+            "ttft": summarize(times[link, codec]),
+            "to_none": ratios(times[link, codec], times[link, NONE]),
         }
         for (link, codec), llm in llms.items()
     ]

@@ -55,7 +55,7 @@ def test_who_cannot_be_measured_is_left_out(brief: None, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    made = Pair(Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True), [])
+    made = Pair(Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True))
     yield made
     made.close()
 

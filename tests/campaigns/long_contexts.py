@@ -56,7 +56,7 @@ def main() -> int:
         settings = Settings(context=longest, token_budget=given.chunk)
         llm = stack.enter_context(LLM({"model": str(folder), "stages": stages}, settings=settings))
         plain = stack.enter_context(plain_mlx_lm(llm.layout))
-        machine.pin_stages(llm.layout.stages, plain.pid, machine.free_processors())
+        machine.pin_stages(llm.layout.stages, {"plain mlx-lm": plain.pid})
         same = [_compare(llm, plain, length, given) for length in given.tokens]
     return int(not all(same))
 

@@ -175,7 +175,7 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
             stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
-        this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
+        this_machine.pin_stages(llm.layout.stages)
         live = Live(llm, replay, effort.tokens)
         found = live.without_drafts(effort.trials)
         if effort.drafts:

@@ -87,7 +87,7 @@ class _Comparison:
         for part in self.parts:
             if system.name != PIPELINE or (part.kind is Kind.RESTART) is restarted:
                 cells[part.name] = cell = self._measured(system, part)
-                figure = f"{summarize(cell.values).median:.3g} {part.kind.unit}" if cell.values else cell.why_not
+                figure = f"{summarize(cell.values)['median']:.3g} {part.kind.unit}" if cell.values else cell.why_not
                 say(f"{system.name}: {part.label}: {figure}")
 
     def _measured(self, system: System, part: Part) -> Cell:
@@ -313,4 +313,4 @@ def _figures(cell: Cell, layout: Layout) -> dict[str, Any]:
     if cell.why_not:
         return {"why_not": without_names(cell.why_not, layout)}
     figure = summarize(cell.values)
-    return {"median": figure.median, "low": figure.low, "high": figure.high, "limit": cell.limit, "said": cell.said}
+    return {**{name: figure[name] for name in ("median", "low", "high")}, "limit": cell.limit, "said": cell.said}

@@ -14,7 +14,7 @@ from splitinfer.bench.shared.measure import Run, causes, prefill_share
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
-from splitinfer.bench.shared.workload import STEP_SIZES, Batch, Task
+from splitinfer.bench.shared.workload import Batch, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.errors import WorkerLost
@@ -162,14 +162,14 @@ class Plain(System):
         }
 
     def _run(self, part: Part) -> Run:
-        return self._plain.run(self.tasks.task(part), STEP_SIZES[0])
+        return self._plain.run(self.tasks.task(part))
 
     def _drafts(self, part: Part, _: int) -> Cell:
-        run = self._plain.run_with_drafts(self.tasks.task(part), _DRAFTS)
+        run = self._plain.run(self.tasks.task(part), num_draft=_DRAFTS)
         return Cell([1 / self.kept(part, run).seconds_per_token], said=f"{_DRAFTS} drafts at a time")
 
     def _turn(self, part: Part, _: int) -> Cell:
-        run = self._plain.run_turn(self.tasks.task(part), self.tasks.second(part.name), STEP_SIZES[0])
+        run = self._plain.run(self.tasks.task(part), then=self.tasks.second(part.name))
         return Cell([run.ttft], said="its prompt cache kept in its process")
 
 

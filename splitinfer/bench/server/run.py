@@ -53,14 +53,14 @@ def measure(options: Options) -> dict[str, Any]:
     """
     context = options.stream_prompt_tokens + options.stream_tokens + 64
     check_context(options.checkpoint, context, f"a prompt of {options.stream_prompt_tokens:,} tokens and its answer")
-    on, processors = machine.describe(), machine.free_processors()
+    on = machine.describe()
     with ExitStack() as stack:
         llm = open_stages(stack, options, options.settings(context))
         if llm.tokenizer is None:
             raise ConfigError("--mode server needs a model with a tokenizer")
         server = stack.enter_context(closing(Server(Service(llm, "bench"), Listen(port=0))))
         client = stack.enter_context(closing(ChildProcess("splitinfer.bench.server.client")))
-        pinned = machine.pin_stages(llm.layout.stages, None, processors)
+        pinned = machine.pin_stages(llm.layout.stages)
         trials = _Trials(options, llm, server, client)
         trials.prepare()
         streams, alone = [], []

@@ -58,7 +58,7 @@ def measure(options: Options) -> dict[str, Any]:
         SplitinferError: something cannot be measured.
     """
     asked = read_lengths(options.lengths) if options.lengths else made_up_lengths()
-    on, processors = machine.describe(), machine.free_processors()
+    on = machine.describe()
     checkpoint = options.checkpoint
     context = min(checkpoint.context_length, options.prompt_tokens + _LONGEST_STREAM)
     if options.prompt_tokens >= context:
@@ -70,7 +70,7 @@ def measure(options: Options) -> dict[str, Any]:
     with ExitStack() as stack:
         llm = open_stages(stack, options, settings)
         plain = stack.enter_context(plain_mlx_lm(llm.layout)) if options.baseline else None
-        pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
+        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {"plain mlx-lm": plain.pid})
         bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {
             "measured_on": {**on, "pinned": pinned},

@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,10 @@ class Pair:
         PeerError: there can be no link of this kind here.
     """
 
-    def __init__(self, kind: Kind, processors: Sequence[int]) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self._ends, common = [ChildProcess(__name__), ChildProcess(__name__)], {"checksum": kind.checksum}
+        processors = machine.free_processors()
         try:
             for i, end in enumerate(self._ends):
                 if processors:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def free_processors() -> list[int]:
-    """The processors that this process may be pinned to; none where the system cannot pin."""
-    if sys.platform != "linux":
-        return []
-    return sorted(os.sched_getaffinity(0))
+    """The processors that this process may be pinned to, as it was before it was pinned; none where the system cannot
+    pin."""
+    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 def assign(stages: Sequence[StageSpec], processors: Sequence[int]) -> dict[str, int | None]:
@@ -74,13 +75,6 @@ def pin(pid: int, processor: int) -> None:
         pinned |= new
 
 
-def pin_all(pids: Mapping[str, int], given: Mapping[str, int | None]) -> None:
-    """Pin each process to the processor given to its name, if there is one."""
-    for name, processor in given.items():
-        if processor is not None:
-            pin(pids[name], processor)
-
-
 def local_workers() -> dict[str, int]:
     """The process ids of the workers that this process has started, by name."""
     found = {}
@@ -92,14 +86,17 @@ def local_workers() -> dict[str, int]:
     return found
 
 
-def pin_stages(stages: Sequence[StageSpec], plain: int | None, processors: Sequence[int]) -> dict[str, int | None]:
+def pin_stages(stages: Sequence[StageSpec], *beside: Mapping[str, int]) -> dict[str, int | None]:
     """Pin each stage here to a processor of its own; the processor of each, by name.
 
-    ``plain``: the process of mlx-lm; it runs while the stages sleep, on the first stage's processor.
+    ``beside``: the processes, by name, of each system that runs while the stages sleep, on the same processors.
     """
-    given = assign(stages, processors)
-    here = {stages[0].name: os.getpid(), **local_workers()}
-    if plain is not None:
-        here["plain mlx-lm"], given["plain mlx-lm"] = plain, processors[0] if processors else None
-    pin_all(here, given)
+    processors = free_processors()
+    given, pids = assign(stages, processors), {stages[0].name: os.getpid(), **local_workers()}
+    for system in beside:
+        pids |= system
+        given |= {name: processors[i % len(processors)] if processors else None for i, name in enumerate(system)}
+    for name, processor in given.items():
+        if processor is not None:
+            pin(pids[name], processor)
     return given

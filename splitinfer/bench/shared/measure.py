@@ -17,16 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Several trials as one figure. ``spread``: the distance of the quartiles in percent of the median."""
-
-    median: float
-    low: float
-    high: float
-    spread: float
-    values: tuple[float, ...]
+Summary = dict[str, Any]
+"""Several trials as one figure of a document: ``median``, ``low``, ``high``, the ``values``, and their ``spread``: the
+distance of the quartiles in percent of the median."""
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -34,7 +27,7 @@ def summarize(values: Sequence[float]) -> Summary:
     median = statistics.median(values)
     first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else (median,) * 3
     spread = 100 * (third - first) / abs(median) if median else 0.0
-    return Summary(median, min(values), max(values), spread, tuple(values))
+    return {"median": median, "low": min(values), "high": max(values), "spread": spread, "values": list(values)}
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
@@ -144,18 +137,3 @@ def prefill_share(num_chunks: int, num_stages: int) -> float:
     (0.625, 1.0)
     """
     return (num_chunks + num_stages - 1) / (num_chunks * num_stages)
-
-
-def decode_bytes(spent: Counters) -> float:
-    """Bytes of hidden states on all links for one generated token."""
-    return sum(spent.sent) / spent.tokens
-
-
-def prefill_bytes(spent: Counters, prompt_tokens: int) -> float:
-    """Bytes of hidden states on all links for one prompt token."""
-    return sum(spent.sent) / prompt_tokens
-
-
-def shares(spent: Counters, seconds: float) -> tuple[float, ...]:
-    """The percentage of the time in which each stage computed."""
-    return tuple(100 * busy / seconds for busy in spent.busy)

@@ -14,7 +14,7 @@ from splitinfer.bench.shared.child_process import ChildProcess, receive_all
 from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.throughput import BatchRun
-from splitinfer.bench.shared.workload import Batch, Task
+from splitinfer.bench.shared.workload import STEP_SIZES, Batch, Task
 from splitinfer.core.layout import Layout
 from splitinfer.errors import ModelError
 from splitinfer.models.hub import fetch, open_model
@@ -57,27 +57,18 @@ class PlainMlxLm:
         """The child's process id."""
         return self._child.pid
 
-    def run(self, task: Task, step_size: int) -> Run:
-        """Run one task, with ``step_size`` prompt tokens at once."""
-        return self._run(task, step_size=step_size)
-
-    def run_with_drafts(self, task: Task, num_drafts: int) -> Run:
-        """Run one task by mlx-lm's own speculative decoding, with ``num_drafts`` drafts at a time."""
-        return self._run(task, num_draft=num_drafts)
-
-    def run_turn(self, task: Task, then: Sequence[int], step_size: int) -> Run:
-        """Run a task, then a second turn: ``then`` after its answer, with the KV of both kept. The second one's run."""
-        return self._run(task, step_size=step_size, then=list(then))
+    def run(self, task: Task, step_size: int = STEP_SIZES[0], **how: Any) -> Run:
+        """Run one task, with ``step_size`` prompt tokens at once. ``num_draft``: by mlx-lm's own speculative decoding,
+        with so many drafts at a time. ``then``: the run of a second turn, these tokens after the answer, with the KV of
+        both kept."""
+        answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, "step_size": step_size, **how})
+        return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
     def judge(self, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any]:
         """How far, in logits, the tokens of answers are below mlx-lm's own choices; and what rounding moves.
 
         ``answers``: prompts with their answers; the first one's is the shortest prompt."""
         return self._ask({"judge": [[list(prompt), list(answer)] for prompt, answer in answers]})
-
-    def _run(self, task: Task, **how: Any) -> Run:
-        answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, **how})
-        return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
     def run_batch(self, batch: Batch) -> BatchRun:
         """Run many sequences at once in the batch generator."""

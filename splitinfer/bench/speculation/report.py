@@ -7,15 +7,13 @@ trial and from that trial's runs of accepted drafts, by simulating blocks in fli
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
 from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds, tokens_per_second
 
-ACCEPTANCES = (0.6, 0.8, 0.9)  # for which predictions are made
-_MANY = 8  # rows of a step when many requests share the stages
 SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
 
 
@@ -65,7 +63,7 @@ class Case:
     @property
     def best_synchronous(self) -> str | None:
         """The fastest of those systems."""
-        return max(self.synchronous, key=lambda name: self.speed_up(name).median, default=None)
+        return max(self.synchronous, key=lambda name: self.speed_up(name)["median"], default=None)
 
 
 def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
@@ -74,8 +72,8 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
     truth = [trial.token_ids for trial in case.trials[SEQUENTIAL]]
     for name, trials in case.trials.items():
         found["systems"][name] = {
-            "tokens_per_second": asdict(summarize([1 / t.seconds_per_token for t in trials])),
-            "speed_up": asdict(case.speed_up(name)),
+            "tokens_per_second": summarize([1 / t.seconds_per_token for t in trials]),
+            "speed_up": case.speed_up(name),
             "same_tokens": sum(t.token_ids == expected for t, expected in zip(trials, truth, strict=True)),
             "of": len(trials),
             "acceptance": sum(t.accepted for t in trials) / max(1, sum(t.tried for t in trials)),
@@ -91,8 +89,7 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
     best = case.best_synchronous
     if best is not None and IN_FLIGHT in case.trials:
         found["best_synchronous"] = best
-        found["in_flight_to_best_synchronous"] = asdict(case.speed_up(IN_FLIGHT, best))
-    found["distinct_4_grams"] = _distinct([trial.token_ids for trial in case.trials[SEQUENTIAL]])
+        found["in_flight_to_best_synchronous"] = case.speed_up(IN_FLIGHT, best)
     return found
 
 
@@ -115,16 +112,10 @@ def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
         return {}
     return {
         "flight": asdict(trials[-1].flight),
-        "expected_speed_up": asdict(summarize(expected)),
-        "share_of_expected": asdict(summarize(shares)),
-        "limit_speed_up": asdict(summarize(limits)),
+        "expected_speed_up": summarize(expected),
+        "share_of_expected": summarize(shares),
+        "limit_speed_up": summarize(limits),
     }
-
-
-def _distinct(answers: Sequence[Sequence[int]]) -> float:
-    """The share of distinct 4-grams: an answer that repeats itself is easy to draft."""
-    grams = [(i, tuple(answer[at : at + 4])) for i, answer in enumerate(answers) for at in range(len(answer) - 3)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 # -- predictions ---------------------------------------------------------------------------------
@@ -143,59 +134,3 @@ def curve(rig: RowCosts, most_in_flight: int, acceptances: Sequence[float]) -> l
             "limit": rig.bound(a) / rig.sequential,
         })  # fmt: skip
     return points
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The layers of each stage. ``head``: the head's work on the last stage, in layers."""
-
-    layers: tuple[int, ...]
-    head: float
-
-    def moved(self, front: int) -> "Cut":
-        """The cut with ``front`` layers on the coordinator, the others shared in the present proportions."""
-        rest, there = sum(self.layers) - front, sum(self.layers[1:])
-        shared = [max(1, round(rest * n / there)) for n in self.layers[1:]]
-        shared[-1] += rest - sum(shared)
-        return Cut((front, *shared), self.head)
-
-    def work(self, stage: int) -> float:
-        """The work of a stage, in layers."""
-        return self.layers[stage] + (self.head if stage == len(self.layers) - 1 else 0.0)
-
-
-def rig_at(rig: RowCosts, now: Cut, cut: Cut) -> RowCosts:
-    """The rig with another cut, on the same machines."""
-    factors = [cut.work(i) / now.work(i) for i in range(len(rig.stages))]
-    stages = tuple(tuple(factor * each for each in times) for factor, times in zip(factors, rig.stages, strict=True))
-    return replace(rig, stages=stages)
-
-
-def best_cuts(rig: RowCosts, now: Cut, most_in_flight: int) -> dict[str, Any]:
-    """The best cut for each kind of work, with the expected figures."""
-    num_others = len(now.layers) - 1
-    if num_others == 0:
-        return {}
-    cuts = [now.moved(front) for front in range(1, sum(now.layers) - num_others + 1)]
-    cuts = [cut for cut in cuts if min(cut.layers) > 0]
-    rigs = {cut: rig_at(rig, now, cut) for cut in cuts}
-
-    def slowest(cut: Cut) -> float:
-        return max(rigs[cut].at(stage, _MANY) for stage in range(len(cut.layers)))
-
-    sequential = max(cuts, key=lambda cut: rigs[cut].sequential)
-    pipelined = min(cuts, key=slowest)
-    found: dict[str, Any] = {
-        "sequential": {"layers": sequential.layers, "tokens_per_second": rigs[sequential].sequential},
-        "pipelined": {"layers": pipelined.layers, "tokens_per_second": _MANY / slowest(pipelined)},
-        "speculative": {},
-    }
-    for a in ACCEPTANCES:
-        rates = {cut: tokens_per_second(r, best_flight(r, a, most_in_flight), a) for cut, r in rigs.items()}
-        best = max(rates, key=lambda cut: rates[cut])
-        found["speculative"][str(a)] = {
-            "layers": best.layers,
-            "tokens_per_second": rates[best],
-            "flight": asdict(best_flight(rigs[best], a, most_in_flight)),
-        }
-    return found

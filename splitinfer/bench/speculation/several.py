@@ -65,10 +65,10 @@ def measure(options: Options) -> dict[str, Any]:
     replay = Replay(checkpoint.vocab_size or 2)
     context, most = max(512, 2 * (_PROMPT + options.decode_tokens)), max(_MOST_AT_ONCE, *streams)
     settings = options.settings(context, draft=None, max_running=most)
-    on, processors = this_machine.describe(), this_machine.free_processors()
+    on = this_machine.describe()
     with ExitStack() as stack:
         llm = open_stages(stack, options, settings, drafter=lambda: replay)
-        pinned = this_machine.pin_stages(llm.layout.stages, None, processors)
+        pinned = this_machine.pin_stages(llm.layout.stages)
         trials = _Several(options, llm, replay, checkpoint.vocab_size or 2)
         trials.warm_up()
         cases = [trials.case((a,) * n, described) for a in options.acceptances for n in streams]

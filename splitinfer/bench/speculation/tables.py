@@ -15,8 +15,8 @@ _LEAST, _MOST = 0.9, 8.0  # of the speed-ups shown; the limit has none
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """One table each for speeds by case, acceptance by place, theory and cuts."""
-    return [_speeds(found), _places(found), _theory(found), _cuts(found)]
+    """One table each for speeds by case, acceptance by place, and theory."""
+    return [_speeds(found), _places(found), _theory(found)]
 
 
 def _speeds(found: Mapping[str, Any]) -> Table:
@@ -79,29 +79,7 @@ def _theory(found: Mapping[str, Any]) -> Table:
                 f"{theory['limit_speed_up']['median']:.2f}",
                 f"{flight['first']}, {flight['further']}, {flight['in_flight']}",
             )
-    if found["teacher_forced"]:
-        teacher = found["teacher_forced"]
-        table.caption = (
-            f"On {teacher['positions']:,} tokens of {teacher['text']} draft and model agree at "
-            f"{100 * teacher['greedy']:.1f} % greedily, {100 * teacher['sampled']:.1f} % sampling with the same noise"
-        )
     return table
-
-
-def _cuts(found: Mapping[str, Any]) -> Table:
-    table = Table("the best cut for", "layers", "expected tokens/s", title="Where to cut", title_justify="left")
-    cuts = found["best_cuts"]
-    if not cuts:
-        return table
-    for name, words in (("sequential", "one stream, no drafts"), ("pipelined", "eight streams")):
-        table.add_row(words, _layers(cuts[name]), f"{cuts[name]['tokens_per_second']:.3g}")
-    for acceptance, cut in cuts["speculative"].items():
-        table.add_row(f"one stream, drafts right at {acceptance}", _layers(cut), f"{cut['tokens_per_second']:.3g}")
-    return table
-
-
-def _layers(cut: Mapping[str, Any]) -> str:
-    return "+".join(map(str, cut["layers"]))
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:

@@ -6,7 +6,7 @@ reverse order, because machines drift. Costs of a trial are differences of the e
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.bench.shared.measure import ratios
@@ -14,7 +14,7 @@ from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.texts import OPENINGS, passages
-from splitinfer.bench.shared.workload import STEP_SIZES, Task, alternating, made_up
+from splitinfer.bench.shared.workload import Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
 from splitinfer.core.costs.by_rows import RowCosts
@@ -125,10 +125,10 @@ class Trials:
     def _others(self, prompt: Sequence[int], number: int) -> Iterator[tuple[str, Trial]]:
         assert self.plain is not None
         task = Task("decode", number, tuple(prompt), self.options.decode_tokens)
-        run = self.plain.run(task, STEP_SIZES[0])
+        run = self.plain.run(task)
         yield "plain mlx-lm", Trial(run.seconds_per_token, run.token_ids)
         for drafts in (2, 3) if self.has_draft_model else ():
-            run = self.plain.run_with_drafts(task, drafts)
+            run = self.plain.run(task, num_draft=drafts)
             yield f"mlx-lm with {drafts} drafts", Trial(run.seconds_per_token, run.token_ids)
 
     def _ask(self, prompt: Sequence[int], flight: Flight | None, t: float, seed: int, tokens: int) -> Trial:
@@ -163,8 +163,8 @@ class Trials:
             for name in alternating(list(rates), number):
                 rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
         ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
-        say(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
-        return {"requests": _CROWD, "tokens_per_second": rates, "ratio": asdict(ratio)}
+        say(f"{_CROWD} requests at once: {ratio['median']:.3f} of the speed without drafts")
+        return {"requests": _CROWD, "tokens_per_second": rates, "ratio": ratio}
 
     def _crowd_rate(self, number: int, flight: Flight | None) -> float:
         params = SamplingParams(max_tokens=_CROWD_TOKENS, ignore_eos=True)

@@ -24,11 +24,8 @@ from splitinfer.bench.shared.measure import (
     Run,
     Summary,
     causes,
-    decode_bytes,
-    prefill_bytes,
     prefill_share,
     ratios,
-    shares,
     summarize,
 )
 from splitinfer.bench.shared.throughput import BatchRun, best_ratio, step_seconds
@@ -172,7 +169,7 @@ def _decode(runs: Sequence[Run], stages: Sequence[str] | None) -> dict[str, Any]
     split = all(c.hops is not None for c in found)
     return figures | {
         "limit": {"tokens_per_second": _over(1 / sum(c.compute) for c in found), "ratio_to_one_machine": 1.0},
-        "bytes_per_token": _over(decode_bytes(s) for s in spent),
+        "bytes_per_token": _over(sum(s.sent) / s.tokens for s in spent),
         "steps_per_token": _over(s.steps[0] / s.tokens for s in spent),
         "ms_per_token_by_cause": {
             "compute": {stage: _over(1000 * c.compute[i] for c in found) for i, stage in enumerate(stages)},
@@ -200,8 +197,10 @@ def _prefill(runs: Sequence[Run], stages: Sequence[str] | None, prompt_tokens: i
             "chunks": num_chunks,
             "stages": len(stages),
         },
-        "bytes_per_token": _over(prefill_bytes(s, prompt_tokens) for s, _ in spent),
-        "busy_percent": {stage: _over(shares(s, seconds)[i] for s, seconds in spent) for i, stage in enumerate(stages)},
+        "bytes_per_token": _over(sum(s.sent) / prompt_tokens for s, _ in spent),
+        "busy_percent": {
+            stage: _over(100 * s.busy[i] / seconds for s, seconds in spent) for i, stage in enumerate(stages)
+        },
     }
 
 
@@ -249,13 +248,7 @@ def _over(values: Any) -> dict[str, Any]:
 
 
 def _plain(summary: Summary) -> dict[str, Any]:
-    return {
-        "median": summary.median,
-        "low": summary.low,
-        "high": summary.high,
-        "spread_percent": summary.spread,
-        "values": list(summary.values),
-    }
+    return {"spread_percent" if name == "spread" else name: value for name, value in summary.items()}
 
 
 def _ratios(found: Findings, a: str, b: str) -> dict[str, Any]:

@@ -87,7 +87,6 @@ def settings_of(options: Options, context: int) -> Settings:
 
 def _measure(options: Options, settings: Settings) -> Findings:
     link = options.link()
-    processors = machine.free_processors()
     on = machine.describe()  # before this measurement loads the machine
     with ExitStack() as stack:
         if link is not None:
@@ -103,7 +102,12 @@ def _measure(options: Options, settings: Settings) -> Findings:
             systems.plain = stack.enter_context(plain_mlx_lm(llm.layout))
         if options.peers and workload.streams:
             _open_peers(stack, systems, llm)
-        pinned, blas_by_process = _pin(llm.layout, systems, processors), _blas(systems.plain)
+        pinned = machine.pin_stages(
+            llm.layout.stages,
+            {} if systems.plain is None else {BASELINE: systems.plain.pid},
+            {f"{PEERS} {i}": pid for i, pid in enumerate(systems.peers.pids if systems.peers else ())},
+        )
+        blas_by_process = _blas(systems.plain)
         _warm_up(systems.in_order, workload)
         tried: dict[int, float] = {}
         if systems.plain is not None:
@@ -112,7 +116,7 @@ def _measure(options: Options, settings: Settings) -> Findings:
             _warm_up_batches(baselines[0], workload)
             systems.in_order[1:1] = baselines
         runs, batches = _take_turns(systems.in_order, workload)
-    where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
+    where = {"pinned": pinned, "is_pinned": bool(machine.free_processors()), "blas": blas_by_process}
     where["link"] = None if link is None else {"preset": options.link_preset, **asdict(link)}
     chunk = llm.stats()["token_budget"]
     return Findings(
@@ -181,20 +185,6 @@ def _open_peers(stack: ExitStack, systems: _Systems, llm: LLM) -> None:
     threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
     everywhere = stack.enter_context(plain_mlx_lm(llm.layout, threads))
     systems.in_order.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
-
-
-def _pin(layout: Layout, systems: _Systems, processors: Sequence[int]) -> dict[str, int | None]:
-    """Pin each stage here to a processor of its own; systems that run while the stages sleep share these."""
-    given = machine.assign(layout.stages, processors)
-    here = {layout.stages[0].name: os.getpid(), **machine.local_workers()}
-    if systems.plain is not None:
-        here[BASELINE] = systems.plain.pid
-        given[BASELINE] = processors[0] if processors else None
-    for i, pid in enumerate(systems.peers.pids if systems.peers else ()):
-        here[f"{PEERS} {i}"] = pid
-        given[f"{PEERS} {i}"] = processors[i % len(processors)] if processors else None
-    machine.pin_all(here, given)
-    return given
 
 
 def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
