@@ -25,13 +25,13 @@ from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.systems import open_stages, plain_layout
+from splitinfer.bench.shared.systems import open_stages, plain_layout, whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
-from splitinfer.errors import ConfigError, WorkerLost
+from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_devices
 from splitinfer.machine.machine import Machine
@@ -203,9 +203,7 @@ def _results(streams: Sequence[_Stream]) -> list[list[float]]:
     for stream in streams:
         for _ in stream.events:
             pass
-        if stream.request.output.error is not None:
-            raise WorkerLost(stream.request.output.error)
-    return [[stream.at + each for each in stream.request.output.token_times] for stream in streams]
+    return [[stream.at + each for each in whole(stream.request.output).token_times] for stream in streams]
 
 
 def _gaps(times: Sequence[float]) -> list[float]:

@@ -88,10 +88,10 @@ def _fidelity(checkpoint: Checkpoint, dtype: str, texts: Sequence[list[int]]) ->
     found = {name: Fidelity() for name in FORMATS}
     for text in texts:
         stage.use_format(None)
-        exact = logprobs(stage, text, vocab_size)
+        exact = logprobs([stage], text, vocab_size)
         for name, fidelity in found.items():
             stage.use_format(format_of(name))
-            fidelity.add(exact, logprobs(stage, text, vocab_size), text)
+            fidelity.add(exact, logprobs([stage], text, vocab_size), text)
     return {name: fidelity.as_dict() for name, fidelity in found.items()}
 
 

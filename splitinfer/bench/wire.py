@@ -11,9 +11,10 @@ prompts    TTFT of a long prompt on the layout's stages, in turns: on the link a
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +22,7 @@ import numpy as np
 from rich.table import Table
 
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.fidelity import HEADINGS, Fidelity, cells, logprobs, logprobs_of, whole_model
+from splitinfer.bench.shared.fidelity import HEADINGS, Fidelity, cells, logprobs, one_stage, whole_model
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.options import Options
@@ -36,13 +37,11 @@ from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.codecs import pack, unpack
-from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
-from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import on_gpu
+from splitinfer.models.loader import count_layers
 from transports.emulated import LinkProfile, installed
 
-_LENGTH, _CHUNK = 400, 128  # tokens of a passage, and of a chunk
+_LENGTH = 400  # tokens of a passage
 _OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
 _SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
 _AS_IT_IS, _SLOWED = "as it is", "slow"
@@ -197,38 +196,24 @@ def _fidelity(checkpoint: Checkpoint, dtype: str, texts: list[list[int]]) -> lis
     """Fidelity by cut and codec, each compared with the whole model; ``none`` is among them and must change nothing."""
     layers, found, vocab_size = count_layers(checkpoint), list[dict[str, Any]](), checkpoint.vocab_size or 2
     whole = whole_model(checkpoint, dtype)
-    exact = [logprobs(whole, text, vocab_size) for text in texts]
+    exact = [logprobs([whole], text, vocab_size) for text in texts]
     for cut in sorted({max(1, layers * quarter // 4) for quarter in (1, 2, 3)} - {layers}):
         say(f"reading the text, cut after {cut} of {layers} layers")
-        front, back = _stages(checkpoint, dtype, cut, layers)
+        stages = [one_stage(checkpoint, dtype, 0, cut), one_stage(checkpoint, dtype, cut, layers)]
         each = {codec: Fidelity() for codec in (NONE, *CODECS)}
         for text, one in zip(texts, exact, strict=True):
             for codec, fidelity in each.items():
-                fidelity.add(one, _read(front, back, text, codec, vocab_size), text)
+                fidelity.add(one, logprobs(stages, text, vocab_size, partial(_cross, codec)), text)
         found += [{"cut": cut, "layers": layers, "codec": codec, **one.as_dict()} for codec, one in each.items()]
     return found
 
 
-def _stages(checkpoint: Checkpoint, dtype: str, cut: int, layers: int) -> Iterator[StageModel]:
-    resolved = resolve_dtype(dtype, gpu=on_gpu())
-    for start, end in ((0, cut), (cut, layers)):
-        found = survey(checkpoint, start, end, resolved)
-        yield load_stage(checkpoint, found, start, end, resolved, lambda _done, _total: None)
-
-
-def _read(front: StageModel, back: StageModel, text: list[int], codec: str, vocab_size: int) -> mx.array:
-    """Log probabilities over a text, [n, vocabulary], all rows of which are packed by ``codec`` at the cut."""
-    ours, theirs, found = front.make_caches(), back.make_caches(), []
-    for at in range(0, len(text), _CHUNK):
-        ids = mx.array([text[at : at + _CHUNK]], dtype=mx.int32)
-        hidden = front(ids, ours, None, ids.shape[1])
-        if codec != NONE:
-            fits, packed = pack(codec, hidden[0])
-            unpacked = unpack(codec, packed, hidden.dtype)
-            hidden = mx.where(fits[:, None], unpacked, hidden[0])[None]
-        found.append(back(ids, theirs, hidden, ids.shape[1])[0])
-        mx.eval(found[-1])
-    return logprobs_of(mx.concatenate(found), vocab_size)
+def _cross(codec: str, hidden: mx.array) -> mx.array:
+    """Hidden states as they arrive, all rows of which are packed."""
+    if codec == NONE:
+        return hidden
+    fits, packed = pack(codec, hidden[0])
+    return mx.where(fits[:, None], unpack(codec, packed, hidden.dtype), hidden[0])[None]
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mlx_lm import generate, load
 from stages import layout, plain_greedy, prompt, tokens_of
 from typer.testing import CliRunner
 
-from splitinfer.bench.shared.random_model import ARCHITECTURES, END, Shape, app, build, byte_tokenizer, make, share_out
+from splitinfer.bench.shared.random_model import ARCHITECTURES, END, Shape, app, build, byte_tokenizer, make
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
@@ -83,19 +83,6 @@ def test_the_seed_makes_the_model(tmp_path: Path) -> None:
     assert one[name].dtype == mx.float16
     assert not mx.array_equal(one[name], other[name]).item()
     assert not mx.array_equal(one[name], one[name.replace("layers.0", "layers.1")]).item()
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.data())
-def test_files_take_neighbours_and_none_is_empty(sizes: list[int], data: st.DataObject) -> None:
-    num_parts = data.draw(st.integers(1, len(sizes)))
-    counts = share_out(sizes, num_parts)
-    assert len(counts) == num_parts
-    assert sum(counts) == len(sizes)
-    assert min(counts) >= 1
-
-
-def test_equal_sizes_are_shared_out_evenly() -> None:
-    assert share_out([5] * 12, 4) == [3, 3, 3, 3]
 
 
 @given(st.text(max_size=40), st.integers(257, 700))

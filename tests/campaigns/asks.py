@@ -111,10 +111,28 @@ class Ask:
 # -- kinds -----------------------------------------------------------------------------------------
 
 
+def asks_of(canary: Canary) -> list[Ask]:
+    """The same question in each API's words. Anthropic's knows no seeds, so there only greedy canaries are known."""
+    said, most = [{"role": "user", "content": canary.prompt}], canary.num_tokens
+    message = {"messages": said, "max_tokens": most, "temperature": canary.temperature}
+    return [
+        Ask("chat", "/v1/chat/completions", {"messages": said, "max_tokens": most, **canary.sampling}, "chat",
+            canary.chat),
+        Ask("completion", "/v1/completions", {"prompt": canary.prompt, "max_tokens": most, **canary.sampling},
+            "completions", canary.plain),
+        Ask("response", "/v1/responses", {"input": canary.prompt, "max_output_tokens": most, **canary.sampling},
+            "responses", canary.chat),
+        Ask("message", "/v1/messages", message, "messages", canary.chat if canary.seed is None else ""),
+    ]  # fmt: skip
+
+
+def streams_of(canary: Canary) -> list[Ask]:
+    """As streams; only those whose answers are known."""
+    return [streamed(ask) for ask in asks_of(canary) if ask.api != "messages" or canary.seed is None]
+
+
 def chat(canary: Canary, chance: random.Random) -> Ask:
     """A chat, some with more choices, probabilities, tools or a stop string."""
-    body = {"messages": [{"role": "user", "content": canary.prompt}], "max_tokens": canary.num_tokens}
-    body |= canary.sampling
     kind, more = chance.choice(
         (
             ("chat", {}),
@@ -124,14 +142,14 @@ def chat(canary: Canary, chance: random.Random) -> Ask:
             ("chat stop", _stop(canary)),
         )
     )
+    ask = asks_of(canary)[0]
     expected, stop, _ = canary.chat.partition(more["stop"][0]) if "stop" in more else (canary.chat, "", "")
-    ask = Ask(kind, "/v1/chat/completions", body | more, "chat", expected, held_back=stop[:-1])
+    ask = replace(ask, kind=kind, body=ask.body | more, expected=expected, held_back=stop[:-1])
     return _maybe_streamed(ask, chance)
 
 
 def completion(canary: Canary, chance: random.Random) -> Ask:
     """Plain text, of one prompt or of three; or its tokens are chosen with the library's probabilities told."""
-    body = {"prompt": canary.prompt, "max_tokens": canary.num_tokens, **canary.sampling}
     kind, more = chance.choice(
         (
             ("completion", {}),
@@ -139,21 +157,18 @@ def completion(canary: Canary, chance: random.Random) -> Ask:
             ("completion logprobs", {"logprobs": 2}),
         )
     )
-    return _maybe_streamed(Ask(kind, "/v1/completions", body | more, "completions", canary.plain), chance)
+    ask = asks_of(canary)[1]
+    return _maybe_streamed(replace(ask, kind=kind, body=ask.body | more), chance)
 
 
 def response(canary: Canary, chance: random.Random) -> Ask:
     """A response."""
-    body = {"input": canary.prompt, "max_output_tokens": canary.num_tokens, **canary.sampling}
-    return _maybe_streamed(Ask("response", "/v1/responses", body, "responses", canary.chat), chance)
+    return _maybe_streamed(asks_of(canary)[2], chance)
 
 
 def message(canary: Canary, chance: random.Random) -> Ask:
-    """A message of Anthropic's API, which knows no seeds: only greedy canaries can be told apart."""
-    body = {"messages": [{"role": "user", "content": canary.prompt}], "max_tokens": canary.num_tokens}
-    body["temperature"] = canary.temperature
-    expected = canary.chat if canary.seed is None else ""
-    return _maybe_streamed(Ask("message", "/v1/messages", body, "messages", expected), chance)
+    """A message of Anthropic's API."""
+    return _maybe_streamed(asks_of(canary)[3], chance)
 
 
 def long_prompt(canary: Canary, chance: random.Random) -> Ask:
@@ -259,14 +274,9 @@ def complaint(ask: Ask, events: Sequence[Event]) -> str:
         return f"a stream failed: {failure}"
     match ask.api:
         case "chat" | "completions":
-            choices = {one["index"] for each in events if isinstance(each.data, dict) for one in each.data["choices"]}
-            ended = {
-                one["index"]
-                for each in events
-                if isinstance(each.data, dict)
-                for one in each.data["choices"]
-                if one["finish_reason"] is not None
-            }
+            every = [one for each in events if isinstance(each.data, dict) for one in each.data["choices"]]
+            choices = {one["index"] for one in every}
+            ended = {one["index"] for one in every if one["finish_reason"] is not None}
             is_whole = last == "[DONE]" and choices == ended
         case "responses":
             is_whole = last["type"] in _STREAMS_END

@@ -23,10 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[2] / folder) for folder in ("", "tests", "tests/store", "tests/cluster")
-]
-
 from measuring import busiest, thread_seconds
 from weights import CONFIG
 

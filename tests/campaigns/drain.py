@@ -19,10 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .asks import Ask, canaries, failure_of, has_error_form, known, text_of_document, text_of_events
+from .asks import Ask, canaries, failure_of, has_error_form, known, streams_of, text_of_document, text_of_events
 from .client import Connection, Event, Gone, get, request
-from .kills import asks_of
-from .serving import END_SECONDS, are_gone, library, serving, until
+from .serving import END_SECONDS, are_gone, library, serving, told, until
 
 _LONG = 3000  # tokens, which nobody waits for
 _LAST = {"chat": ("[DONE]",), "completions": ("[DONE]",), "messages": ("message_stop", "error")}
@@ -100,7 +99,7 @@ def run(num_streams: int, drain_seconds: float, seed: int) -> int:
             replace(each, num_tokens=_LONG) for each in known(llm, [replace(c, num_tokens=300) for c in canaries(3)])
         ]
     chance = random.Random(seed)
-    all_asks = [ask for canary in (*short, *long) for ask in asks_of(canary)]
+    all_asks = [ask for canary in (*short, *long) for ask in streams_of(canary)]
     asks = [_as_drawn(chance.choice(all_asks), chance) for _ in range(num_streams)]
     troubles = list[str]()
     with serving("--max-running", "8", "--drain-seconds", str(drain_seconds)) as server:
@@ -111,16 +110,14 @@ def run(num_streams: int, drain_seconds: float, seed: int) -> int:
         code = server.running.wait(END_SECONDS)
         until(lambda: are_gone(workers), "its workers are gone", 10.0)
         troubles += [] if code == 143 else [f"it ended with {code}"]
-        troubles += [f"its log says: {line}" for line in server.failures[:5]]
+        troubles += server.complaints
     troubles += wrong_with(ended, late)
     counts = Counter((each.ask.kind, each.how) for each in ended)
     for (kind, how), count in sorted(counts.items()):
         print(f"{kind:<24}{how:<12}{count}")
     gone_after = time.monotonic() - began
     print(f"{len(late)} more were refused; it was gone {gone_after:.1f} s after the last answer, code {code}")
-    for trouble in troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(troubles)
+    return told(troubles)
 
 
 def wrong_with(ended: Sequence[Ended], late: Sequence[Ended]) -> list[str]:

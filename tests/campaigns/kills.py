@@ -14,14 +14,14 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splitinfer.core.json_text import dumps
 from splitinfer.server.stream import PING_EVERY
 
-from .asks import Ask, Canary, canaries, complaint, known, streamed, text_of_events
+from .asks import Ask, canaries, complaint, known, streams_of, text_of_events
 from .client import Connection, Event, Gone, request
-from .serving import RestartedWorker, library, restarted_worker, serving, settle
+from .serving import RestartedWorker, left_by, library, restarted_worker, serving, settle
 
 NUM_TOKENS = 160
 _SILENT = PING_EVERY + 4.0  # seconds; a ping is late on a machine that is busy with other things
@@ -39,23 +39,6 @@ class Read:
     num_pings: int = 0
     silence: float = 0.0
     events: list[Event] = field(default_factory=list)
-
-
-def asks_of(canary: Canary) -> list[Ask]:
-    """The same question in each API's words, as streams."""
-    said = [{"role": "user", "content": canary.prompt}]
-    most = canary.num_tokens
-    return [
-        streamed(Ask("chat", "/v1/chat/completions",
-                     {"messages": said, "max_tokens": most, **canary.sampling}, "chat", canary.chat)),
-        streamed(Ask("completion", "/v1/completions",
-                     {"prompt": canary.prompt, "max_tokens": most, **canary.sampling}, "completions", canary.plain)),
-        streamed(Ask("response", "/v1/responses",
-                     {"input": canary.prompt, "max_output_tokens": most, **canary.sampling}, "responses", canary.chat)),
-        *([streamed(Ask("message", "/v1/messages",
-                        {"messages": said, "max_tokens": most, "temperature": 0}, "messages", canary.chat))]
-          if canary.seed is None else []),
-    ]  # fmt: skip
 
 
 async def read(port: int, ask: Ask, read_so_far: Read) -> Read:
@@ -94,8 +77,8 @@ async def trial(port: int, worker: RestartedWorker, asks: Sequence[Ask], moment:
 def run(num_kills: int, num_streams: int, seed: int, away: float) -> int:
     """The campaign; the number of troubles."""
     with library() as llm:
-        known_canaries = known(llm, [_long(each) for each in canaries(8)])
-    all_asks = [ask for canary in known_canaries for ask in asks_of(canary)]
+        known_canaries = known(llm, [replace(each, num_tokens=NUM_TOKENS) for each in canaries(8)])
+    all_asks = [ask for canary in known_canaries for ask in streams_of(canary)]
     troubles, silences, num_pings, began = list[str](), list[float](), 0, time.monotonic()
     with restarted_worker() as worker, serving(workers=[worker.address]) as server:
         for number in range(num_kills):
@@ -104,20 +87,17 @@ def run(num_kills: int, num_streams: int, seed: int, away: float) -> int:
             is_away = away if number % _EVERY_FOURTH == 0 else 0.0
             reads = asyncio.run(trial(server.port, worker, asks, chance.uniform(0.05, 0.7), is_away))
             troubles += [f"kill {number}: {wrong}" for wrong in wrong_with(reads)]
-            found = settle(server.look)
-            troubles += [f"kill {number}: held by nobody: {found['held']}"] if any(found["held"].values()) else []
+            troubles += [f"kill {number}: {wrong}" for wrong in left_by(settle(server.look))]
             silences.append(max(each.silence for each in reads))
             num_pings += sum(each.num_pings for each in reads)
             told = {"kill": number, "away": is_away, "silence": round(silences[-1], 2), "troubles": len(troubles)}
             print(dumps(told), flush=True)
-        troubles += [*(f"its log says: {line}" for line in server.failures[:5]), *server.end()]
+        troubles += [*server.complaints, *server.end()]
     print(
         f"{num_kills} kills under {num_streams} streams in {time.monotonic() - began:,.0f} s: "
         f"longest silence {max(silences):.2f} s, {num_pings} pings"
     )
-    for trouble in troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(troubles)
+    return told(troubles)
 
 
 def wrong_with(reads: Sequence[Read]) -> list[str]:
@@ -129,10 +109,6 @@ def wrong_with(reads: Sequence[Read]) -> list[str]:
         if each.silence > _SILENT:
             found.append(f"{each.ask.kind}: {each.silence:.1f} s without a byte")
     return found
-
-
-def _long(canary: Canary) -> Canary:
-    return Canary(canary.prompt, canary.seed, NUM_TOKENS)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 
 import psutil
 from jaccl import carriers_of, is_free, is_gone
+from processes import until
 
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportError
@@ -157,7 +158,7 @@ class Engine:
 
     def hear(self, seconds: float = _SECONDS) -> dict[str, Any]:
         """The next line that it prints. Raises AssertionError if there is none in time."""
-        wait_for(lambda: bool(self._lines), f"engine {self.process.pid} says nothing", seconds)
+        until(lambda: bool(self._lines), f"engine {self.process.pid} says nothing", seconds)
         return self._lines.pop(0)
 
     def carriers(self) -> list[psutil.Process]:
@@ -247,7 +248,7 @@ def strike(engines: Pair, seed: int, count: Count) -> None:
         assert engines.connector.hear() == {"linked": True}, "no link"
         time.sleep(chance.uniform(0.0, _TALKING))
     if victim in ("writer's child", "reader's child", "both children"):
-        wait_for(lambda: bool(engines.connector.carriers() and engines.listener.carriers()), "no children")
+        until(lambda: bool(engines.connector.carriers() and engines.listener.carriers()), "no children", _SECONDS)
     carriers = engines.connector.carriers() + engines.listener.carriers()
     assert engines.kill(victim), f"{victim}: nothing to kill"
     count.kills[victim] += 1
@@ -261,9 +262,9 @@ def strike(engines: Pair, seed: int, count: Count) -> None:
             engines.listener.end()  # it waits for the next link, with a seed that is used up
         else:
             _judge_listener(engines, count, was_connected=connected is not None)
-    wait_for(lambda: all(map(is_gone, carriers)), f"{victim}: processes are left")
-    wait_for(lambda: is_free(engines.world), f"{victim}: registrations are left")
-    wait_for(lambda: _segments() <= segments, f"{victim}: shared memory is left")
+    until(lambda: all(map(is_gone, carriers)), f"{victim}: processes are left", _SECONDS)
+    until(lambda: is_free(engines.world), f"{victim}: registrations are left", _SECONDS)
+    until(lambda: _segments() <= segments, f"{victim}: shared memory is left", _SECONDS)
     left = {device: engines.world.usage(device).num_left for device in engines.world.ports}
     if any(left.values()):
         assert victim != "writer's child" or left["rdma_en0"] == 0, "a writer was within a receive"
@@ -311,13 +312,6 @@ def _kind(reason: str) -> str:
 
 def _segments() -> set[Path]:
     return set(Path("/dev/shm").glob("splitinfer-*"))
-
-
-def wait_for(condition: Any, what: str, seconds: float = _SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def campaign(kills: int, seed: int, folder: Path) -> Count:

@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from processes import until
 
 from splitinfer.discovery.announcement import Announcement, fingerprint_of
 from splitinfer.discovery.announcer import to_line
@@ -92,7 +93,7 @@ class Machine:
         log = self.home / f"worker{len(self.processes)}.log"
         named = words if "--name" in words else ("--name", self.name, *words)
         process = self.start("-m", "splitinfer", "worker", "--host", "0.0.0.0", "--kv-dir", "none", *named, log=log)
-        until(lambda: "waits at" in log.read_text(), f"a worker on {self.name}: {log.read_text()}")
+        until(lambda: "waits at" in log.read_text(), f"a worker on {self.name}: {log.read_text()}", PATIENCE)
         return process
 
     def announce(self, **changes: Any) -> None:
@@ -196,18 +197,12 @@ class Network:
             system("ip", "netns", "del", f"{self._prefix}{name}", check=False)
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {PATIENCE:g} s: {what}")
-        time.sleep(0.1)
-
-
 def until_found(machine: Machine, text: str, *, is_there: bool = True) -> None:
     """Wait until `splitinfer discover` says a text, or says it no more."""
     until(
-        lambda: (text in machine.splitinfer("discover", "--seconds", "2").stdout) is is_there, f"{text!r}: {is_there}"
+        lambda: (text in machine.splitinfer("discover", "--seconds", "2").stdout) is is_there,
+        f"{text!r}: {is_there}",
+        PATIENCE,
     )
 
 

@@ -1,8 +1,7 @@
-"""A newcomer's evening as keystrokes: alone, two machines by `init`, two by `up`. Root, Linux, sshd.
+"""A newcomer's evening as keystrokes: alone, and two machines by `init` (`up`: its own campaign). Root, Linux, sshd.
 
-    python -m tests.campaigns.newcomer                 # all three; the commands are installed before, as in `up`
+    python -m tests.campaigns.newcomer                 # both; the commands are installed before, as in `up`
     python -m tests.campaigns.newcomer --only init
-    python -m tests.campaigns.newcomer --clone         # before them, `scripts/demo` in a fresh clone: downloads
 
 Prints each screen, the seconds, and the things typed: commands, codes, answers to questions, and what is said to the
 model. Each scene ends with the first whole answer. The machines are those of `tests.campaigns.up`: namespaces with
@@ -11,7 +10,6 @@ users, homes and an sshd of their own.
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ from pathlib import Path
 from machines import Machine, is_possible
 from terminals import Terminal
 
-from tests.campaigns.up import ROOT, Campaign
+from tests.campaigns.up import Campaign
 
 SECONDS = 240.0  # for the next thing on a screen; measuring takes 12 of them on each machine
 PROMPT, ANSWERED = "/help lists the commands.", r"tok/s · first token"
@@ -97,39 +95,18 @@ def init(evening: Evening) -> None:
             evening.chats(terminal)
 
 
-def up(evening: Evening) -> None:
-    """Two machines, one of which ssh reaches; what gets it ready for ssh is done before, and not counted."""
-    campaign = evening.campaign
-    campaign.accept_host_key(campaign.studio, "eve", campaign.air)
-    campaign.let_in(campaign.studio, "eve", campaign.air, "eve")
-    evening.began = time.monotonic()
-    with evening.terminal(campaign.studio, "splitinfer", "up", "air.local", "--model", "demo", "--use-all") as terminal:
-        evening.chats(terminal)
-
-
-SCENES: dict[str, Callable[[Evening], None]] = {"alone": alone, "init": init, "up": up}
-
-
-def clone(folder: Path) -> None:
-    """The README's first line in a clone with a home of its own."""
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
-    began = time.monotonic()
-    subprocess.run(["scripts/demo"], cwd=folder / "clone", stdin=subprocess.DEVNULL, check=True)
-    print(f"scripts/demo in a fresh clone: {time.monotonic() - began:.1f} s, 1 thing typed")
+SCENES: dict[str, Callable[[Evening], None]] = {"alone": alone, "init": init}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SCENES)
-    parser.add_argument("--clone", action="store_true")
     options = parser.parse_args()
     if (reason := is_possible()) is not None:
         print(f"left out: {reason}")
         return 0
     with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
         Path(folder).chmod(0o755)
-        if options.clone:
-            clone(Path(folder))
         with closing(Campaign(Path(folder))) as campaign:
             for name in [options.only] if options.only else SCENES:
                 print(f"{name}: {' '.join((SCENES[name].__doc__ or '').split())}")

@@ -14,13 +14,14 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 
 from splitinfer.core.json_text import dumps
 
-from .asks import Ask, Canary, canaries, complaint, known, streamed, text_of_events
+from .asks import Ask, Canary, asks_of, canaries, complaint, known, streamed, text_of_events
 from .client import Connection, Event, get, request
-from .serving import Held, library, megabytes, percentile, serving, settle
+from .serving import Held, left_by, library, megabytes, percentile, serving, settle, told
 
 SILENT = 10.0  # seconds
 _HEALTH_EVERY = 0.05
@@ -107,20 +108,14 @@ async def open_all(port: int, asks: list[Ask], crowd: Crowd, held: Callable[[], 
 
 def asks_for(known_canaries: list[Canary], count: int) -> list[Ask]:
     """Chats as streams, one canary after the other."""
-    made = []
-    for number in range(count):
-        canary = known_canaries[number % len(known_canaries)]
-        said = [{"role": "user", "content": canary.prompt}]
-        body = {"messages": said, "max_tokens": canary.num_tokens, **canary.sampling}
-        made.append(streamed(Ask("chat", "/v1/chat/completions", body, "chat", canary.chat)))
-    return made
+    return [streamed(asks_of(canary)[0]) for canary in islice(cycle(known_canaries), count)]
 
 
 def run(num_streams: int, max_running: int, num_tokens: int, num_held: int) -> int:
     """The campaign; the number of troubles."""
     with library() as llm:
-        held_open = known(llm, [Canary(each.prompt, each.seed, num_held) for each in canaries(8)])
-        known_canaries = known(llm, [Canary(each.prompt, each.seed, num_tokens) for each in canaries(40)])
+        held_open = known(llm, [replace(each, num_tokens=num_held) for each in canaries(8)])
+        known_canaries = known(llm, [replace(each, num_tokens=num_tokens) for each in canaries(40)])
     crowd = Crowd()
     asks = asks_for(held_open, max_running) + asks_for(known_canaries, num_streams - max_running)
     with serving("--max-running", str(max_running)) as server:
@@ -130,8 +125,7 @@ def run(num_streams: int, max_running: int, num_tokens: int, num_held: int) -> i
         began = time.monotonic()
         asyncio.run(open_all(server.port, asks, crowd, server.held))
         seconds, found, after = time.monotonic() - began, settle(server.look), server.held()
-        crowd.troubles += [f"held by nobody: {found['held']}"] if any(found["held"].values()) else []
-        crowd.troubles += [*(f"its log says: {line}" for line in server.failures[:5]), *server.end()]
+        crowd.troubles += [*left_by(found), *server.complaints, *server.end()]
     assert crowd.while_open is not None
     crowd.check(max_running)
     print(
@@ -157,9 +151,7 @@ def run(num_streams: int, max_running: int, num_tokens: int, num_held: int) -> i
         f"memory {megabytes(before.memory)} before, {megabytes(crowd.while_open.memory)} with all open "
         f"({more / 1e3 / crowd.open_at_once:.1f} kB a stream), {megabytes(after.memory)} after"
     )
-    for trouble in crowd.troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(crowd.troubles)
+    return told(crowd.troubles)
 
 
 def main() -> None:

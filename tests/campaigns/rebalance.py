@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1] / "cluster")]
-
 import yaml
 from processes import worker
 
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
+from splitinfer.bench.shared.systems import together
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams
@@ -44,8 +43,9 @@ from splitinfer.llm.live_socket import LiveSocket
 from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
 
-LAYERS, VOCAB, STREAMS, PROMPT = 12, 512, 8, 16
-LAYER_MS = {1: 0.6, 8: 0.68, 16: 1.0, 32: 1.8, 128: 7.0, 512: 27.5}
+from .truth import LAYER_MS, LAYERS, STREAMS, VOCAB
+
+PROMPT = 16  # tokens
 STEP_MS = 1.0
 AGAIN = 3  # tokens
 SETTLED = 0.1  # of a stream's tokens, that are not counted at either end
@@ -92,8 +92,8 @@ def _layer(times: float) -> StageCosts:
 class Ran:
     """What eight streams gave. ``times``: when each token of each stream came, on one clock."""
 
-    tokens: list[list[int]]
-    times: list[list[float]]
+    tokens: tuple[tuple[int, ...], ...]
+    times: tuple[tuple[float, ...], ...]
 
     def rate(self, begin: float, end: float) -> float:
         """Tokens a second of all streams between two moments."""
@@ -146,11 +146,8 @@ def run(llm: LLM, num_tokens: int, act: float | None = None) -> tuple[Ran, list[
             next(events)
         began = time.monotonic()
         said.append({**command(), "began": began, "ended": time.monotonic()})
-    outputs = [(at, request.result()) for at, request in submitted]
-    for _, output in outputs:
-        assert output.error is None, output.error
-    times = [[at + each for each in output.token_times] for at, output in outputs]
-    return Ran([output.token_ids for _, output in outputs], times), said
+    found = together(submitted)
+    return Ran(found.token_ids, found.token_times), said
 
 
 def command() -> dict[str, float]:

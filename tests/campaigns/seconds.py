@@ -22,9 +22,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
@@ -70,16 +67,11 @@ def _plan(when: str, model: Path, asked: argparse.Namespace) -> None:
         acceptance = None if profiles.model.draft is None else ACCEPTANCE
         found = plan(profiles, Asked(acceptance=acceptance))
         ended = _now()
-    _tell(
-        when,
-        {
-            "measuring": _between(began, measured),
-            "planning": _between(measured, ended),
-            "whole": _between(began, ended),
-            "cuts": {str(aim): best.cut.name for aim, best in found.best.items()},
-            "simulated": found.simulated,
-        },
-    )
+    _tell(when, {
+        "measuring": _between(began, measured), "planning": _between(measured, ended),
+        "whole": _between(began, ended), "cuts": {str(aim): best.cut.name for aim, best in found.best.items()},
+        "simulated": found.simulated,
+    })  # fmt: skip
 
 
 def _start(folder: Path, asked: argparse.Namespace) -> None:

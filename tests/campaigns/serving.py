@@ -66,9 +66,10 @@ class Serving:
         )
 
     @property
-    def failures(self) -> list[str]:
-        """The lines of its log that tell of a failure."""
-        return [line for line in self.running.err.splitlines() if "failed" in line or "Traceback" in line]
+    def complaints(self) -> list[str]:
+        """The first lines of its log that tell of a failure."""
+        lines = self.running.err.splitlines()
+        return [f"its log says: {line}" for line in lines if "failed" in line or "Traceback" in line][:5]
 
     def end(self) -> list[str]:
         """End it as a person does; what was wrong with that."""
@@ -144,19 +145,8 @@ def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) 
     with _folder() as folder:
         layout = _layout(folder, workers, context)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
-        options = (
-            "serve",
-            "--layout",
-            str(layout),
-            "--port",
-            "0",
-            "--kv-dir",
-            "none",
-            "--context",
-            str(context),
-            *args,
-        )
-        running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
+        options = ("--layout", str(layout), "--port", "0", "--kv-dir", "none", "--context", str(context), *args)
+        running = Running("serve", *options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
         try:
             yield Serving(running)
         finally:
@@ -201,3 +191,16 @@ def settle(looks: Any, seconds: float = 20.0) -> dict[str, Any]:
         time.sleep(0.1)
     result: dict[str, Any] = found
     return result
+
+
+def left_by(found: dict[str, Any]) -> list[str]:
+    """What is held when nobody asks for anything any more (``looking.look``)."""
+    held = {name: count for name, count in found["held"].items() if count}
+    return [*([f"held by nobody: {held}"] if held else []), *([found["broken"]] if found["broken"] else [])]
+
+
+def told(troubles: Sequence[str]) -> int:
+    """Print what was wrong; the number of troubles."""
+    for trouble in troubles[:20]:
+        print(f"WRONG: {trouble}")
+    return len(troubles)

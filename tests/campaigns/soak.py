@@ -43,8 +43,8 @@ from splitinfer.llm import LLM
 from .asks import WORDS, Canary, canaries, known
 from .client import Connection, Gone, request
 from .curves import paint, table
-from .serving import RestartedWorker, Serving, library, restarted_worker, serving, settle
-from .storm import Client, Weather, draw, wrong_at_the_end
+from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle, told
+from .storm import Client, Weather, draw
 
 _TURNS, _ANSWER = 4, 24
 _MOST_MORE = {"memory": 48e6, "descriptors": 8, "threads": 8, "disk": 64e6}
@@ -247,16 +247,14 @@ def run(given: argparse.Namespace) -> int:
         except OSError as error:
             print(f"WRONG: {error}; the server: {server.running.state()}\nthe worker: {worker.state()}", flush=True)
             raise
-        soak.weather.troubles += [*wrong_at_the_end(settle(server.look)), *server.end()]
+        soak.weather.troubles += [*left_by(settle(server.look)), *server.end()]
     if soak.curves:
         print(table(soak.curves, (*_MOST_MORE, "compared", "turns", "cached", "kills")))
     if given.out and soak.curves:
         paint(Path(f"{given.out}.png"), soak.curves, (*_MOST_MORE, "compared", "turns", "cached"), soak.killed)
     soak.weather.troubles += not_flat(soak.curves)
     print(f"{given.minutes:g} minutes: {dict(soak.counts)}; {soak.weather.num_compared:,} chats compared")
-    for trouble in soak.weather.troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(soak.weather.troubles)
+    return told(soak.weather.troubles)
 
 
 def main() -> None:

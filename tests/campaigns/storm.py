@@ -35,7 +35,7 @@ from splitinfer.core.json_text import dumps
 
 from .asks import KINDS, Ask, Canary, canaries, complaint, has_error_form, known, text_of_document, text_of_events
 from .client import Answer, Connection, Event, Gone, request
-from .serving import Held, Serving, library, megabytes, serving, settle
+from .serving import Held, left_by, library, megabytes, serving, settle, told
 
 GOES = ("goes queued", "goes prefill", "goes decode", "goes sending")
 FATES = (("reads", 10), ("dawdles", 1), *((fate, 1) for fate in GOES), ("goes between", 1), ("cancelled", 1))
@@ -224,12 +224,6 @@ async def storm(
     await asyncio.gather(*(client(which) for which in range(num_clients)))
 
 
-def wrong_at_the_end(found: dict[str, Any]) -> list[str]:
-    """What is held when nobody asks for anything any more."""
-    held = {name: count for name, count in found["held"].items() if count}
-    return [*([f"held by nobody: {held}"] if held else []), *([found["broken"]] if found["broken"] else [])]
-
-
 def grown(before: Held, after: Held) -> list[str]:
     """What there is more of than may come and go."""
     more = after.descriptors - before.descriptors, after.threads - before.threads, after.memory - before.memory
@@ -251,18 +245,16 @@ def run(num_requests: int, seed: int, num_clients: int, args: Sequence[str]) -> 
         for numbers in rounds:
             asyncio.run(storm(server.port, numbers, seed, known_canaries, num_clients, weather))
             found = settle(server.look)
-            weather.troubles += wrong_at_the_end(found)
+            weather.troubles += left_by(found)
             now = server.held()
             before = before or now
             print(dumps(_figures(numbers.stop, began, now, found, weather)), flush=True)
         assert before is not None
-        weather.troubles += [*grown(before, now), *_log_troubles(server), *server.end()]
+        weather.troubles += [*grown(before, now), *server.complaints, *server.end()]
     print(weather.table())
     print(f"{num_requests:,} requests in {time.monotonic() - began:,.0f} s; {weather.num_compared:,} answers compared")
     print(f"memory {megabytes(before.memory)} after {warm:,} requests, {megabytes(now.memory)} at the end; {now}")
-    for trouble in weather.troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(weather.troubles)
+    return told(weather.troubles)
 
 
 def _figures(num: int, began: float, now: Held, found: dict[str, Any], weather: Weather) -> dict[str, Any]:
@@ -271,10 +263,6 @@ def _figures(num: int, began: float, now: Held, found: dict[str, Any], weather: 
         "descriptors": now.descriptors, "threads": now.threads, "stored_blocks": found["stored"],
         "compared": weather.num_compared, "troubles": len(weather.troubles),
     }  # fmt: skip
-
-
-def _log_troubles(server: Serving) -> list[str]:
-    return [f"its log says: {line}" for line in server.failures[:5]]
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,17 +26,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path[:0] = map(str, Path(__file__).resolve().parents[2:3])
-
 from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
+from splitinfer.bench.shared.systems import together, whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.speculation.flight import OFF
+from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -177,9 +175,9 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages)
         live = Live(llm, replay, effort.tokens)
-        found = live.without_drafts(effort.trials)
+        found = live.measured(effort.trials, OFF)
         if effort.drafts:
-            found |= live.with_drafts(effort.trials)
+            found |= live.measured(effort.trials, None, "_with_drafts")
         if effort.long:
             found["ttft_4k"] = live.long_prompt()
         return {**found, "longest": _longest(llm, rig, cut)}
@@ -193,30 +191,20 @@ class Live:
     replay: Replay
     tokens: int
 
-    def without_drafts(self, trials: int) -> dict[str, float]:
-        """Medians of turns and of streams side by side, once the costs of steps are known."""
+    def measured(self, trials: int, flight: Flight | None, suffix: str = "") -> dict[str, float]:
+        """Medians of turns and of streams side by side, once the costs of steps are known. With drafts (``flight`` is
+        ``None``) the answers without are what the drafter knows."""
         steps, late = LATE_STEPS.steps, LATE_STEPS.late
-        self.many(self.prompts("warm", STREAMS, 16), OFF, self.tokens // 4)
-        turns = [self.turn(self._turn(number), OFF, self.tokens) for number in range(trials)]
-        many = [self.many(self._streams(number), OFF, self.tokens // 4) for number in range(trials)]
-        return {
+        self.many(self.prompts("warm", STREAMS, 16), flight, self.tokens // 4)
+        if flight is None:
+            self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
+        turns = [self.turn(self._turn(number), flight, self.tokens) for number in range(trials)]
+        many = [self.many(self._streams(number), flight, self.tokens // 4) for number in range(trials)]
+        found = {
             "one": statistics.median(rate for _, rate in turns), "turn": statistics.median(took for took, _ in turns),
             "many": statistics.median(many), "steps": LATE_STEPS.steps - steps, "late": LATE_STEPS.late - late,
         }  # fmt: skip
-
-    def with_drafts(self, trials: int) -> dict[str, float]:
-        """The same with drafts: the answers without are what the drafter knows."""
-        steps, late = LATE_STEPS.steps, LATE_STEPS.late
-        self.many(self.prompts("warm", STREAMS, 16), None, self.tokens // 4)
-        self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
-        turns = [self.turn(self._turn(number), None, self.tokens) for number in range(trials)]
-        many = [self.many(self._streams(number), None, self.tokens // 4) for number in range(trials)]
-        return {
-            "one_with_drafts": statistics.median(rate for _, rate in turns),
-            "turn_with_drafts": statistics.median(took for took, _ in turns),
-            "many_with_drafts": statistics.median(many),
-            "steps_with_drafts": LATE_STEPS.steps - steps, "late_with_drafts": LATE_STEPS.late - late,
-        }  # fmt: skip
+        return {f"{name}{suffix}": value for name, value in found.items()}
 
     def long_prompt(self) -> float:
         """Seconds from a prompt of 4,096 tokens to its first token."""
@@ -237,8 +225,7 @@ class Live:
     def turn(self, prompt: list[int], flight: Any, tokens: int) -> tuple[float, float]:
         """Seconds of a turn, and the rate of its answer behind the first quarter, as ``placement.simulate`` has it."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        output = self.llm.submit(prompt, params, flight=flight).result()
-        assert output.error is None, output.error
+        output = whole(self.llm.submit(prompt, params, flight=flight).result())
         self.replay.know(prompt, output.token_ids, error=1 - ACCEPTANCE)
         times = output.token_times
         begin = len(times) // 4
@@ -248,14 +235,10 @@ class Live:
     def many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
         """Tokens per second while all streams decode, behind the first quarter."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        began = time.monotonic()
-        requests = [(time.monotonic() - began, self.llm.submit(prompt, params, flight=flight)) for prompt in prompts]
-        every = []
-        for prompt, (at, request) in zip(prompts, requests, strict=True):
-            output = request.result()
-            assert output.error is None, output.error
-            self.replay.know(prompt, output.token_ids, error=1 - ACCEPTANCE)
-            every.append([at + each for each in output.token_times])
+        run = together([(time.monotonic(), self.llm.submit(prompt, params, flight=flight)) for prompt in prompts])
+        for prompt, answer in zip(prompts, run.token_ids, strict=True):
+            self.replay.know(prompt, answer, error=1 - ACCEPTANCE)
+        every = run.token_times
         first, last = max(times[tokens // 4] for times in every), min(times[-1] for times in every)
         return sum(first < at <= last for times in every for at in times) / (last - first)
 
@@ -392,15 +375,8 @@ def main() -> None:
     if args.command == "judge":
         raise SystemExit(judge(args.files, args.least))
     hops = [float(hop) for hop in args.hops.split(",")]
-    measure(
-        args.out,
-        args.ratios.split(","),
-        hops,
-        args.best,
-        args.random,
-        args.slower,
-        Effort(args.trials, args.tokens, not args.plain, args.long),
-    )
+    effort = Effort(args.trials, args.tokens, not args.plain, args.long)
+    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.slower, effort)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from campaigns.asks import Canary, canaries, known
+from campaigns.asks import Canary, canaries, known, streams_of
 from campaigns.drain import under_load
 from campaigns.drain import wrong_with as wrong_at_the_end
-from campaigns.kills import asks_of, trial, wrong_with
+from campaigns.kills import trial, wrong_with
 from campaigns.looking import look
 from campaigns.open_streams import Crowd, asks_for, open_all
-from campaigns.serving import quick_model, restarted_worker, settle
+from campaigns.serving import left_by, quick_model, restarted_worker, settle
 from campaigns.storm import Weather, storm
-from campaigns.storm import wrong_at_the_end as left_by
 from stages import layout, pipeline
 
 from splitinfer.llm import LLM
@@ -75,7 +74,7 @@ def test_answers_end_when_the_server_is_told_to(quick: Path):
     with pipeline(quick, [1, 1], max_running=4) as llm:
         short = known(llm, [replace(each, num_tokens=8) for each in canaries(2, most_words=5)])
         long = [replace(each, num_tokens=3000) for each in canaries(2, most_words=5)]
-        asks = [ask for canary in (*short, *long) for ask in asks_of(canary)]
+        asks = [ask for canary in (*short, *long) for ask in streams_of(canary)]
         with served(llm) as server:
 
             def tell() -> None:
@@ -92,7 +91,7 @@ def test_answers_end_when_the_server_is_told_to(quick: Path):
 def test_a_killed_worker_changes_no_text(quick: Path):
     with restarted_worker() as worker, LLM(layout(quick, [1, 1], [worker.address])) as llm:
         said = known(llm, [replace(each, num_tokens=60) for each in canaries(2, most_words=5)])
-        asks = [ask for canary in said for ask in asks_of(canary)]
+        asks = [ask for canary in said for ask in streams_of(canary)]
         with served(llm) as server:
             reads = asyncio.run(trial(server.port, worker, asks, 0.3, away=0.0))
             found = settle(lambda: look(server))

@@ -12,12 +12,11 @@ from splitinfer.bench.compare.work import Cell, Kind, Part, Tasks
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.measure import Run, causes, prefill_share
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm
-from splitinfer.bench.shared.systems import Stages
+from splitinfer.bench.shared.systems import Stages, whole
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
 from splitinfer.bench.shared.workload import Batch, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
-from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request
 
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
@@ -114,9 +113,7 @@ class Pipeline(System):
         if first is None:
             return Cell(why_not="the prompt before it was not measured")
         turn = [*self.tasks.prompts[part.name], *first, *self.tasks.second(part.name)]
-        output = self._llm.generate([turn], SamplingParams(max_tokens=part.tokens, ignore_eos=True))[0]
-        if output.error is not None:
-            raise WorkerLost(output.error)
+        output = whole(self._llm.generate([turn], SamplingParams(max_tokens=part.tokens, ignore_eos=True))[0])
         return Cell(
             [output.token_times[0]], said=f"{output.num_cached_tokens:,} of {len(turn):,} tokens of KV were kept"
         )
@@ -132,9 +129,7 @@ class Pipeline(System):
         undisturbed = self._llm.generate([prompt], params)[0].token_ids
         request = self._llm.submit(prompt, params)
         self._kill_within(request, workers[last], part.tokens // _SHARE)
-        output = request.output
-        if output.error is not None:
-            raise WorkerLost(output.error)
+        output = whole(request.output)
         same = "the same tokens" if output.token_ids == undisturbed else "other tokens than undisturbed"
         return Cell([max(b - a for a, b in pairwise(output.token_times))], said=same)
 

@@ -26,10 +26,10 @@ from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.systems import open_stages, plain_layout
+from splitinfer.bench.shared.systems import open_stages, plain_layout, whole
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import ConfigError, ModelError, WorkerLost
+from splitinfer.errors import ConfigError, ModelError
 from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
@@ -112,12 +112,12 @@ class _Trials:
         every = [_prompt(self.options, i) for i in range(_MORE * self.num_streams)]
         params = SamplingParams(max_tokens=self.options.stream_tokens)
         answers = self.llm.generate([self.llm.encode_chat(prompt) for prompt in every], params)
-        whole = [p for p, answer in zip(every, answers, strict=True) if answer.finish_reason == "length"]
-        if len(whole) >= self.num_streams:
+        unended = [p for p, answer in zip(every, answers, strict=True) if answer.finish_reason == "length"]
+        if len(unended) >= self.num_streams:
             self._systems.append(_MESSAGES)
         else:
             say("messages are left out: too many answers of this model end early")
-        self.prompts = (whole if len(whole) >= self.num_streams else every)[: self.num_streams]
+        self.prompts = (unended if len(unended) >= self.num_streams else every)[: self.num_streams]
         self._answers = [self._lengths(prompt) for prompt in self.prompts]
         for system in self._systems:
             self._run(system, self.prompts, self.options.stream_tokens)
@@ -175,8 +175,7 @@ class _Trials:
 
         def read(request: Any) -> list[Arrival]:
             found = [(time.monotonic(), event.text) for event in request if event.text]
-            if request.output.error is not None:
-                raise WorkerLost(request.output.error)
+            whole(request.output)
             return found
 
         with ThreadPoolExecutor(len(requests)) as readers:

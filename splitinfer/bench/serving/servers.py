@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm
+from splitinfer.bench.shared.systems import whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request
 from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Arrival
@@ -51,14 +51,11 @@ def serve_live(
             requests.append(llm.submit(job.prompt, params))
         if until is not None:
             _end_after(requests, jobs, until)
-        outputs = [request.result() for request in requests]
+        outputs = [whole(request.result()) for request in requests]
     except BaseException:
         for request in requests:
             request.abort()
         raise
-    lost = next((output.error for output in outputs if output.error is not None), None)
-    if lost is not None:
-        raise WorkerLost(lost)
     return [
         Served(job.at, [job.at + t for t in output.token_times], output.queue_seconds)
         for job, output in zip(jobs, outputs, strict=True)

@@ -9,7 +9,7 @@ far (teacher forcing) and give the next token's distribution.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,25 +25,30 @@ _CHUNK = 128
 
 def whole_model(checkpoint: Checkpoint, dtype: str) -> StageModel:
     """The model as one stage in this process."""
+    return one_stage(checkpoint, dtype, 0, count_layers(checkpoint))
+
+
+def one_stage(checkpoint: Checkpoint, dtype: str, start: int, end: int) -> StageModel:
+    """Some layers of the model in this process."""
     resolved = resolve_dtype(dtype, gpu=on_gpu())
-    num_layers = count_layers(checkpoint)
-    found = survey(checkpoint, 0, num_layers, resolved)
-    return load_stage(checkpoint, found, 0, num_layers, resolved, lambda _done, _total: None)
+    found = survey(checkpoint, start, end, resolved)
+    return load_stage(checkpoint, found, start, end, resolved, lambda _done, _total: None)
 
 
-def logprobs(stage: StageModel, text: list[int], vocab_size: int) -> mx.array:
-    """[n, vocabulary] of a whole model over a text, in chunks, as prompts are read."""
-    caches, found = stage.make_caches(), []
+def logprobs(
+    stages: Sequence[StageModel], text: list[int], vocab_size: int, cross: Callable[[mx.array], mx.array] = lambda x: x
+) -> mx.array:
+    """Log probabilities of the tokenizer's vocabulary, [n, vocabulary] in float32, over a text that is read in chunks,
+    as prompts are. ``cross``: what becomes of hidden states between two stages."""
+    caches, found = [stage.make_caches() for stage in stages], []
     for at in range(0, len(text), _CHUNK):
-        ids = text[at : at + _CHUNK]
-        found.append(stage(mx.array([ids], dtype=mx.int32), caches, None, len(ids))[0])
+        ids = mx.array([text[at : at + _CHUNK]], dtype=mx.int32)
+        out = stages[0](ids, caches[0], None, ids.shape[1])
+        for stage, own in zip(stages[1:], caches[1:], strict=True):
+            out = stage(ids, own, cross(out), ids.shape[1])
+        found.append(out[0])
         mx.eval(found[-1])
-    return logprobs_of(mx.concatenate(found), vocab_size)
-
-
-def logprobs_of(logits: mx.array, vocab_size: int) -> mx.array:
-    """Log probabilities of the tokenizer's vocabulary, in float32."""
-    logits = logits[:, :vocab_size].astype(mx.float32)
+    logits = mx.concatenate(found)[:, :vocab_size].astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 

@@ -10,14 +10,14 @@ without a folder.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import typer
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -166,15 +166,14 @@ def _lazy(shape: Shape, seed: int) -> nn.Module:
 
 def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int:
     arrays: dict[str, mx.array] = dict(sorted(tree_flatten(_lazy(shape, seed).parameters()), key=_place))
-    sizes = [array.nbytes for array in arrays.values()]
-    file_of: dict[str, str] = {}
-    parts = list(_parts(list(arrays), sizes, min(num_files, len(sizes))))
+    total_size, file_of = sum(array.nbytes for array in arrays.values()), dict[str, str]()
+    parts = [part.tolist() for part in np.array_split(list(arrays), min(num_files, len(arrays)))]
     for i, names in enumerate(parts, 1):
         file = f"model-{i:05}-of-{len(parts):05}.safetensors"
         mx.save_safetensors(str(folder / file), {name: arrays.pop(name) for name in names}, metadata={"format": "mlx"})
         file_of |= dict.fromkeys(names, file)
     num_parameters: int = sum(array.size for _, array in tree_flatten(_empty(shape).parameters()))
-    total = {"total_size": sum(sizes), "total_parameters": num_parameters}
+    total = {"total_size": total_size, "total_parameters": num_parameters}
     _write_json(folder / "model.safetensors.index.json", {"metadata": total, "weight_map": file_of})
     return num_parameters
 
@@ -184,27 +183,6 @@ def _place(item: tuple[str, Any]) -> tuple[int, str]:
     name = item[0]
     layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
     return ((-1 if "embed" in name else 2**31) if layer is None else layer), name
-
-
-def _parts(names: Sequence[str], sizes: Sequence[int], num_parts: int) -> Iterator[list[str]]:
-    at = 0
-    for count in share_out(sizes, num_parts):
-        yield list(names[at : at + count])
-        at += count
-
-
-def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
-    """The number of consecutive items of each of ``num_parts`` parts, so that none is empty and sizes are about even.
-
-    Part k ends where the sum is nearest to k shares of the whole.
-    """
-    sums = list(accumulate(sizes))
-    ends = [0]
-    for part in range(1, num_parts + 1):
-        share = sums[-1] * part / num_parts
-        possible = range(ends[-1] + 1, len(sizes) - (num_parts - part) + 1)  # one item is left for each further part
-        ends.append(min(possible, key=lambda end: abs(sums[end - 1] - share)))
-    return [end - start for start, end in pairwise(ends)]
 
 
 def random_tensor(name: str, shape: Sequence[int], key: mx.array) -> mx.array:

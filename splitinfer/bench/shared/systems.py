@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from splitinfer.bench.shared.throughput import BEGINS_AT, BatchRun
 from splitinfer.bench.shared.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.models.checkpoint import Checkpoint
@@ -25,6 +26,26 @@ def open_stages(stack: ExitStack, options: Options, settings: Settings, what: st
     """The layout's stages, until the stack ends."""
     say(f"loading the stages{what}")
     return stack.enter_context(LLM(options.layout, model=options.model, settings=settings, **more))
+
+
+def whole(output: RequestOutput) -> RequestOutput:
+    """An output that has ended.
+
+    Raises:
+        WorkerLost: it lacks a part of its answer.
+    """
+    if output.error is not None:
+        raise WorkerLost(output.error)
+    return output
+
+
+def together(requests: Sequence[tuple[float, Request]]) -> BatchRun:
+    """Wait for requests, each with the seconds at which it was submitted; times are the engine's."""
+    outputs = [(at, whole(request.result())) for at, request in requests]
+    return BatchRun(
+        tuple(tuple(output.token_ids) for _, output in outputs),
+        tuple(tuple(at + each for each in output.token_times) for at, output in outputs),
+    )
 
 
 def plain_layout(llm: LLM) -> dict[str, Any]:
@@ -50,9 +71,7 @@ class Stages:
             if marks and len(request.output.token_ids) >= marks[0]:
                 marks.pop(0)
                 readings.append(Counters.of(self.llm.stats()))
-        output = request.output
-        if output.error is not None:
-            raise WorkerLost(output.error)
+        output = whole(request.output)
         spent, before = readings[-1] - readings[-2], (readings[-2] - readings[0]).tokens
         return Run(tuple(output.token_ids), tuple(output.token_times), spent, before)
 
@@ -92,8 +111,7 @@ class _WindowReader:
             times += [now] * (len(request.output.token_ids) - before)
             if before < BEGINS_AT <= len(times):
                 self._begins()
-        if request.output.error is not None:
-            raise WorkerLost(request.output.error)
+        whole(request.output)
         self._ends()
         return times
 

@@ -25,13 +25,11 @@ from rich.table import Table
 from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.systems import open_stages, plain_layout
+from splitinfer.bench.shared.systems import open_stages, plain_layout, together, whole
 from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.late_steps import LATE_STEPS
-from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Machine
@@ -82,7 +80,6 @@ def measure(options: Options) -> dict[str, Any]:
         "cases": cases,
         "mixed": mixed,
         "come_and_go": visits,
-        "late_steps": {"steps": LATE_STEPS.steps, "late": LATE_STEPS.late},
     }
 
 
@@ -147,11 +144,10 @@ class _Several:
         """All requests at once, by one system."""
         self._use(system)
         params = SamplingParams(max_tokens=self.options.decode_tokens, ignore_eos=True)
-        began = time.monotonic()
-        requests = [self.llm.submit(list(prompt), params, flight=system.flight) for prompt in prompts]
-        submitted = [time.monotonic() - began for _ in requests]
-        outputs = [_output(request) for request in requests]
-        times = [[at + each for each in out.token_times] for at, out in zip(submitted, outputs, strict=True)]
+        run = together([
+            (time.monotonic(), self.llm.submit(list(prompt), params, flight=system.flight)) for prompt in prompts
+        ])  # fmt: skip
+        times = run.token_times
         first, last = max(each[0] for each in times), min(each[-1] for each in times)
         counted = [[at for at in each if first < at <= last] for each in times]
         return {
@@ -159,7 +155,7 @@ class _Several:
             "rates": [len(each) / (last - first) for each in counted],
             "gaps": sorted(b - a for each in counted for a, b in pairwise(each)),
             "per_token": [(each[-1] - each[0]) / (len(each) - 1) for each in times],
-            "tokens": [tuple(out.token_ids) for out in outputs],
+            "tokens": list(run.token_ids),
             "choice": self.llm.stats()["grouping"],
         }
 
@@ -215,15 +211,8 @@ class _Several:
                 time.sleep(0.005)
             open_now.append(self.llm.submit(list(prompts[which]), params, flight=system.flight))
             all_of_them.append(open_now[-1])
-        outputs = [_output(request) for request in all_of_them]
+        outputs = [whole(request.result()) for request in all_of_them]
         return sum(len(out.token_ids) for out in outputs) / (time.monotonic() - began)
-
-
-def _output(request: Request) -> Any:
-    output = request.result()
-    if output.error is not None:
-        raise WorkerLost(output.error)
-    return output
 
 
 def _ratio(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> float:

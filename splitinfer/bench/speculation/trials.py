@@ -5,6 +5,7 @@ drafter (``_settle``). In a trial every system gets the same prompt and seed; ev
 reverse order, because machines drift. Costs of a trial are differences of the engine's own counters.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from splitinfer.bench.shared.measure import ratios
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
+from splitinfer.bench.shared.systems import together, whole
 from splitinfer.bench.shared.texts import OPENINGS, passages
 from splitinfer.bench.shared.workload import Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
@@ -20,7 +22,6 @@ from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Tri
 from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight
-from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM
 from splitinfer.models.hub import open_model
 
@@ -135,9 +136,7 @@ class Trials:
         """Run one request and read the counters around it."""
         before = self.llm.stats()["speculation"]
         params = SamplingParams(max_tokens=tokens, temperature=t, seed=seed, ignore_eos=True)
-        output = self.llm.submit(prompt, params, flight=flight).result()
-        if output.error is not None:
-            raise WorkerLost(output.error)
+        output = whole(self.llm.submit(prompt, params, flight=flight).result())
         after = self.llm.stats()["speculation"]
         places = tuple(
             (after["tried_at"][i] - before["tried_at"][i], after["accepted_at"][i] - before["accepted_at"][i])
@@ -169,12 +168,9 @@ class Trials:
     def _crowd_rate(self, number: int, flight: Flight | None) -> float:
         params = SamplingParams(max_tokens=_CROWD_TOKENS, ignore_eos=True)
         prompts = [made_up(f"crowd {number} {i}", PROMPT_TOKENS, self.vocab_size) for i in range(_CROWD)]
-        requests = [self.llm.submit(prompt, params, flight=flight) for prompt in prompts]
-        outputs = [request.result() for request in requests]
-        first = max(output.token_times[0] for output in outputs)
-        last = min(output.token_times[-1] for output in outputs)
-        tokens = sum(sum(first < at <= last for at in output.token_times) for output in outputs)
-        return tokens / (last - first)
+        return together([
+            (time.monotonic(), self.llm.submit(prompt, params, flight=flight)) for prompt in prompts
+        ]).tokens_per_second  # fmt: skip
 
     def rig(self) -> RowCosts:
         """The present costs of steps, drafts and links."""
