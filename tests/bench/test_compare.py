@@ -33,13 +33,13 @@ def test_what_a_reader_wants_first_is_measured_first():
     assert fitting(wanted, PACE, 4, 1, 10_000, 10_000) == (wanted, [])
     kept, left_out = fitting(wanted, PACE, 4, 1, 220, 10_000)
     assert [part.kind for part in kept] == [Kind.STREAM, Kind.PROMPT, Kind.DRAFTS]
-    assert {each.what for each in left_out} == {part.label for part in wanted} - {part.label for part in kept}
-    assert re.fullmatch(r"it would take \d+ s, and \d+ s are left", left_out[0].why)
+    assert {each["what"] for each in left_out} == {part.label for part in wanted} - {part.label for part in kept}
+    assert re.fullmatch(r"it would take \d+ s, and \d+ s are left", left_out[0]["why"])
 
 
 def test_a_prompt_beyond_the_context_is_named():
     _, left_out = fitting(parts(64, (2048, 8192)), PACE, 1, 1, 1e9, 4096)
-    assert [each.why for each in left_out] == ["it needs 8,208 tokens, and the context is 4,096"]
+    assert [each["why"] for each in left_out] == ["it needs 8,208 tokens, and the context is 4,096"]
 
 
 def test_one_wrong_token_makes_an_answer_wrong_and_rounding_does_not():

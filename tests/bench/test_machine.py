@@ -53,27 +53,25 @@ def test_describe_says_what_figures_depend_on() -> None:
     assert found["versions"]["mlx"]
 
 
-def test_openblas_is_preloaded_once_and_with_one_thread() -> None:
-    environment = blas.preloading({"PATH": "/bin"}, OPENBLAS)
+@pytest.mark.parametrize(
+    ("preloaded", "found", "then"),
+    [
+        (None, OPENBLAS, OPENBLAS),
+        (None, None, None),
+        ("/lib/libjemalloc.so", OPENBLAS, f"{OPENBLAS}:/lib/libjemalloc.so"),
+        ("/opt/libopenblas.so", OPENBLAS, "/opt/libopenblas.so"),
+    ],
+    ids=["nothing", "no OpenBLAS", "another library", "another BLAS"],
+)
+def test_openblas_is_preloaded_once_and_with_one_thread(preloaded: str | None, found: str | None, then: str | None):
+    before = {"PATH": "/bin"} | ({} if preloaded is None else {"LD_PRELOAD": preloaded})
+    environment = blas.preloading(before, found)
+    if then is None:
+        assert environment is None
+        return
     assert environment is not None
-    assert environment["LD_PRELOAD"] == OPENBLAS
-    assert environment["OPENBLAS_NUM_THREADS"] == "1"
-    assert environment["PATH"] == "/bin"
-    assert blas.preloading(environment, OPENBLAS) is None
-
-
-def test_without_openblas_nothing_is_done() -> None:
-    assert blas.preloading({"PATH": "/bin"}, None) is None
-
-
-def test_what_somebody_preloaded_stays() -> None:
-    others = blas.preloading({"LD_PRELOAD": "/lib/libjemalloc.so"}, OPENBLAS)
-    assert others is not None
-    assert others["LD_PRELOAD"] == f"{OPENBLAS}:/lib/libjemalloc.so"
-    own = blas.preloading({"LD_PRELOAD": "/opt/libopenblas.so"}, OPENBLAS)
-    assert own is not None
-    assert own["LD_PRELOAD"] == "/opt/libopenblas.so"
-    assert own["OPENBLAS_NUM_THREADS"] == "1"
+    assert (environment["LD_PRELOAD"], environment["OPENBLAS_NUM_THREADS"], environment["PATH"]) == (then, "1", "/bin")
+    assert blas.preloading(environment, found) is None
 
 
 def test_which_blas_is_read_from_the_mapped_files() -> None:

@@ -45,6 +45,13 @@ def test_drafts_are_measured_for_several_streams_where_there_are_any(streams: st
     assert (done.exit_code, measured) == (0, [name])
 
 
+@pytest.mark.parametrize("mode", ["speed", "kv"])
+def test_most_modes_need_a_layout(mode: str, measured: list[str]):
+    done = CliRunner().invoke(app, ["bench", "--mode", mode])
+    assert (done.exit_code, measured) == (2, [])
+    assert f"--mode {mode} needs a layout" in done.stderr
+
+
 def test_an_unknown_mode_is_a_wrong_option(measured: list[str]):
     done = bench("--mode", "pigeon")
     assert (done.exit_code, measured) == (2, [])

@@ -66,12 +66,6 @@ def test_the_model_in_memory_is_the_one_that_is_written(shape: Shape, tmp_path: 
     assert all(mx.array_equal(built[name], written[name]).item() for name in built)
 
 
-def test_the_default_shape_is_that_of_the_readings_in_the_design() -> None:
-    config = Shape().config()
-    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (16, 1024, 8192)
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (16, 8, 2816)
-
-
 def test_the_seed_makes_the_model(tmp_path: Path) -> None:
     def weights(name: str, seed: int) -> dict[str, mx.array]:
         make(tmp_path / name, Shape(**SMALL, dtype="float16"), seed=seed, num_files=1)

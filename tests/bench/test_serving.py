@@ -13,8 +13,7 @@ import tiny
 import yaml
 from effort import thorough
 
-from splitinfer.bench.serving.run import DIAL
-from splitinfer.bench.serving.servers import jobs_of
+from splitinfer.bench.serving.run import DIAL, jobs_of
 from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.machine.files import read_machine
 from splitinfer.sim.workload import Arrival

@@ -33,10 +33,11 @@ def test_tasks_are_what_was_asked_for_and_come_again(work: Workload) -> None:
 
 
 def test_no_prompt_comes_twice() -> None:
-    work = Workload(trials=20, prompt_tokens=64, decode_tokens=8, vocab_size=300)
+    work = Workload(trials=20, prompt_tokens=64, decode_tokens=8, vocab_size=300, streams=(2, 8))
     prompts = [work.task(kind, trial).prompt for kind in KINDS for trial in range(work.trials)]
     prompts += [work.warm_up(kind).prompt for kind in KINDS]
-    assert len(set(prompts)) == len(prompts)
+    prompts += [p for n in work.streams for trial in range(-1, 20) for p in work.batch(n, trial, 2).prompts]
+    assert len(set(prompts)) == len(prompts) == 42 + 21 * 20
     assert Workload(20, 64, 8, 300, seed=2).task("prefill", 0).prompt not in prompts
 
 
@@ -48,12 +49,6 @@ def test_more_stages_have_more_of_the_same_prompts(work: Workload, streams: int,
     assert {len(prompt) for prompt in many.prompts} == {work.stream_prompt_tokens}
     assert many.max_tokens == work.stream_tokens
     assert replace(work, streams=(streams,)).longest >= work.stream_prompt_tokens + work.stream_tokens
-
-
-def test_no_prompt_of_a_throughput_comes_twice() -> None:
-    work = Workload(trials=5, prompt_tokens=64, decode_tokens=8, vocab_size=300, streams=(2, 8))
-    prompts = [p for n in work.streams for trial in range(-1, work.trials) for p in work.batch(n, trial, 2).prompts]
-    assert len(set(prompts)) == len(prompts) == 6 * 20
 
 
 @given(st.lists(st.integers(), unique=True, min_size=1, max_size=4), st.integers(1, 4))

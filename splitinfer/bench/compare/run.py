@@ -31,7 +31,7 @@ from splitinfer.bench.compare.systems import (
     System,
 )
 from splitinfer.bench.compare.unreferenced import first_layers, read_again
-from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, LeftOut, Pace, Part, Tasks, fitting, parts
+from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, Pace, Part, Tasks, fitting, parts
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.measure import summarize
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, fetched, plain_mlx_lm
@@ -71,7 +71,7 @@ class _Comparison:
         self.options, self.start = options, time.monotonic()
         self.closes_at = self.start + 60.0 * options.minutes
         self.parts = list[Part]()
-        self.left_out = list[LeftOut]()
+        self.left_out = list[dict[str, str]]()
         self.cells: dict[str, dict[str, Cell]] = {}
         self.answers: dict[str, Answers] = {}
         self.tasks = Tasks(options.seed, 2, {}, {})
@@ -270,7 +270,7 @@ def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
             dtype = resolve_dtype(layout.dtype, gpu=on_gpu())
             found += first_layers(work.options.checkpoint, count, dtype, settings, prompts, Path(folder))
     except SplitinferError as error:
-        work.left_out.append(LeftOut(f"the first {count} layers beside mlx-lm's", str(error)))
+        work.left_out.append({"what": f"the first {count} layers beside mlx-lm's", "why": str(error)})
     return found
 
 
@@ -296,7 +296,7 @@ def _document(
         },
         "judged_by": "plain mlx-lm" if PLAIN in verdicts else _ITSELF,
         "verdicts": {name: list(each) for name, each in verdicts.items()},
-        "left_out": [{"what": each.what, "why": without_names(each.why, layout)} for each in work.left_out],
+        "left_out": [{**each, "why": without_names(each["why"], layout)} for each in work.left_out],
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.bench.compare.judge import parting, reread, tolerance, verdict
-from splitinfer.bench.compare.work import ANSWER, LeftOut
+from splitinfer.bench.compare.work import ANSWER
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm
 from splitinfer.bench.shared.printing import say
 from splitinfer.core.sequence import SamplingParams
@@ -35,7 +35,7 @@ Verdicts = list[dict[str, Any]]
 _PARAMS = SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=2)
 
 
-def read_again(llm: LLM, prompts: Prompts) -> tuple[Verdicts, list[LeftOut]]:
+def read_again(llm: LLM, prompts: Prompts) -> tuple[Verdicts, list[dict[str, str]]]:
     """The pipeline's answers against its own in other chunks and in another cut; what could not be tried. ``llm`` keeps
     no KV between requests, and is in the other cut afterwards."""
     usual = llm.token_budget
@@ -45,14 +45,14 @@ def read_again(llm: LLM, prompts: Prompts) -> tuple[Verdicts, list[LeftOut]]:
     llm.tune(token_budget=usual)
     cut = other_cut([stage.num_layers for stage in llm.layout.stages])
     if cut is None:
-        return found, [LeftOut("answers in another cut", "no layer can move to another stage")]
+        return found, [{"what": "answers in another cut", "why": "no layer can move to another stage"}]
     name = " + ".join(map(str, cut))
     say(f"answering again in the cut {name}")
     try:
         llm.recut(cut)
         return found + _compared(prompts, once, _answers(llm, prompts), f"in the cut {name}"), []
     except SplitinferError as error:
-        return found, [LeftOut(f"answers in the cut {name}", str(error))]
+        return found, [{"what": f"answers in the cut {name}", "why": str(error)}]
 
 
 def other_cut(layers: Sequence[int]) -> list[int] | None:

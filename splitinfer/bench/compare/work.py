@@ -117,14 +117,6 @@ class Pace:
         return _SAFETY * times * (self.prompt * part.prompt * part.sequences + self.token * steps)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What is not measured, and why not."""
-
-    what: str
-    why: str
-
-
 def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
     """All parts, the most important first. ``prompts``: lengths of the long prompts, the shortest first."""
     first = prompts[0]
@@ -142,15 +134,18 @@ def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
 
 def fitting(
     wanted: Iterable[Part], pace: Pace, systems: int, trials: int, seconds: float, context: int
-) -> tuple[list[Part], list[LeftOut]]:
-    """The parts that fit into ``seconds`` on all systems, and into the model's ``context``; and the others."""
-    kept, left_out = list[Part](), list[LeftOut]()
+) -> tuple[list[Part], list[dict[str, str]]]:
+    """The parts that fit into ``seconds`` on all systems, and into the model's ``context``; and what is left out, with
+    the reason."""
+    kept, left_out = list[Part](), list[dict[str, str]]()
     for part in wanted:
         needed = systems * pace.seconds(part, trials)
         if part.context > context:
-            left_out.append(LeftOut(part.label, f"it needs {part.context:,} tokens, and the context is {context:,}"))
+            why = f"it needs {part.context:,} tokens, and the context is {context:,}"
+            left_out.append({"what": part.label, "why": why})
         elif needed > seconds:
-            left_out.append(LeftOut(part.label, f"it would take {needed:,.0f} s, and {seconds:,.0f} s are left"))
+            why = f"it would take {needed:,.0f} s, and {seconds:,.0f} s are left"
+            left_out.append({"what": part.label, "why": why})
         else:
             kept.append(part)
             seconds -= needed

@@ -10,25 +10,26 @@ Everything is measured in this run on one pipeline, whose serving options are ch
 """
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from splitinfer.bench.serving.report import plot, tables
-from splitinfer.bench.serving.servers import Job, jobs_of, serve_batch, serve_live
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.mlx_lm import PlainMlxLm, plain_mlx_lm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.systems import open_stages, plain_layout, vocabulary
+from splitinfer.bench.shared.systems import open_stages, plain_layout, vocabulary, whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.policy import PolicyName
+from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_devices
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
@@ -131,7 +132,7 @@ class _Bench:
         return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}
 
     def _serve(
-        self, serving_options: dict[str, Any] | None, jobs: Sequence[Job], until: int | None = None
+        self, serving_options: dict[str, Any] | None, jobs: Sequence["Job"], until: int | None = None
     ) -> list[Served]:
         """By the pipeline; options that are not named go back to their defaults. ``None``: by mlx-lm."""
         if serving_options is None:
@@ -151,7 +152,7 @@ class _Bench:
         if self.plain is not None:
             self._serve(None, streams)
 
-    def _streams(self, trial: int, max_tokens: int) -> list[Job]:
+    def _streams(self, trial: int, max_tokens: int) -> list["Job"]:
         names = (f"{self.options.seed} stream {trial} {i}" for i in range(self.num_streams))
         return [Job(0.0, made_up(name, _PROMPT, self.vocab_size), max_tokens) for name in names]
 
@@ -282,3 +283,65 @@ def _compared(there: Outcome, live: Outcome) -> dict[str, float]:
         "itl_p99": (there.itl.p99, live.itl.p99),
     }
     return {name: a / b if b else 0.0 for name, (a, b) in pairs.items()}
+
+
+# -- whoever serves --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request. ``at``: seconds from the start of the run to its arrival."""
+
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+def jobs_of(arrivals: Sequence[Arrival], vocab_size: int, seed: int) -> tuple[Job, ...]:
+    """Prompts of made-up tokens for some arrivals; the same for every system."""
+    return tuple(
+        Job(one.at, made_up(f"{seed} serve {i}", one.num_prompt_tokens, vocab_size), one.num_output_tokens)
+        for i, one in enumerate(arrivals)
+    )
+
+
+def serve_live(
+    llm: LLM, serving_options: Mapping[str, object], jobs: Sequence[Job], until: int | None = None
+) -> list[Served]:
+    """Run all jobs on the pipeline, each from its arrival; token times are the engine's.
+
+    ``serving_options``: those to change before; they stay changed. ``until``: the index of the job after whose end
+    every other one gets one more token and is ended.
+    """
+    llm.tune(**serving_options)
+    start, requests = time.monotonic(), list[Request]()
+    try:
+        for job in jobs:
+            time.sleep(max(0.0, start + job.at - time.monotonic()))
+            params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=True)
+            requests.append(llm.submit(job.prompt, params))
+        if until is not None:
+            _end_after(requests, jobs, until)
+        outputs = [whole(request.result()) for request in requests]
+    except BaseException:
+        for request in requests:
+            request.abort()
+        raise
+    return [
+        Served(job.at, [job.at + t for t in output.token_times], output.queue_seconds)
+        for job, output in zip(jobs, outputs, strict=True)
+    ]
+
+
+def _end_after(requests: Sequence[Request], jobs: Sequence[Job], until: int) -> None:
+    over = jobs[until].at + requests[until].result().token_times[-1]
+    for request, job in zip(requests, jobs, strict=True):
+        for _ in request:  # leaving early aborts it
+            if job.at + request.output.token_times[-1] > over:
+                break
+
+
+def serve_batch(plain: PlainMlxLm, jobs: Sequence[Job], until: int | None = None) -> list[Served]:
+    """Run all jobs in mlx-lm's batch generator, each from its arrival; token times are the process's."""
+    times = plain.serve([(job.at, job.prompt, job.max_tokens) for job in jobs], until)
+    return [Served(job.at, each) for job, each in zip(jobs, times, strict=True)]
