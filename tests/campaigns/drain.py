@@ -75,10 +75,11 @@ async def under_load(
     port: int, asks: list[Ask], moment: float, tell: Callable[[], object]
 ) -> tuple[list[Ended], list[Ended]]:
     """The asks, of whose answers the server is told to end in the middle, and what was asked after it. ``moment``: in
-    seconds, since all were under way. ``tell``: does it, and returns at once."""
+    seconds, since all were under way and one has ended. ``tell``: does it, and returns at once."""
     asking = [asyncio.create_task(_ask(port, ask)) for ask in asks]
     while (await get(port, "/health"))[1]["running"] + sum(task.done() for task in asking) < len(asks):
         await asyncio.sleep(0.01)
+    await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(moment)
     tell()
     late = list[Ended]()
