@@ -16,12 +16,12 @@ from typing import Any
 
 from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.errors import RequestError
+from splitinfer.grammar.schemas import enforceable
 from splitinfer.grammar.trial import Trials, first_lines
 from splitinfer.grammar.vocabulary import Vocabulary
 
 _KEPT = 32  # compiled grammars
 _MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
-_MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
 _IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
 _DEFAULTS = {"whitespace_flexible": False}
 _OVERRIDES = {"lenient": False, "coerce_one_of": False}
@@ -91,7 +91,7 @@ def json_in_lark(grammar: Grammar) -> str:
     """JSON of a schema as a part of a Lark grammar, written as the schema alone would be.
 
     Raises:
-        RequestError: it has numbers that cannot be compared.
+        RequestError: it cannot be enforced.
     """
     schema = _schema(grammar)
     options = schema.get("x-guidance")
@@ -100,14 +100,6 @@ def json_in_lark(grammar: Grammar) -> str:
 
 
 def _schema(grammar: Grammar) -> dict[str, Any]:
-    """A JSON schema as an object, its numbers checked."""
-    schema = json.loads(grammar.text)
-    _check_numbers(schema)
+    """A JSON schema as an object that can be enforced."""
+    schema = enforceable(json.loads(grammar.text))
     return schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-
-
-def _check_numbers(value: Any) -> None:
-    if isinstance(value, int) and abs(value) > _MOST_EXACT:
-        raise RequestError(f"the grammar cannot be enforced: {value} has more digits than can be compared")
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_numbers(each)

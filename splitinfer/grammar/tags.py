@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.errors import RequestError
+from splitinfer.grammar.schemas import enforceable
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -103,7 +104,7 @@ def guarded(where: str, schema: Schema, words: Sequence[str]) -> dict[str, Any]:
     free = {"$ref": f"#/$defs/{name}"}
     guard = _Guard(where, words, {"pattern": f"^{without(words)}$"} if words else {}, free)
     made = guard.of({"type": ["string", *sorted(_ALL)], "items": True, "additionalProperties": True})
-    found = guard.of(schema)
+    found = guard.of(enforceable(schema))
     return {**found, "$defs": {**found.get("$defs", {}), name: made}}
 
 

@@ -1,5 +1,6 @@
 """Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -81,6 +82,8 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
         ({"enum": []}, "nsatisfiable"),
         (Grammar.json("false"), "nsatisfiable"),
         ({"$ref": "#"}, "no text that ends"),
+        ({"type": "object", "minProperties": 2}, "minProperties of 2"),
+        ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "required must be a list"),
         (Grammar.regex("(?=a)b"), "look"),
         (Grammar.lark("start: nowhere"), "nowhere"),
     ],
@@ -88,6 +91,41 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
 def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         rules(made, SamplingParams(grammar=grammar))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"format": "date"}, ["2024-02-29", "2000-02-29", "2023-12-31"], ["2023-02-29", "1900-02-29", "0000-01-01"]),
+        ({"format": "date-time"}, ["2024-02-29T23:59:59.5Z"], ["2023-02-29T00:00:00Z", "2024-01-01T22:59:60Z"]),
+        ({"format": "time"}, ["00:00:00+01:00"], ["23:58:60Z", "24:00:00Z"]),
+        ({"format": "date", "pattern": "^20"}, ["2024-02-29"], ["1924-02-29", "2023-02-29"]),
+        ({"pattern": "^[a[b]$"}, ["[", "a", "b"], ["]"]),
+        ({"pattern": "^[[:alpha:]]$"}, ["a]", ":]"], ["a", "b"]),
+        ({"pattern": r"^[a&&\]b~~c][+--]$"}, ["&+", "~,", "]-", "a+"], ["a&", "+a"]),
+    ],
+)
+def test_texts_are_what_json_schema_says(made: AnswerForms, schema: object, right: list[str], wrong: list[str]) -> None:
+    grammar = Grammar.json({"type": "array", "items": {"type": "string", **schema}, "uniqueItems": False})
+
+    def is_admitted(value: str) -> bool:
+        matcher, tokens = made._compiler.matcher(grammar), made._prompts.encode(json.dumps([value]), adds_special=False)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    assert [value for value in (*right, *wrong) if is_admitted(value)] == right
+
+
+def test_a_name_may_be_that_of_a_keyword(made: AnswerForms) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"uniqueItems": False, "required": True, "format": {"const": "date"}},
+        "required": ["format", "required"],
+        "maxProperties": 2,
+    }
+    with pytest.raises(RequestError, match=r"uniqueItems|Properties"):  # which may not be there
+        rules(made, SamplingParams(grammar={**schema, "required": ["uniqueItems"]}))
+    del schema["maxProperties"]
+    assert "required" in text(made, written(rules(made, SamplingParams(grammar=schema))))
 
 
 @pytest.mark.parametrize("grammar", ["{", "[1]", 3, {"a": {1, 2}}])
