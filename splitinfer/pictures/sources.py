@@ -24,7 +24,7 @@ def from_base64(text: str, most: int) -> bytes:
     if len(text) > most * 4 // 3 + 4:
         raise RequestError(f"a picture has more than {most:,} bytes")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)  # many tools break its lines
     except (binascii.Error, ValueError) as error:
         raise RequestError(f"a picture is not valid base64 ({error})") from None
 

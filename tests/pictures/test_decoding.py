@@ -1,5 +1,6 @@
 """What strangers send as pictures: decoded within limits in another process, or refused in a sentence."""
 
+import base64
 import io
 import os
 import struct
@@ -150,6 +151,11 @@ def test_an_answer_that_is_cut_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_no_url_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"was not read|must begin with"):
         from_url(url, 100, [tmp_path])
+
+
+def test_lines_of_base64_may_be_broken() -> None:
+    lines = base64.encodebytes(png()).decode()
+    assert from_url(f"data:image/png;base64,{lines}", 10**6) == png()
 
 
 def test_nobody_learns_which_files_there_are(tmp_path: Path) -> None:
