@@ -193,7 +193,7 @@ class Ignored:
         return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # `Annotated` would take one of two whose values are 0 and False for both
 class Refused:
     """A field that is refused, and why. ``neutral``: values that ask for nothing, so that they may be there.
     ``is_neutral`` knows others, which are ``said``. ``details``: by which a client finds out that it can do without
@@ -201,9 +201,9 @@ class Refused:
 
     why: str
     neutral: tuple[Any, ...] = ()
-    is_neutral: Callable[[Any], bool] = field(default=lambda _: False, compare=False)
+    is_neutral: Callable[[Any], bool] = lambda _: False
     said: str = ""
-    details: Mapping[str, Any] | None = field(default=None, hash=False)
+    details: Mapping[str, Any] | None = None
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)

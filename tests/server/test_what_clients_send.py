@@ -79,6 +79,18 @@ CHATS: dict[str, dict[str, Any]] = {
         "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "repeat_penalty": 1.0,
         "repeat_last_n": 64, "id_slot": -1, "n_probs": 0, "min_keep": 0, "samplers": [], "timings_per_token": False,
     },
+    "llama.cpp's own values": {
+        "model": "m", "messages": [HELLO], "dynatemp_range": 0.0, "dry_multiplier": 0.0, "mirostat": 0, "grammar": "",
+        "n_discard": 0, "n_indent": 0, "t_max_predict_ms": 0, "lora": [], "image_data": [], "response_fields": [],
+        "return_progress": False, "post_sampling_probs": False, "reasoning_format": "auto", "parse_tool_calls": True,
+        "thinking_forced_open": False, "reasoning_in_content": False, "reasoning_budget": -1, "max_tokens": -1,
+    },
+    "LM Studio": {"model": "m", "messages": [HELLO], "max_tokens": -1, "ttl": 300, "repeat_penalty": 1.0, "top_k": 40},
+    "vLLM's own values": {
+        "model": "m", "messages": [HELLO], "bad_words": [], "return_token_ids": False, "include_reasoning": True,
+        "return_tokens_as_token_ids": False, "priority": 0, "use_beam_search": False, "max_completion_tokens": -1,
+    },
+    "a program for Ollama": {"model": "m", "messages": [HELLO], "keep_alive": "5m", "reasoning_effort": "none"},
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
@@ -150,14 +150,18 @@ class ChatReasoning(Fields):
     enabled: Annotated[Any, Ignored("effort `none` turns it off")] = None
 
 
+Limit = Annotated[Count | None, BeforeValidator(lambda given: None if type(given) is int and given == -1 else given)]
+
+
 class ChatRequest(Conversation, Generating, OfMlxLm, OfLlamaCpp):
     """A request for a chat completion."""
 
     messages: Messages = Field(description="The conversation, text only")
-    max_tokens: Count | None = Field(
-        None, description="Token limit of the answer; at most the room that the context leaves"
+    max_tokens: Limit | None = Field(
+        None, description="Token limit of the answer; at most the room that the context leaves, as with -1"
     )
-    max_completion_tokens: Count | None = Field(None, description="Takes precedence over max_tokens")
+    max_completion_tokens: Limit | None = Field(None, description="Takes precedence over max_tokens")
+    include_reasoning: Annotated[Any, Refused("reasoning is returned whole", (True,))] = None
     n: Choices = Field(1, description="Number of answers")
     stream_options: StreamOptions | None = Field(None, description="Only with stream")
     logprobs: bool = Field(False, description="Returns the log probability of each token")

@@ -154,6 +154,7 @@ Stops = Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fa
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(_of_the_template)]
 Entries = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+_NO_IDS, _STAYS = "answers have no token ids", "the model stays loaded"
 _NO_SEARCH, _NO_TEXT = "there is no beam search", "special tokens are not text"
 
 
@@ -190,6 +191,11 @@ class Generating(Fields):
     spaces_between_special_tokens: Annotated[Any, Refused(_NO_TEXT, (True,))] = None
     include_stop_str_in_output: Annotated[Any, Refused("an answer ends before the text that stops it", (False,))] = None
     priority: Annotated[Any, Refused("it is the header X-Splitinfer-Priority", (0,))] = None
+    bad_words: Annotated[Any, Refused("logit_bias keeps tokens away", ([],))] = None
+    return_token_ids: Annotated[Any, Refused(_NO_IDS, (False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused(_NO_IDS, (False,))] = None
+    ttl: Annotated[Any, Ignored(_STAYS)] = None
+    keep_alive: Annotated[Any, Ignored(_STAYS)] = None
 
     def sampling(self) -> dict[str, Any]:
         names = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"]
@@ -225,6 +231,7 @@ class OfMlxLm(Fields):
     role_mapping: Annotated[Any, Refused("the model's template has its own words for roles", ({},))] = None
 
 
+_APART = ("auto", "deepseek")
 _NO_SAMPLER = "this way of sampling is not implemented"
 _Unused = Annotated[Any, Ignored("it does nothing without a field that is refused")]
 
@@ -253,8 +260,22 @@ class OfLlamaCpp(Fields):
     min_keep: Annotated[Any, Refused(_NO_SAMPLER, (0,))] = None
     id_slot: Annotated[Any, Ignored("there are no slots")] = None
     samplers: Annotated[Any, Refused("the order of the samplers is fixed", EMPTY)] = None
-    return_tokens: Annotated[Any, Refused("answers have no token ids", (False,))] = None
+    return_tokens: Annotated[Any, Refused(_NO_IDS, (False,))] = None
     timings_per_token: Annotated[Any, Refused("chunks have no timings", (False,))] = None
+    return_progress: Annotated[Any, Refused("chunks have no progress", (False,))] = None
+    post_sampling_probs: Annotated[Any, Refused("log probabilities are those before filters", (False,))] = None
+    response_fields: Annotated[Any, Refused("answers have all their fields", ([],))] = None
+    grammar: Annotated[Any, Refused("forms are JSON, by response_format", ("",))] = None
+    n_discard: Annotated[Any, Refused("a prompt that is too long is refused", (0,))] = None
+    n_indent: Annotated[Any, Refused(_NO_SAMPLER, (0,))] = None
+    t_max_predict_ms: Annotated[Any, Refused("it is the header X-Splitinfer-Timeout", (0, -1))] = None
+    lora: Annotated[Any, Refused("there is one model, without adapters", ([],))] = None
+    image_data: Annotated[Any, Refused("pictures are parts of messages", ([],))] = None
+    reasoning_format: Annotated[Any, Refused("reasoning is returned apart from the text", _APART)] = None
+    reasoning_in_content: Annotated[Any, Refused("reasoning is returned apart from the text", (False,))] = None
+    reasoning_budget: Annotated[Any, Refused("its name is thinking_budget here", (-1,))] = None
+    thinking_forced_open: Annotated[Any, Refused("the model's template begins its reasoning", (False,))] = None
+    parse_tool_calls: Annotated[Any, Refused("calls are always read", (True,))] = None
 
 
 class StreamOptions(Fields):
