@@ -59,6 +59,9 @@ def first_lines(error: str) -> str:
     """What a reader needs of an error of many lines."""
     if "NoExtensionBias" in error:
         return "no text that ends has this form"
+    _, _, of_schema = error.partition("failed to compile JSON schema: ")
+    if of_schema:  # what follows is the grammar around it
+        return of_schema.splitlines()[0][:400]
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     return " ".join(lines[:4])[:400]
 

@@ -7,6 +7,7 @@ there, and nobody waits for it.
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import SamplingParams
@@ -66,14 +67,12 @@ class AnswerForms:
 
     def _as_lark(self, text: str) -> str:
         """A text of the model's own in Lark: special tokens by their ids, all else as it is."""
-        special, found, plain = self._vocabulary.special, list[str](), ""
-        for token in self._prompts.encode(text, adds_special=False) if text else ():
-            if token in special:
-                found += [json.dumps(plain)] * bool(plain) + [f"<[{token}]>"]
-                plain = ""
-            else:
-                plain += self._prompts.decode([token])
-        return " ".join([*found, *([json.dumps(plain)] if plain else [])])
+        special, found = self._vocabulary.special, list[str]()
+        tokens = self._prompts.encode(text, adds_special=False) if text else []
+        for is_special, group in groupby(tokens, special.__contains__):
+            some = list(group)  # decoded together: a character may have several tokens
+            found += [f"<[{token}]>" for token in some] if is_special else [json.dumps(self._prompts.decode(some))]
+        return " ".join(found)
 
     def close(self) -> None:
         """End what was begun for compiling."""

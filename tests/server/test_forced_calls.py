@@ -58,6 +58,19 @@ def test_a_call_is_made_and_keeps_its_schema(client: openai.OpenAI, llm: LLM, se
     assert choice.message.content, "text was not free"
 
 
+def test_a_name_may_have_characters_of_several_tokens(client: openai.OpenAI, llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "Ünï_日本", "parameters": SCHEMA}}
+    (choice,) = client.chat.completions.create(**ASKED, tools=[tool], tool_choice="required", seed=1).choices
+    assert [call.function.name for call in choice.message.tool_calls or ()] == ["Ünï_日本"]
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client: openai.OpenAI, llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
+    assert caught.value.body["message"] == 'the grammar cannot be enforced: Unimplemented keys: ["uniqueItems"]'
+
+
 def test_with_a_format_an_answer_is_a_call_or_json(client: openai.OpenAI, llm: LLM) -> None:
     """A bias makes the random model begin a call, or not; where a call is required no format is asked for."""
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
