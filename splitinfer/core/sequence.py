@@ -253,14 +253,24 @@ class Sequence:
         self.num_awaited -= 1
         found, notes = Extension(len(self.tokens)), self.drafts
         for row, token_id in enumerate(sampled):
+            is_tried, is_forced = bool(notes.ahead), len(self.tokens) in notes.forced
+            notes.forced.discard(len(self.tokens))
+            self.tokens.append(token_id)
             self.token_at = now
-            misses, is_tried, is_forced = notes.num_misses, bool(notes.ahead), len(self.tokens) in notes.forced
-            found.reason = self.append(token_id, max_len)
+            is_right = not notes.missed(token_id)
+            if not is_right:
+                self.kv_floor = self.kv_tokens
+                self.num_scheduled = len(self.tokens) - 1
+                self.num_awaited = 0
             notes.num_forced += is_tried and is_forced
             if is_tried and not is_forced:
-                found.verdicts.append((row, notes.num_misses == misses))
-                found.num_right += notes.num_misses == misses
-            if found.reason is not None:
+                found.verdicts.append((row, is_right))
+                found.num_right += is_right
+            if token_id in self.end_tokens:
+                found.reason = FinishReason.STOP
+                break
+            if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
+                found.reason = FinishReason.LENGTH
                 break
         notes.num_tried += len(found.verdicts)
         notes.num_right += found.num_right
@@ -274,20 +284,3 @@ class Sequence:
         self.kv_floor = 0
         self.kv = CachedKV()
         self.is_known = False
-
-    def append(self, token_id: int, max_len: int) -> FinishReason | None:
-        """Append one sampled token; returns the reason if the sequence ends with it.
-
-        ``max_len`` is the model's context in tokens.
-        """
-        self.drafts.forced.discard(len(self.tokens))
-        self.tokens.append(token_id)
-        if self.drafts.missed(token_id):
-            self.kv_floor = self.kv_tokens
-            self.num_scheduled = len(self.tokens) - 1
-            self.num_awaited = 0
-        if token_id in self.end_tokens:
-            return FinishReason.STOP
-        if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
-            return FinishReason.LENGTH
-        return None

@@ -119,35 +119,39 @@ def sequence(num_prompt: int = 3, max_tokens: int = 4, end_tokens: frozenset[int
     return Sequence(0, list(range(num_prompt)), SamplingParams(max_tokens=max_tokens), 0, end_tokens)
 
 
+def append(seq: Sequence, token_id: int, max_len: int) -> FinishReason | None:
+    return seq.extend([token_id], max_len, now=0.0).reason
+
+
 def test_counts():
     seq = Sequence(0, [1, 2, 3], SamplingParams(), 0, num_scheduled=2)
     assert (seq.num_prompt_tokens, seq.num_scheduled, seq.num_to_compute, seq.num_generated) == (3, 2, 1, 0)
     seq.num_scheduled = 3
-    seq.append(9, max_len=100)
+    append(seq, 9, max_len=100)
     assert (seq.num_prompt_tokens, seq.num_to_compute, seq.num_generated, seq.tokens) == (3, 1, 1, [1, 2, 3, 9])
 
 
 def test_it_ends_at_max_tokens():
     seq = sequence(max_tokens=2)
-    assert seq.append(7, max_len=100) is None
-    assert seq.append(7, max_len=100) is FinishReason.LENGTH
+    assert append(seq, 7, max_len=100) is None
+    assert append(seq, 7, max_len=100) is FinishReason.LENGTH
 
 
 def test_it_ends_where_the_context_is_full():
     seq = sequence(num_prompt=3, max_tokens=100)
-    assert seq.append(7, max_len=5) is None
-    assert seq.append(7, max_len=5) is FinishReason.LENGTH
+    assert append(seq, 7, max_len=5) is None
+    assert append(seq, 7, max_len=5) is FinishReason.LENGTH
 
 
 def test_an_end_token_is_the_reason_even_where_the_length_is_reached_too():
     seq = sequence(max_tokens=1, end_tokens=frozenset({7, 8}))
-    assert seq.append(8, max_len=4) is FinishReason.STOP
+    assert append(seq, 8, max_len=4) is FinishReason.STOP
     assert seq.tokens[-1] == 8
 
 
 def test_an_end_token_in_the_prompt_ends_nothing():
     seq = sequence(num_prompt=3, end_tokens=frozenset({2}))
-    assert seq.append(1, max_len=100) is None
+    assert append(seq, 1, max_len=100) is None
 
 
 short = st.lists(st.integers(0, 2), max_size=8)
