@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from measuring import busiest, thread_seconds
 from weights import CONFIG
@@ -52,6 +53,7 @@ HERE, THERE = KeyPair.make(), KeyPair.make()
 _CHILD = """
 import json, sys, time
 from pathlib import Path
+from typing import Any
 sys.path[:0] = {paths!r}
 from measuring import busiest, thread_seconds, touch
 sys.setswitchinterval(0.0005)  # as the command line does
@@ -96,19 +98,19 @@ class Sender:
         options = LinkOptions(security=Security(HERE, None, lambda key: key == THERE.public))
         self._listener: Listener = listen(address, options=options)
         self.address = "tcp://" + self._listener.address.partition("://")[2].partition("?")[0]
-        self.links: list[Link] = []
+        self.links: list[_Counted] = []
         self.stream = 0  # bytes to send to the next peer without being asked
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with suppress(TransportError):
             while True:
-                link = self._listener.accept()
+                link = _Counted(self._listener.accept())
                 self.links.append(link)
                 serve = self._stream_to if self.stream else self._answer
                 threading.Thread(target=serve, args=(link,), daemon=True).start()
 
-    def _stream_to(self, link: Link) -> None:
+    def _stream_to(self, link: "_Counted") -> None:
         data = [random.Random(at).randbytes(PIECE) for at in range(64)]  # more than a cache holds, as weights are
         with suppress(TransportError):
             for at in range(-(-self.stream // PIECE)):
@@ -116,7 +118,7 @@ class Sender:
             with suppress(TransportError):
                 link.recv(timeout=120)
 
-    def _answer(self, link: Link) -> None:
+    def _answer(self, link: "_Counted") -> None:
         with suppress(TransportError):
             session = Session(opened=False)
             hello = codec.decode(link.recv(timeout=20).header)
@@ -130,10 +132,25 @@ class Sender:
     @property
     def sent(self) -> int:
         """Bytes of frames so far, on all links."""
-        return sum(link.stats.bytes_sent for link in self.links)
+        return sum(link.num_bytes for link in self.links)
 
     def close(self) -> None:
         self._listener.close()
+
+
+class _Counted:
+    """A link whose sent bytes are counted."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.num_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def send(self, frame: Frame) -> None:
+        self._link.send(frame)
+        self.num_bytes += len(frame.header) + sum(memoryview(part).nbytes for part in frame.parts)
 
 
 @contextmanager
