@@ -15,7 +15,7 @@ from splitinfer.llm import LLM, Settings
 
 
 def test_whoever_is_killed_while_writing_leaves_nothing_wrong_behind():
-    found = kv_kills.trials(range(thorough(1, 8)))
+    found = kv_kills.trials(range(thorough(1, 5)))
     assert all(each.same for each in found), found
 
 

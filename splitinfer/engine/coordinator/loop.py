@@ -241,11 +241,16 @@ class Loop:
             self._go_on(plan, result, heard)
         else:
             now = time.monotonic()
-            self._requests.take(self._update(result, heard, now), now)
+            events = self._update(result, heard, now)
+            assert step is not None, "the scheduler took the result of a step"
+            self._figures.returned(step, result, heard, [event.seq_id for event in events], now)
+            self._requests.take(events, now)
 
     def _go_on(self, plan: StepPlan, result: StepResult, heard: float) -> None:
         """Launch the expected step, and only then have the scheduler take in the result that it follows."""
-        now, step = time.monotonic(), StepInFlight.of(plan)
+        now, step, before = time.monotonic(), StepInFlight.of(plan), self.scheduler.oldest
+        assert before is not None, "a step is expected behind another"
+        self._figures.returned(before, result, heard, [one.seq_id for one in result.sampled], now)
         self._requests.take([TokenEvent(one.seq_id, one.tokens[0], None) for one in result.sampled], now)
         self._requests.tell()
         try:
@@ -258,14 +263,11 @@ class Loop:
 
     def _update(self, result: StepResult, heard: float, now: float) -> list[TokenEvent]:
         """Have the scheduler take in a result."""
-        step = self.scheduler.oldest
         events = self.scheduler.update(result, heard, learn=False)
-        assert step is not None, "the scheduler took the result of a step"
         self.own_steps.reduce(self.scheduler.leave_out_void)
         if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
             self._pipeline.send_void(void)
         self.watch.answered_at = now
-        self._figures.returned(step, result, heard, [event.seq_id for event in events], now)
         return events
 
     # -- while the pipeline is opened again ----------------------------------------------------

@@ -12,6 +12,7 @@ from stages import layout, pipeline, plain_greedy, prompt, tokens_of, worker
 
 import splitinfer
 from splitinfer.demo import TARGET
+from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.coordinator.requests import Came, EventQueue
 from splitinfer.errors import CannotFit, LayoutError, ModelError, QueueFull, RequestError, SplitinferError
 from splitinfer.llm import LLM, Settings
@@ -378,3 +379,20 @@ def test_an_answer_is_counted_before_its_reader_is_told(llm: LLM, ending: str, m
         request.abort()
     assert request.result().finish_reason == ending
     assert [one.get(ending, 0) - before for one in seen] == [1]
+
+
+def test_a_step_is_counted_before_the_readers_of_its_tokens_are_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who reads statistics with a token divides by one token more than there were steps."""
+    tell, totals, seen = OpenRequests.tell, llm._engine.figures.totals, list[int]()
+
+    def tells(requests: OpenRequests) -> None:
+        llm._engine.figures.count()
+        seen.append(totals.stages[0].steps - totals.generated_tokens)
+        tell(requests)
+
+    llm._engine.figures.count()
+    before = totals.stages[0].steps - totals.generated_tokens
+    monkeypatch.setattr(OpenRequests, "tell", tells)
+    llm.generate([5, 9, 13], params(ignore_eos=True))
+    assert len(seen) >= 24
+    assert min(seen) >= before
