@@ -220,8 +220,6 @@ class LLM(Texts, Operated):
         """
         return self._forms.call_grammar(tools, must=must, form=form)
 
-    # -- requests ----------------------------------------------------------------------------
-
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

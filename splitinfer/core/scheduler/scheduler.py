@@ -39,7 +39,7 @@ decision. Where the next plan can be told before a result, ``expected`` has it (
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from splitinfer.core.costs.model import CostModel
@@ -223,30 +223,23 @@ class Scheduler:
 
     def unable(self) -> list[tuple[Sequence, NeverFits]]:
         """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
-        return [*self._unable()] if self._is_lowered else []
-
-    def _unable(self) -> Iterator[tuple[Sequence, NeverFits]]:
-        for seq in (*self.running.values(), *self.waiting):
+        found = list[tuple[Sequence, NeverFits]]()
+        for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
             try:
                 self.state.budget.check(self._admission.reservation(seq))
             except NeverFits as error:
-                yield seq, error
+                found.append((seq, error))
+        return found
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
         """Change the rules from the next plan on; running sequences continue."""
-        self.state.config = replace(
-            self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
+        self.state.configure(
+            replace(self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running)
         )
-        self.state.policy = Policy(policy_config)
-        self.state.share_left = 0
 
     def fix_groups(self, count: int | None) -> None:
         """Have sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
-        groups = self.state.groups
-        groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
-        groups.fixed = self.config.fixed_groups or count is not None
-        groups.forget()
-        self.state.regroup()
+        self.state.fix_groups(count)
 
     # -- drafts ------------------------------------------------------------------------------
 
@@ -350,8 +343,6 @@ class Scheduler:
         """Whether nothing runs, waits, or is still to be freed."""
         return not (self.waiting or self.running or self.state.in_flight or self.state.has_changes)
 
-    # -- applying a decision -----------------------------------------------------------------
-
     def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
         introduced = self._move(decision)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
@@ -375,7 +366,7 @@ class Scheduler:
         step = begun or StepInFlight.of(plan)
         step.idle_since = self.state.idle_since(plan, [*decision.drafts.values()])
         self.state.in_flight.append(step)
-        self._note(decision)
+        self.state.note(decision)
         return plan
 
     def _move(self, decision: Decision) -> tuple[NewSequence, ...]:
@@ -392,19 +383,6 @@ class Scheduler:
         if decision.admissions or decision.fetching:
             self._life.free_left()
         return introduced
-
-    def _note(self, decision: Decision) -> None:
-        """Note what the next decisions go by: the round's share, the turn, the policy's state, the groups."""
-        state = self.state
-        if decision.admissions and not decision.has_slices:
-            state.share_left = 0
-        if decision.situation is not None and decision.has_slices:
-            state.share, state.share_left = decision.share, decision.share_left
-            self.batches.had_turn(decision.group, decision.late)
-            state.policy.scheduled(decision.situation)
-            state.prompts_go_on = state.prompts_go_on + 1 if decision.chunks else 0
-        if decision.allocation.preempted:
-            state.regroup()
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""

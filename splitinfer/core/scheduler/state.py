@@ -9,7 +9,7 @@ from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.decision import Admission
+from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.microbatches import MicroBatches
@@ -127,6 +127,29 @@ class SchedulerState:
     def reads_prompts(self) -> bool:
         """Whether a sequence that was admitted has prompt tokens that are in no plan yet."""
         return any(seq.num_to_compute and seq not in self.batches for seq in self.running.values())
+
+    def note(self, decision: Decision) -> None:
+        """Note what the next decisions go by: the round's share, the turn, the policy's state, the groups."""
+        if decision.admissions and not decision.has_slices:
+            self.share_left = 0
+        if decision.situation is not None and decision.has_slices:
+            self.share, self.share_left = decision.share, decision.share_left
+            self.batches.had_turn(decision.group, decision.late)
+            self.policy.scheduled(decision.situation)
+            self.prompts_go_on = self.prompts_go_on + 1 if decision.chunks else 0
+        if decision.allocation.preempted:
+            self.regroup()
+
+    def configure(self, config: SchedulerConfig) -> None:
+        """Go by other rules from the next plan on."""
+        self.config, self.policy, self.share_left = config, Policy(config.policy_config), 0
+
+    def fix_groups(self, count: int | None) -> None:
+        """See ``Scheduler.fix_groups``."""
+        self.groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
+        self.groups.fixed = self.config.fixed_groups or count is not None
+        self.groups.forget()
+        self.regroup()
 
     def regroup(self) -> None:
         """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members."""
