@@ -15,7 +15,7 @@ from typing import Any
 
 from splitinfer.errors import RequestError
 
-_MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
+MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
 _NOTES = frozenset({"default", "example", "examples", "title", "description", "$comment"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _NO_DIALECT = frozenset({"http://json-schema.org/schema", "http://json-schema.org/schema#"})  # the newest, whichever
@@ -91,7 +91,7 @@ def _check_numbers(value: Any) -> None:
 
 def _check_number(value: Any) -> None:
     """Refuse a whole number that llguidance would round."""
-    if isinstance(value, int) and abs(value) > _MOST_EXACT:
+    if isinstance(value, int) and abs(value) > MOST_EXACT:
         raise _refused(f"{value} has more digits than can be compared")
 
 

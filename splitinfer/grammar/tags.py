@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import enforceable
+from splitinfer.grammar.schemas import MOST_EXACT, enforceable
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -25,7 +25,6 @@ _Rest = dict[str, Any]  # of words by their next letter
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
-_MOST = 2**53  # whole numbers are read as floats; others could be infinite
 _CDATA = ("<![CDATA[", "]]>")
 
 
@@ -227,8 +226,9 @@ def _some(value: Schema) -> dict[str, Any]:
 
 
 def _bounded(value: dict[str, Any]) -> dict[str, Any]:
-    low = {} if "exclusiveMinimum" in value else {"minimum": -_MOST}
-    high = {} if "exclusiveMaximum" in value else {"maximum": _MOST}
+    # Whole numbers are read as floats; others could be infinite.
+    low = {} if "exclusiveMinimum" in value else {"minimum": -MOST_EXACT}
+    high = {} if "exclusiveMaximum" in value else {"maximum": MOST_EXACT}
     return {**low, **high, **value}
 
 
