@@ -7,11 +7,11 @@ A request's life, with the phases that are told apart:
     |------------------------------------- whole ----------------------------------------------- ended
 
 A phase that a request never came to is not counted. The time between tokens is counted once for each step that brought
-a request any: drafts that were right come together. Bounds, and what is counted when, are those of vLLM 0.33.0
-(``vllm/v1/metrics/buckets.py``, ``stats.py``), for whose dashboards they are.
+a request any: drafts that were right come together, at one time. Bounds, and what is counted when, are those of vLLM
+0.33.0 (``vllm/v1/metrics/buckets.py``, ``stats.py``), for whose dashboards they are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from splitinfer.core.metrics.distribution import Distribution, Histogram
@@ -59,55 +59,58 @@ class RequestFigures:
 
 
 @dataclass(slots=True)
-class _Request:
-    """A request under way, and when it was submitted, had its first token and its last one."""
+class RequestUnderWay:
+    """What all figures know of a request under way.
+
+    submitted, first, last: when it was submitted, had its first token, and its last one (before: ``submitted``).
+    computed: positions of it that steps have brought so far.
+    """
 
     sequence: Sequence
     submitted: float
+    last: float
     first: float | None = None
-    last: float = 0.0
+    computed: int = 0
 
 
 class RequestMeters:
-    """Counts requests. Times are seconds on one clock, the scheduler's. Used by one thread at a time."""
+    """Counts requests. Times are seconds on one clock, the scheduler's. Used by one thread at a time.
+
+    ``under_way``: by ``seq_id``, from ``submitted`` to ``ended``.
+    """
 
     def __init__(self) -> None:
-        self._requests: dict[int, _Request] = {}
+        self.under_way: dict[int, RequestUnderWay] = {}
         self._counted = {name: Distribution(bounds) for name, bounds in BOUNDS.items()}
         self._prompt_tokens = self._cached_tokens = 0
 
     def submitted(self, sequence: Sequence, at: float) -> None:
         """A request was submitted at ``at``."""
-        self._requests[sequence.seq_id] = _Request(sequence, at)
+        self.under_way[sequence.seq_id] = RequestUnderWay(sequence, at, at)
 
     def planned(self, num_tokens: int) -> None:
         """A step was planned, of so many rows."""
         if num_tokens:
             self._counted["step_tokens"].add(num_tokens)
 
-    def came(self, seq_ids: Iterable[int], now: float) -> None:
-        """A step's result has brought tokens for these requests, some of them several times among ``seq_ids``."""
-        for seq_id in dict.fromkeys(seq_ids):
-            request = self._requests.get(seq_id)
-            if request is None:
-                continue  # it had ended before
-            if request.first is None:
-                request.first = now
-                self._counted["first_token"].add(now - request.submitted)
-                self._prompt_tokens += request.sequence.num_prompt_tokens
-                self._cached_tokens += request.sequence.num_cached or 0
-            else:
-                self._counted["between_tokens"].add(now - request.last)
-            request.last = now
+    def token(self, request: RequestUnderWay, now: float) -> None:
+        """A request has a token. All that one step brings have the same time."""
+        if request.first is None:
+            request.first = now
+            self._counted["first_token"].add(now - request.submitted)
+            self._prompt_tokens += request.sequence.num_prompt_tokens
+            self._cached_tokens += request.sequence.num_cached or 0
+        elif now != request.last:
+            self._counted["between_tokens"].add(now - request.last)
+        request.last = now
 
     def ended(self, seq_id: int, now: float) -> None:
         """A request has ended, whichever way."""
-        request = self._requests.pop(seq_id, None)
-        if request is not None:
-            self._count_times(request, now)
-            self._count_sizes(request)
+        request = self.under_way.pop(seq_id)
+        self._count_times(request, now)
+        self._count_sizes(request)
 
-    def _count_times(self, request: _Request, now: float) -> None:
+    def _count_times(self, request: RequestUnderWay, now: float) -> None:
         counted, begun, first, last = self._counted, request.sequence.begun_at, request.first, request.last
         counted["whole"].add(now - request.submitted)
         if begun is None:
@@ -121,7 +124,7 @@ class RequestMeters:
         if (further := request.sequence.num_generated - 1) > 0:
             counted["each_token"].add((last - first) / further)
 
-    def _count_sizes(self, request: _Request) -> None:
+    def _count_sizes(self, request: RequestUnderWay) -> None:
         counted, sequence = self._counted, request.sequence
         counted["prompt"].add(sequence.num_prompt_tokens)
         counted["computed_prompt"].add(sequence.num_prompt_tokens - (sequence.num_cached or 0))

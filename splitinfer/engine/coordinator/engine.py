@@ -189,7 +189,6 @@ class Engine:
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
-        self.figures.count()
         scheduler, layout = self._requests.in_force or (None, self.pipeline.layout)
         drafter, now = self._loop.drafter, time.monotonic()
         return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now, reset=reset)

@@ -5,7 +5,7 @@
     stages      opened | lost -> resumed | relaid
 
 The loop tells what happened, in order, and counts nothing itself. Counting need not be done between a result and the
-step that it allows, so it is put off until there is time or somebody asks.
+step that it allows, so it is put off until there is time or somebody asks. One thread at a time counts or reads.
 """
 
 import threading
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.metrics.recent import RecentSteps
@@ -58,7 +58,8 @@ class Figures:
         self.events: deque[Callable[[], None]] = deque()
         self._counting = threading.Lock()
         self._requests = RequestMeters()
-        self.totals, self.window = Totals([]), PipelineMetrics(names, now, trace)
+        self.totals = Totals([])
+        self._window = PipelineMetrics(names, now, self._requests.under_way, trace)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -67,73 +68,74 @@ class Figures:
         """A request was submitted at ``at``, and has reached the loop."""
         self.totals.is_active(True, now)
         self._requests.submitted(sequence, at)
-        self.window.submitted(sequence.seq_id, sequence.num_prompt_tokens, at, now)
+        self._window.submitted(now)
 
     @_later
     def token(self, seq_id: int, now: float) -> None:
         """A token goes to its reader."""
+        request = self._requests.under_way[seq_id]
         self.totals.generated_tokens += 1
-        self.window.token(seq_id, now)
+        self._window.token(request, now)
+        self._requests.token(request, now)
 
     @_later
-    def ended(self, sequence: Sequence, reason: FinishReason, now: float, *, is_last: bool) -> None:
-        """A request has ended. ``is_last``: no other is under way."""
+    def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """A request has ended."""
         self.totals.ended(sequence, reason)
-        self.totals.is_active(not is_last, now)
-        self.window.ended(sequence.seq_id, now)
         self._requests.ended(sequence.seq_id, now)
+        self.totals.is_active(bool(self._requests.under_way), now)
+        self._window.ended(now)
 
     # -- steps -------------------------------------------------------------------------------
 
     @_later
     def blocked(self) -> None:
         """Nothing can be planned now."""
-        self.window.blocked()
+        self._window.blocked()
 
     @_later
     def heard(self, at: float) -> None:
         """An event reached the loop that may let it plan again."""
-        self.window.heard(at)
+        self._window.heard(at)
 
     @_later
     def launched(self, step: StepInFlight) -> None:
         """The first stage begins a step."""
         self.totals.computed_tokens += step.planned.num_tokens
-        self.window.launched(step)
+        self._window.launched(step)
         self._requests.planned(step.planned.num_tokens)
 
     @_later
-    def returned(self, step: StepInFlight, result: StepResult, heard: float, seq_ids: list[int], now: float) -> None:
-        """A step's result arrived at ``heard`` and brought tokens of these sequences, which their readers have not got
-        yet."""
-        self.window.returned(step, result, heard)
+    def returned(self, step: StepInFlight, result: StepResult, heard: float) -> None:
+        """A step's result arrived at ``heard``; the readers have not got its tokens yet."""
+        self._window.returned(step, result, heard)
         self.totals.step(result, heard)
         LATE_STEPS.count(result)
-        self._requests.came(seq_ids, now)
 
     # -- stages ------------------------------------------------------------------------------
 
+    @_later
     def opened(self, clocks: Clocks, now: float) -> None:
         """All stages are there for the first time."""
         self.totals.stages = [StageTotals() for _ in clocks.readings]
-        self.window.opened(clocks, now)
+        self._window.opened(clocks, now)
 
     @_later
     def lost(self, now: float) -> None:
         """The stages are gone, and the steps under way with them."""
-        self.window.lost(now)
+        self._window.lost(now)
 
     @_later
     def resumed(self, clocks: Clocks, now: float) -> None:
         """All stages are there again."""
-        self.window.resumed(clocks, now)
+        self._window.resumed(clocks, now)
 
+    @_later
     def relaid(self, names: Seq[str], clocks: Clocks, now: float) -> None:
         """The stages are others, of these names; what was counted of the ones before is kept apart."""
-        self.count()
         self.totals.stages = [StageTotals() for _ in names]
-        self.window.relaid(names, now)
-        self.window.resumed(clocks, now)
+        self._window.relaid(names, now)
+        self._window.resumed(clocks, now)
 
     # -- readings ----------------------------------------------------------------------------
 
@@ -147,6 +149,18 @@ class Figures:
             while self.events:
                 self.events.popleft()()
             return read()
+
+    def as_dict(self, names: Seq[str], now: float, *, reset: bool = False) -> dict[str, Any]:
+        """Counters and the window's figures as plain numbers, for ``LLM.stats``; ``reset`` begins another window."""
+
+        def read() -> dict[str, Any]:
+            stats = self.totals.as_dict(names, now)
+            stats["window"] = self._window.snapshot(now, reset=reset)
+            for stage, idle in zip(stats["stages"], self._window.idle_seconds(), strict=False):
+                stage["idle_seconds"] = idle
+            return stats
+
+        return self._after_counting(read)
 
     @property
     def generated_tokens(self) -> int:
@@ -164,4 +178,4 @@ class Figures:
 
     def watch(self, recent: RecentSteps | None) -> None:
         """Put every step that is launched from now on into ``recent``; ``None`` ends that. From any thread."""
-        self.window.watch(recent)
+        self._window.watch(recent)

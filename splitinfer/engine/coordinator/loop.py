@@ -243,14 +243,14 @@ class Loop:
             now = time.monotonic()
             events = self._update(result, heard, now)
             assert step is not None, "the scheduler took the result of a step"
-            self._figures.returned(step, result, heard, [event.seq_id for event in events], now)
+            self._figures.returned(step, result, heard)
             self._requests.take(events, now)
 
     def _go_on(self, plan: StepPlan, result: StepResult, heard: float) -> None:
         """Launch the expected step, and only then have the scheduler take in the result that it follows."""
         now, step, before = time.monotonic(), StepInFlight.of(plan), self.scheduler.oldest
         assert before is not None, "a step is expected behind another"
-        self._figures.returned(before, result, heard, [one.seq_id for one in result.sampled], now)
+        self._figures.returned(before, result, heard)
         self._requests.take([TokenEvent(one.seq_id, one.tokens[0], None) for one in result.sampled], now)
         self._requests.tell()
         try:

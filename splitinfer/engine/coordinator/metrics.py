@@ -9,8 +9,7 @@ For the first stage's gap it must be known what its step had waited for. The loo
 anew after each event.
 """
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Visit
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
+from splitinfer.core.metrics.requests import RequestUnderWay
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight, Trigger
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
@@ -26,16 +26,6 @@ _FAR = 1e12  # seconds; no clock reads more
 
 
 _NOT_WAITED_FOR = Trigger(ALWAYS, ALWAYS, ALWAYS)
-
-
-@dataclass(slots=True)
-class _RequestProgress:
-    """How far a request is: its prompt's length, the time of its last token (or its submission), positions computed."""
-
-    num_prompt_tokens: int
-    last: float
-    has_token: bool = False
-    computed: int = 0
 
 
 @dataclass(slots=True)
@@ -69,42 +59,39 @@ class _Window:
 
 
 class PipelineMetrics:
-    """Figures of the current window, times in seconds. The engine's thread writes, any thread may call ``snapshot``."""
+    """Figures of the current window, times in seconds. Used by one thread at a time, but for ``watch``.
 
-    def __init__(self, names: Sequence[str], now: float, trace: Trace | None = None) -> None:
+    ``requests``: those under way.
+    """
+
+    def __init__(
+        self, names: Sequence[str], now: float, requests: Mapping[int, RequestUnderWay], trace: Trace | None = None
+    ) -> None:
         self._names, self._trace = tuple(names), trace
         self._recent: RecentSteps | None = None
-        self._lock = threading.Lock()
         self._activity = Activity()
         self._clocks = Clocks(())
         self._is_whole = True
-        self._requests: dict[int, _RequestProgress] = {}
+        self._requests = requests
         self._trigger: Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
         self._window = _Window.of(0, len(names), now)
 
     # -- requests ----------------------------------------------------------------------------
 
-    def submitted(self, seq_id: int, num_prompt_tokens: int, at: float, now: float) -> None:
-        """A request was submitted at ``at``, and has reached the loop."""
-        with self._lock:
-            self._requests[seq_id] = _RequestProgress(num_prompt_tokens, at)
-            if self._is_whole:
-                self._activity.begin(now)
+    def submitted(self, now: float) -> None:
+        """A request has reached the loop."""
+        if self._is_whole:
+            self._activity.begin(now)
 
-    def token(self, seq_id: int, now: float) -> None:
-        """A request received a token."""
-        request = self._requests[seq_id]
-        with self._lock:
-            times = self._window.itl if request.has_token else self._window.ttft
-            times.add(now - request.last)
-        request.last, request.has_token = now, True
+    def token(self, request: RequestUnderWay, now: float) -> None:
+        """A request has a token. Call before its record knows."""
+        times = self._window.ttft if request.first is None else self._window.itl
+        times.add(now - request.last)
 
-    def ended(self, seq_id: int, now: float) -> None:
-        """A request has ended."""
-        with self._lock:
-            self._requests.pop(seq_id, None)
-            if not self._requests:
-                self._activity.stop(now)
+    def ended(self, now: float) -> None:
+        """A request is not under way any more."""
+        if not self._requests:
+            self._activity.stop(now)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -136,7 +123,7 @@ class PipelineMetrics:
     def _decodes(self, part: Slice) -> bool:
         request = self._requests.get(part.seq_id)
         is_decode = len(part.token_ids) == 1 or bool(part.num_drafts)
-        return request is not None and is_decode and part.start >= request.num_prompt_tokens
+        return request is not None and is_decode and part.start >= request.sequence.num_prompt_tokens
 
     def returned(self, step: StepInFlight, result: StepResult, heard: float) -> None:
         """A step's result has arrived. Call before its tokens reach their requests: rows of a request that had
@@ -153,8 +140,7 @@ class PipelineMetrics:
         else:
             made = sent = heard = last.ended
         visits = self._visits(step, result.figures, useful)
-        with self._lock:
-            gaps, window = self._count(step, visits, useful), self._window.number
+        gaps, window = self._count(step, visits, useful), self._window.number
         if self._trigger is None:
             self._trigger = Trigger(made, sent, heard)
         if step.rows is not None:
@@ -213,51 +199,46 @@ class PipelineMetrics:
     def opened(self, clocks: Clocks, now: float) -> None:
         """All stages are connected for the first time: the first window begins."""
         self.resumed(clocks, now)
-        with self._lock:
-            self._begin_window(now)
+        self._begin_window(now)
 
     def relaid(self, names: Sequence[str], now: float) -> None:
         """The stages are others, of these names: a window of theirs begins."""
-        with self._lock:
-            self._names = tuple(names)
-            self._begin_window(now)
-            if self._trace is not None:
-                self._trace.begin(list(names))
+        self._names = tuple(names)
+        self._begin_window(now)
+        if self._trace is not None:
+            self._trace.begin(list(names))
 
     def resumed(self, clocks: Clocks, now: float) -> None:
         """All stages are connected."""
-        with self._lock:
-            self._clocks, self._is_whole = clocks, True
-            self._trigger = _NOT_WAITED_FOR
-            if self._requests:
-                self._activity.begin(now)
+        self._clocks, self._is_whole = clocks, True
+        self._trigger = _NOT_WAITED_FOR
+        if self._requests:
+            self._activity.begin(now)
 
     def lost(self, now: float) -> None:
         """A stage is lost, and the steps under way with it; until all are back, no time counts as active."""
-        with self._lock:
-            self._is_whole = False
-            self._activity.stop(now)
+        self._is_whole = False
+        self._activity.stop(now)
 
     def snapshot(self, now: float, *, reset: bool = False) -> dict[str, Any]:
         """The window as plain numbers; with ``reset`` a new one begins."""
-        with self._lock:
-            window = self._window
-            found = {
-                "number": window.number,
-                "seconds": now - window.since,
-                "steps": window.steps,
-                "computed_tokens": window.tokens,
-                "useful_tokens": window.useful,
-                "ttft_seconds": window.ttft.as_dict(50, 90, 99),
-                "itl_seconds": window.itl.as_dict(50, 90, 99),
-                "stages": [
-                    {"name": name, **_stage_dict(stage), **_clock_dict(reading)}
-                    for name, stage, reading in zip(self._names, window.stages, self._clocks.readings, strict=False)
-                ],
-            }
-            if reset:
-                self._begin_window(now)
-                self._window.idle_before = window.idle
+        window = self._window
+        found = {
+            "number": window.number,
+            "seconds": now - window.since,
+            "steps": window.steps,
+            "computed_tokens": window.tokens,
+            "useful_tokens": window.useful,
+            "ttft_seconds": window.ttft.as_dict(50, 90, 99),
+            "itl_seconds": window.itl.as_dict(50, 90, 99),
+            "stages": [
+                {"name": name, **_stage_dict(stage), **_clock_dict(reading)}
+                for name, stage, reading in zip(self._names, window.stages, self._clocks.readings, strict=False)
+            ],
+        }
+        if reset:
+            self._begin_window(now)
+            self._window.idle_before = window.idle
         return found
 
     def _begin_window(self, now: float) -> None:
@@ -265,8 +246,7 @@ class PipelineMetrics:
 
     def idle_seconds(self) -> list[dict[str, float]]:
         """Each stage's gaps by cause since the start, in seconds."""
-        with self._lock:
-            return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._window.idle]
+        return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._window.idle]
 
 
 def _stage_dict(stage: StageGaps) -> dict[str, Any]:

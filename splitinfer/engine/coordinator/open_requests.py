@@ -206,7 +206,7 @@ class OpenRequests:
         self.now_in_force.scheduler.finish(seq_id, reason)
         state = self._states.pop(seq_id)
         self._forget(seq_id)
-        self._figures.ended(state.sequence, reason, time.monotonic(), is_last=not self._states)
+        self._figures.ended(state.sequence, reason, time.monotonic())
         self.check_drained()
         return state
 

@@ -23,10 +23,7 @@ def stats_of(
 ) -> dict[str, Any]:
     """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
     ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
-    stats = figures.totals.as_dict([spec.name for spec in layout.stages], now)
-    stats["window"] = figures.window.snapshot(now, reset=reset)
-    for stage, idle in zip(stats["stages"], figures.window.idle_seconds(), strict=False):
-        stage["idle_seconds"] = idle
+    stats = figures.as_dict([spec.name for spec in layout.stages], now, reset=reset)
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()

@@ -80,15 +80,14 @@ class Totals:
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
-        count = sum(list(self.finished.values()))
+        count = sum(self.finished.values())
         if not count:
             return UsualRequest()
         return UsualRequest(self.generated_tokens / count, (self.prompt_tokens - self.cached_tokens) / count)
 
     def as_dict(self, names: Seq[str], now: float) -> dict[str, Any]:
         """The counters as plain numbers, for ``LLM.stats``."""
-        since = self._active_since  # read once: the engine's thread may change it
-        active = self.active + (now - since if since is not None else 0.0)
+        active = self.active + (0.0 if self._active_since is None else now - self._active_since)
         sent = sum(stage.bytes_sent for stage in self.stages)
         return {
             "active_seconds": active,
@@ -113,6 +112,6 @@ class Totals:
                     "bytes_copied": stage.bytes_copied,
                     "copy_seconds": stage.copying,
                 }
-                for name, stage in zip(names, self.stages, strict=False)  # the engine's thread may change the cut
+                for name, stage in zip(names, self.stages, strict=False)  # another cut may come in between
             ],
         }

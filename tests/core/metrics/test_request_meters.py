@@ -25,7 +25,8 @@ def test_the_life_of_a_request():
     seq.begun_at, seq.num_cached = 12.0, 1
     for now, count in ((13.0, 1), (14.0, 2), (16.0, 1)):
         seq.tokens += [2] * count
-        meters.came([7] * count, now)
+        for _ in range(count):
+            meters.token(meters.under_way[7], now)
     meters.ended(7, 16.5)
     assert totals(meters) == {
         "first_token": (1, 3.0),
@@ -50,7 +51,6 @@ def test_a_request_given_up_in_the_queue_has_no_phases():
     meters = RequestMeters()
     meters.submitted(sequence(1), at=0.0)
     meters.ended(1, 5.0)
-    meters.ended(1, 6.0)
     assert {"whole", "prompt", "generated"} <= totals(meters).keys()
     assert not {"queue", "prefill", "decode", "inference", "each_token", "first_token"} & totals(meters).keys()
     assert meters.read().prompt_tokens == 0, "its prompt was not read"
@@ -65,9 +65,8 @@ def test_a_request_given_up_while_its_prompt_is_read_has_waited():
     assert "prefill" not in totals(meters)
 
 
-def test_tokens_of_a_request_that_has_ended_and_empty_steps_do_not_count():
+def test_empty_steps_do_not_count():
     meters = RequestMeters()
-    meters.came([3], 1.0)
     meters.planned(0)
     assert totals(meters) == {}
 
@@ -77,7 +76,7 @@ def test_one_token_has_no_time_for_each():
     meters.submitted(seq, at=0.0)
     seq.begun_at = 0.0
     seq.tokens.append(2)
-    meters.came([1], 1.0)
+    meters.token(meters.under_way[1], 1.0)
     meters.ended(1, 1.0)
     assert "each_token" not in totals(meters)
     assert totals(meters)["decode"] == (1, 0.0)

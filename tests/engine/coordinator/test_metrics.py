@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import until
@@ -16,9 +17,11 @@ from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator.metrics import PipelineMetrics
+from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.totals import Totals
 from splitinfer.llm import LLM
 
@@ -46,24 +49,35 @@ def two_stages(step: int, begin: float) -> StepResult:
 _in_flight: deque[StepInFlight] = deque()
 
 
-def launch(figures: PipelineMetrics, plan: StepPlan) -> None:
+def launch(figures: Figures, plan: StepPlan) -> None:
     """Tell of a launch."""
     _in_flight.append(StepInFlight.of(plan))
     figures.launched(_in_flight[-1])
 
 
-def come_back(figures: PipelineMetrics, result: StepResult, heard: float) -> None:
+def come_back(figures: Figures, result: StepResult, heard: float) -> None:
     """Tell of the result of the oldest step."""
     step = _in_flight.popleft()
     assert step.plan.step == result.step
     figures.returned(step, result, heard)
 
 
-def metrics() -> PipelineMetrics:
+def metrics() -> Figures:
     _in_flight.clear()
-    made = PipelineMetrics(["front", "back"], 0.0)
+    made = Figures(["front", "back"], 0.0)
     made.opened(Clocks([ClockReading(AHEAD, 0.001)]), 0.0)
     return made
+
+
+def submit(figures: Figures, seq_id: int, num_prompt: int, now: float = 0.0) -> Sequence:
+    """Tell of a request with a prompt of that many tokens."""
+    made = Sequence(seq_id, [1] * num_prompt, SamplingParams(), 0)
+    figures.submitted(made, now, now)
+    return made
+
+
+def window_of(figures: Figures, now: float, *, reset: bool = False) -> dict[str, Any]:
+    return figures.as_dict(["front", "back"], now, reset=reset)["window"]
 
 
 def test_a_lone_stream():
@@ -75,14 +89,14 @@ def test_a_lone_stream():
     figures = metrics()
     figures.blocked()
     figures.heard(0.0)
-    figures.submitted(7, 3, at=0.0, now=0.0)
+    request = submit(figures, 7, 3)
     for step, (begin, slices) in enumerate(((0.5, (7, 0, 3)), (3.5, (7, 3, 1)), (6.5, (7, 4, 1)))):
         launch(figures, plan(step, slices))
         figures.blocked()
         come_back(figures, two_stages(step, begin), heard=begin + 2.5)
         figures.token(7, begin + 2.5)
-    figures.ended(7, 9.0)
-    window = figures.snapshot(10.0)
+    figures.ended(request, FinishReason.LENGTH, 9.0)
+    window = window_of(figures, 10.0)
     front, back = window["stages"]
     assert {cause: gap["seconds"] for cause, gap in front["gaps"].items() if gap["count"]} == pytest.approx(
         {"host": 1.5, "downstream": 2.5, "link": 0.5}
@@ -103,16 +117,16 @@ def test_a_lone_stream():
 def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful():
     """7 of 21 rows are: 8 came after their request's end; of the other's 13, 4 were computed again, and then 2."""
     figures = metrics()
-    figures.submitted(1, 8, 0.0, 0.0)
-    figures.submitted(2, 8, 0.0, 0.0)
+    submit(figures, 1, 8)
+    second = submit(figures, 2, 8)
     steps = [plan(0, (1, 0, 4), (2, 0, 8)), plan(1, (1, 0, 4)), plan(2, (1, 2, 5))]
     for each in steps:
         launch(figures, each)
-    figures.ended(2, 1.0)
+    figures.ended(second, FinishReason.ABORT, 1.0)
     for each in steps:
         begin = 3.0 * each.step
         come_back(figures, two_stages(each.step, begin), begin + 2.5)
-    window = figures.snapshot(10.0)
+    window = window_of(figures, 10.0)
     assert (window["computed_tokens"], window["useful_tokens"]) == (21, 4 + 0 + 3)
     front = window["stages"][0]
     assert front["goodput_duty_percent"] == pytest.approx(front["duty_percent"] * 7 / 21)
@@ -121,7 +135,7 @@ def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful
 def test_void_drafts_take_nothing_from_the_tokens_that_come_in_their_place():
     """The first draft is wrong, and the block behind it void; the positions that it had are computed anew, and kept."""
     figures = metrics()
-    figures.submitted(1, 8, 0.0, 0.0)
+    submit(figures, 1, 8)
     parts = [Slice(1, 0, (1,) * 8, 1), Slice(1, 8, (2, 3, 3, 3), 4, 3), Slice(1, 12, (3, 3, 3), 3, 3)]
     parts += [Slice(1, 9, (4,), 1), Slice(1, 10, (5, 6, 7), 3, 2)]
     sampled = [1, 1, 0, 1, 3]
@@ -129,35 +143,35 @@ def test_void_drafts_take_nothing_from_the_tokens_that_come_in_their_place():
         launch(figures, StepPlan(step, slices=(part,)))
         given = (SampledSlice(1, (SampledToken(4),) * count),)
         come_back(figures, replace(two_stages(step, 3.0 * step), sampled=given), 3.0 * step + 2.5)
-    window = figures.snapshot(20.0)
+    window = window_of(figures, 20.0)
     assert (window["computed_tokens"], window["useful_tokens"]) == (8 + 4 + 3 + 1 + 3, 8 + 1 + 0 + 1 + 3)
 
 
 def test_a_reset_begins_another_window():
     figures = metrics()
-    figures.submitted(1, 2, 0.0, 0.0)
+    submit(figures, 1, 2)
     launch(figures, plan(0, (1, 0, 2)))
     come_back(figures, two_stages(0, 0.5), 3.0)
     figures.token(1, 3.0)
     launch(figures, plan(1, (1, 2, 1)))
-    assert figures.snapshot(4.0, reset=True)["steps"] == 1
+    assert window_of(figures, 4.0, reset=True)["steps"] == 1
     come_back(figures, two_stages(1, 3.5), 6.0)
-    window = figures.snapshot(7.0)
+    window = window_of(figures, 7.0)
     assert (window["number"], window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (2, 3, 1, 0)
     assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
 
 
 def test_gaps_since_the_start_outlive_their_window():
     figures = metrics()
-    figures.submitted(1, 2, 0.0, 0.0)
+    submit(figures, 1, 2)
     idle: list[dict[str, float]] = []
     for step, begin in enumerate((0.5, 3.5)):
         launch(figures, plan(step, (1, step, 1)))
         come_back(figures, two_stages(step, begin), begin + 2.5)
-        figures.snapshot(begin + 2.5, reset=step == 0)
-        idle = figures.idle_seconds()
-    assert idle[1]["upstream"] > figures.snapshot(9.0)["stages"][1]["gaps"]["upstream"]["seconds"] > 0
-    assert figures.snapshot(9.0)["stages"][1]["gaps"]["link"]["seconds"] == pytest.approx(0.25)
+        window_of(figures, begin + 2.5, reset=step == 0)
+        idle = [stage["idle_seconds"] for stage in figures.as_dict(["front", "back"], 9.0)["stages"]]
+    assert idle[1]["upstream"] > window_of(figures, 9.0)["stages"][1]["gaps"]["upstream"]["seconds"] > 0
+    assert window_of(figures, 9.0)["stages"][1]["gaps"]["link"]["seconds"] == pytest.approx(0.25)
     assert idle[1]["link"] == pytest.approx(0.5)
 
 
@@ -171,17 +185,17 @@ def test_losses_are_counted_by_stage():
 def test_while_a_stage_is_lost_nobody_stands_still():
     """A step from 0.5; the worker is lost at 4 and back at 100; the next step begins at 101. 1 s of host."""
     figures = metrics()
-    figures.submitted(1, 2, 0.0, 0.0)
+    submit(figures, 1, 2)
     launch(figures, plan(0, (1, 0, 2)))
     come_back(figures, two_stages(0, 0.5), 3.0)
     launch(figures, plan(1, (1, 2, 1)))
     figures.lost(4.0)
     _in_flight.clear()
-    figures.submitted(2, 2, 50.0, 50.0)
+    submit(figures, 2, 2, 50.0)
     figures.resumed(Clocks([ClockReading(AHEAD, 0.001)]), 100.0)
     launch(figures, plan(2, (1, 0, 3)))
     come_back(figures, two_stages(2, 101.0), 103.5)
-    front = figures.snapshot(110.0)["stages"][0]
+    front = window_of(figures, 110.0)["stages"][0]
     assert front["gaps"]["host"]["seconds"] == pytest.approx(0.5 + 1.0)
     assert front["gaps"]["nothing_to_do"]["seconds"] == pytest.approx(4 - 1.5)
 
@@ -199,10 +213,10 @@ def test_while_a_stage_is_lost_nobody_stands_still():
 )
 def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...]):
     figures = metrics()
-    figures.submitted(1, 2, 0.0, 0.0)
+    submit(figures, 1, 2)
     launch(figures, plan(0, (1, 0, 2)))
     come_back(figures, StepResult(0, (), figures_), 3.0)
-    window = figures.snapshot(4.0)
+    window = window_of(figures, 4.0)
     assert window["steps"] == 0
     json.dumps(window, allow_nan=False)
 
@@ -210,7 +224,7 @@ def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...])
 def test_it_costs_microseconds():
     """One request, two stages: 30 to 40 us on one core of an EPYC. Other work may go on, so the bound is wide."""
     figures, num_steps = metrics(), 2000
-    figures.submitted(1, 1, 0.0, 0.0)
+    submit(figures, 1, 1)
     results = [two_stages(i, 3.0 * i) for i in range(num_steps)]
     plans = [plan(i, (1, i, 1)) for i in range(num_steps)]
     began = time.perf_counter()
@@ -291,7 +305,7 @@ def test_what_was_computed_is_kept_and_counted(tmp_path: Path):
 def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():
     """A prompt of 3, then a block of a token and two drafts, void; before and after them steps that nobody sees."""
     figures, recent = metrics(), RecentSteps()
-    figures.submitted(7, 3, at=0.0, now=0.0)
+    submit(figures, 7, 3)
     block = StepPlan(2, slices=(Slice(7, 3, (1, 2, 3), 3, num_drafts=2),))
     looks = {1: recent, 3: None}
     for each in (plan(0, (7, 0, 1)), plan(1, (7, 1, 2)), block, plan(3, (7, 3, 1))):
@@ -299,6 +313,7 @@ def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():
             figures.watch(looks[each.step])
         launch(figures, each)
         come_back(figures, two_stages(each.step, 3.0 * each.step + 0.5), heard=3.0 * each.step + 3)
+        figures.count()
     prompt_step, draft_step = recent.take()
     assert (prompt_step.rows, prompt_step.rows.kind, prompt_step.useful) == (Rows(prefill=2), "prefill", 2)
     assert (draft_step.rows, draft_step.is_void) == (Rows(decode=1, draft=2), True)

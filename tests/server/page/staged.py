@@ -121,7 +121,7 @@ class Staged(Simulator):
     def _update(self, result: StepResult, returned_at: float) -> None:
         step = self.scheduler.oldest
         assert step is not None
-        self.figures.returned(step, result, returned_at, [each.seq_id for each in result.sampled], returned_at)
+        self.figures.returned(step, result, returned_at)
         super()._update(result, returned_at)
 
     def got(self, seq_id: int, token_id: int) -> None:
@@ -137,7 +137,7 @@ class Staged(Simulator):
 
     def _ended(self, seq_id: int, reason: FinishReason) -> None:
         self._under_way.discard(seq_id)
-        self.figures.ended(self._sequences[seq_id], reason, self.now, is_last=not self._under_way)
+        self.figures.ended(self._sequences[seq_id], reason, self.now)
         if not self._under_way:
             self.spells[-1][1] = self.now
 
@@ -150,7 +150,6 @@ class Staged(Simulator):
     def sample(self) -> Sample:
         pipeline, drafter = SimpleNamespace(codecs=(), ready=()), SimpleNamespace(name="ngram")
         speculates = self.scheduler.config.speculates
-        self.figures.count()
         stats = stats_of(
             cast(Any, pipeline), self.layout, self.scheduler, cast(Any, drafter) if speculates else None,
             self.figures, self.now, reset=False,

@@ -156,7 +156,7 @@ def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: S
         await reader.leave()
 
     asyncio.run(look())
-    assert llm._engine.figures.window._recent is None, "when nobody looks, no step is noted"
+    assert llm._engine.figures._window._recent is None, "when nobody looks, no step is noted"
 
 
 def test_who_looks_is_counted(service: Service):
@@ -211,4 +211,4 @@ def test_one_sample_is_for_all_who_look(llm: LLM, monkeypatch: pytest.MonkeyPatc
         assert len(feed.since(0)) == 4, "who is late gets the last ones"
     assert samples == 8
     assert not feed._samples
-    assert llm._engine.figures.window._recent is None
+    assert llm._engine.figures._window._recent is None
