@@ -154,10 +154,11 @@ def _launching_ahead(step: StepModel) -> dict[str, Any]:
         by_thread.add(threading.current_thread().name)
         done.append(ticket.outputs[0])
 
-    steps = StepsUnderWay[Ticket](device.wait, complete, failed.append)
+    steps = StepsUnderWay[Ticket](failed.append)
     began = time.monotonic()
     for number in range(2 * _STEPS):
-        steps.add(start(device, sequences, [number % 2]).ticket, is_done=device.computes_at_launch)
+        ticket = start(device, sequences, [number % 2]).ticket
+        steps.add(ticket, device.wait, complete, is_done=device.computes_at_launch)
     steps.drain()
     seconds = time.monotonic() - began
     steps.close()

@@ -230,7 +230,7 @@ def _sent(
         failed.append(why.error)
         free.release()
 
-    steps = StepsUnderWay[Launched](runner.wait, finish, fail)
+    steps = StepsUnderWay[Launched](fail)
     for number in range(_WARM_UP + num_steps):
         plan = make_plan(number)
         hidden = make_hidden(plan)
@@ -238,7 +238,8 @@ def _sent(
             raise TimeoutError(f"a step did not end in {_WAITING:g} s")
         if failed:
             break
-        steps.add(runner.launch(plan, hidden), is_done=runner.device.computes_at_launch)
+        launched = runner.launch(plan, hidden, under_way=steps.under_way())
+        steps.add(launched, runner.wait, finish, is_done=runner.device.computes_at_launch)
     steps.drain()
     if failed:
         raise failed[0]

@@ -130,7 +130,7 @@ def test_each_road_can_be_closed(
 
         def counted(*args: Any) -> Any:
             nonlocal most
-            most = max(most, sum(not step.is_done for step in own._in_flight))
+            most = max(most, sum(not step.is_done for step in llm._engine._loop.own_steps._steps.under_way()))
             return launch(*args)
 
         monkeypatch.setattr(own.device, "launch", counted)

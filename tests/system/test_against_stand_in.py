@@ -72,8 +72,8 @@ def test_the_threads_that_requests_wait_for_are_user_initiated(mac: ctypes.CDLL)
     def look(*_: object) -> None:
         seen.append((threading.current_thread().name.split()[0], mac.stand_in_own_qos()))
 
-    steps = StepsUnderWay[int](lambda _: None, look, look)
-    steps.add(1, is_done=False)
+    steps = StepsUnderWay[int](look)
+    steps.add(1, lambda _: None, look, is_done=False)
     steps.drain()
     steps.close()
     with listen("tcp://127.0.0.1:0") as listener:

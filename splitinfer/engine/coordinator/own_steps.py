@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from splitinfer.core.plan import StepResult
@@ -18,6 +18,7 @@ from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import Encoded
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.masking import Masks, mask_of
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.grammar.masks import Masked
 
 
@@ -28,15 +29,6 @@ class OwnResult(NamedTuple):
     result: StepResult
     at: float
     era: int
-
-
-class _OwnStep(NamedTuple):
-    """A step under way. ``masks``: of its rows, for the last stage. ``ahead``: its message, encoded meanwhile."""
-
-    step: StepInFlight
-    launched: Launched
-    masks: Future[list[Masked]] | None
-    ahead: Encoded | None
 
 
 class OwnSteps:
@@ -51,7 +43,7 @@ class OwnSteps:
     ) -> None:
         self._pipeline, self._returned = pipeline, returned
         self._leaving = threading.Lock()  # no plan changes while it leaves
-        self._steps = StepsUnderWay[_OwnStep](self._wait, self._send, failed)
+        self._steps = StepsUnderWay[Launched](failed)
         self._era = 0  # losses so far
 
     def launch(
@@ -63,16 +55,16 @@ class OwnSteps:
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
-        plan = step.plan
-        if self._pipeline.own.needs_verdict(plan):
+        plan, own = step.plan, self._pipeline.own
+        if own.needs_verdict(plan):
             self._steps.drain()
-        launched = self._pipeline.own.launch(plan, None, self._own_masks(masks))
-        is_done = self._pipeline.own.device.computes_at_launch
+        launched = own.launch(plan, None, self._own_masks(masks), self._steps.under_way())
+        is_done = own.device.computes_at_launch
         if is_done and step.can_be_void:
             receive()
         ahead = None if is_done or self._pipeline.num_stages == 1 else Encoded.ahead(launched.plan, launched.graph)
         for_last = masks if self._pipeline.num_stages > 1 else None
-        self._steps.add(_OwnStep(step, launched, for_last, ahead), is_done=is_done)
+        self._steps.add(launched, own.wait, partial(self._send, own, step, for_last, ahead), is_done=is_done)
 
     def _own_masks(self, masks: Future[list[Masked]] | None) -> Masks | None:
         """The masks that this machine itself applies: those of the last stage."""
@@ -81,12 +73,16 @@ class OwnSteps:
         size = self._pipeline.vocab_size
         return cache(lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()})
 
-    def _wait(self, own_step: _OwnStep) -> None:
-        self._pipeline.own.wait(own_step.launched)
-
-    def _send(self, own_step: _OwnStep) -> None:
-        step, launched, masks, ahead = own_step
-        own = self._pipeline.own
+    def _send(
+        self,
+        own: StageRunner,
+        step: StepInFlight,
+        masks: Future[list[Masked]] | None,
+        ahead: Encoded | None,
+        launched: Launched,
+    ) -> None:
+        """Send a step that is done. ``masks``: of its rows, for the last stage. ``ahead``: its message, encoded
+        meanwhile."""
         done = own.finish(launched)
         with self._leaving:
             step.is_sent, plan = True, step.plan

@@ -63,7 +63,9 @@ class Trial:
         sequences = [self.open(1) for _ in range(HELD_STEPS)]
         for own in sequences:
             self.step(own, 2)
-        launched = [self._launch(self._plan(own, 1)) for own in sequences]
+        launched = list[Launched]()
+        for own in sequences:
+            launched.append(self._launch(self._plan(own, 1), launched))
         returned = time.monotonic()
         spans = [self._finish(each)[0] for each in launched]
         return returned - spans[0][0], spans[-1][1] - spans[0][0]
@@ -83,8 +85,8 @@ class Trial:
         self._num_steps += 1
         return StepPlan(self._num_steps, new=new, slices=tuple(slices))
 
-    def _launch(self, plan: StepPlan) -> Launched:
-        return self._runner.launch(plan, self._hidden(plan.num_tokens))
+    def _launch(self, plan: StepPlan, under_way: Sequence[Launched] = ()) -> Launched:
+        return self._runner.launch(plan, self._hidden(plan.num_tokens), under_way=under_way)
 
     def _finish(self, launched: Launched) -> tuple[tuple[float, float], float]:
         """When a step started and ended, and its seconds."""

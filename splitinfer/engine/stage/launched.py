@@ -57,7 +57,7 @@ class DraftsUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on the device: the stage's one record of it, to which the loop's refers."""
+    """A step under way on the device: this process's one record of it."""
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here

@@ -11,8 +11,7 @@ coordinator (``drop_void``): what it has not launched by then it leaves out, als
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -55,7 +54,7 @@ _TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clo
 
 
 class StageRunner:
-    """Owns a stage's model and caches.
+    """Owns a stage's model and its caches, ``pool``.
 
     One thread uses it, the one that loaded the model; but ``wait``, ``finish`` and ``store`` may be called on another,
     for one step after the other in the order of their launches. Whoever calls ``launch`` with a plan of which
@@ -74,19 +73,18 @@ class StageRunner:
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
         self._step = StepModel(model)
-        self._pool = KVPool(heads or model)
+        self.pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
         self._sampler, self._tower = Sampler(vocab_size), tower
         self._masks = StageMasks(vocab_size)
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
-        self._commands = Commands(self._pool, self._histories, disk, tower, waits=device.computes_at_launch)
+        self._commands = Commands(self.pool, self._histories, disk, tower, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
         self._void: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
-        self._in_flight: deque[Launched] = deque()  # not known to be done
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
@@ -96,12 +94,7 @@ class StageRunner:
     @property
     def may_have_heads(self) -> bool:
         """Whether a rollback leaves the KV of prediction heads where that of the layers is."""
-        return self._pool.rollback is not Rollback.STAGE
-
-    @property
-    def pool(self) -> KVPool:
-        """This stage's caches."""
-        return self._pool
+        return self.pool.rollback is not Rollback.STAGE
 
     def prepare(self, *, tries: bool = True) -> None:
         """Choose how steps of many sequences are computed here and how states are rolled back, so that the first such
@@ -113,7 +106,7 @@ class StageRunner:
         log.debug("many sequences run by %s", self._step.way.value)
         way = try_rollback(self._model, self._step)
         self.rolls_back = way is not None
-        self._pool.rollback = way or self._pool.rollback
+        self.pool.rollback = way or self.pool.rollback
 
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
@@ -121,9 +114,8 @@ class StageRunner:
         self._prepared.clear()
         self._masks.clear()
         self._void.clear()
-        self._in_flight.clear()
         self._failure = None
-        self._pool.clear()
+        self.pool.clear()
         self._histories.clear()
         self._commands.clear()
         if self._drafter is not None:
@@ -134,7 +126,7 @@ class StageRunner:
 
     def until_tick(self, now: float) -> float | None:
         """Seconds until ``tick`` is due; ``None`` while no sequence is open, or if the device computes at launch."""
-        if self.device.computes_at_launch or not len(self._pool):
+        if self.device.computes_at_launch or not len(self.pool):
             return None
         return max(0.0, self._busy_at + _TICK_EVERY - now)
 
@@ -168,9 +160,19 @@ class StageRunner:
         return lambda: found
 
     @memory_errors
-    def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None, masks: Masks | None = None) -> Launched:
-        """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
-        ``masks``: on the last stage, those of its rows, if there are any; waited for when all but sampling is built.
+    def launch(
+        self,
+        plan: StepPlan,
+        hidden: mx.array | ReceivedRows | None,
+        masks: Masks | None = None,
+        under_way: Sequence[Launched] = (),
+    ) -> Launched:
+        """Launch a step.
+
+        Args:
+            hidden: [T, d], the rows of all its slices in order; ``None`` on the first stage.
+            masks: on the last stage, those of its rows, if there are any; waited for when all but sampling is built.
+            under_way: the steps before it that may not be done, the oldest first.
 
         Raises:
             ProtocolError: the plan does not fit this stage.
@@ -194,7 +196,7 @@ class StageRunner:
             self._fill(prepared, plan, received, masks)
         outputs += [array for _, block in applied.for_disk for array in block.arrays()]
         applied.pending = []
-        self._end_first(slices)
+        self._end_first(slices, under_way)
         try:
             ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
             drafts = self._draft(slices, parts, graph)
@@ -205,8 +207,7 @@ class StageRunner:
         self._prepared.note(plan, masks)
         self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
-        self._in_flight.append(Launched(plan, slices, graph, applied, ticket, drafts))
-        return self._in_flight[-1]
+        return Launched(plan, slices, graph, applied, ticket, drafts)
 
     def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
         """Launch the drafts behind a step, a round at a time, where this stage makes some."""
@@ -218,15 +219,14 @@ class StageRunner:
         written = self._drafter.written(parts)
         return DraftsUnderWay.of(self.device, drafts, written, began)
 
-    def _end_first(self, slices: tuple[Slice, ...]) -> None:
-        """Wait for steps in flight where launching now would copy too much of what they write."""
-        while self._in_flight and self._in_flight[0].is_done:
-            self._in_flight.popleft()
-        if self._in_flight:
-            in_flight = [step.seq_ids for step in self._in_flight]
-            first = self._pool.must_end_first([part.seq_id for part in slices], in_flight)
-            for _ in range(first if Road.LAUNCH_AHEAD.is_open else len(in_flight)):
-                self.wait(self._in_flight.popleft())
+    def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
+        """Wait for steps under way where launching now would copy too much of what they write."""
+        in_flight = [step for step in under_way if not step.is_done] if under_way else []
+        if in_flight:
+            step = [part.seq_id for part in slices]
+            first = self.pool.must_end_first(step, [each.seq_ids for each in in_flight])
+            for each in in_flight[:first] if Road.LAUNCH_AHEAD.is_open else in_flight:
+                self.wait(each)
 
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
@@ -236,8 +236,8 @@ class StageRunner:
         hidden = hidden if self._tower is None else self._tower.rows(slices)
         parts, rows = [], list[Row]()
         for part in slices:
-            caches = self._pool.at(part.seq_id, part.start)
-            block = self._pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
+            caches = self.pool.at(part.seq_id, part.start)
+            block = self.pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
             own = [*self._histories[part.seq_id].rows(part)] if self._model.is_last else []
             known = partial(known_rows, part, own, masks) if own and masks is not None else tuple
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block, known))
@@ -293,7 +293,7 @@ class StageRunner:
 
     def _prepare(self, likely: Likely) -> PreparedStep:
         slices, masks = likely.slices, {seq_id: self._masks.blank() for seq_id in likely.masked}
-        parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
+        parts = [Part(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
         hidden = None

@@ -24,7 +24,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
@@ -81,19 +82,6 @@ _STOP = "stop"
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
 
 
-@dataclass(slots=True)
-class _StepInFlight:
-    """A step under way: the stage and its record of it, the message, when that was received, in seconds, and whose it
-    is."""
-
-    stage: LoadedStage
-    launched: Launched
-    step: Step
-    received: float
-    owner: Connection
-    downstream: NextStage | None
-
-
 class Worker:
     """Serves on ``listener`` until ``stop``.
 
@@ -127,7 +115,7 @@ class Worker:
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
         self._downstream: NextStage | None = None
-        self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
+        self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._num_steps = 0
         self._upkeep = Upkeep(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -307,11 +295,12 @@ class Worker:
             self._steps.drain()
         parts = tuple(memoryview(part) for part in frame.parts)
         hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
-        launched = stage.runner.launch(step.plan, hidden, stage.runner.read_masks(step.masks))
+        masks, runner = stage.runner.read_masks(step.masks), stage.runner
+        launched = runner.launch(step.plan, hidden, masks, self._steps.under_way())
         self._weights.stepped()
         assert self._owner is not None
-        in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
-        self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
+        send = partial(self._send, stage, step, received, self._owner, self._downstream)
+        self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
     def _take_void(self) -> None:
         """Learn which slices are void, also of steps that are in front of that message in the inbox."""
@@ -320,26 +309,36 @@ class Worker:
             if connection is self._owner and isinstance(message := codec.decode(frame.header), Void):
                 self._holder.loaded().runner.drop_void(message.slices)
 
-    def _send(self, under_way: _StepInFlight) -> None:
+    def _send(
+        self,
+        stage: LoadedStage,
+        step: Step,
+        received: float,
+        owner: Connection,
+        following: NextStage | None,
+        launched: Launched,
+    ) -> None:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
-        thread that waits for steps, if there is one."""
-        stage, step, owner, following = under_way.stage, under_way.step, under_way.owner, under_way.downstream
-        done = stage.runner.finish(under_way.launched)
+        thread that waits for steps, if there is one.
+
+        ``step``, ``received``: its message, and when that came, in seconds. ``owner``, ``following``: as they were at
+        its launch."""
+        done = stage.runner.finish(launched)
         self._num_steps += 1
         owner.link.beat(self._num_steps)
         if stage.command.is_last:
-            own = replace(done.figures, received=under_way.received, sent=time.monotonic())
+            own = replace(done.figures, received=received, sent=time.monotonic())
             owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, own))))
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
-            out = Outgoing.of(done, under_way.received)
+            out = Outgoing.of(done, received)
             try:
                 send_step(following.link, following.session, out, (*step.figures, out.figures), step.masks)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
-        stage.runner.store(under_way.launched)
+        stage.runner.store(launched)
 
     # -- endings -----------------------------------------------------------------------------
 
@@ -376,7 +375,3 @@ class Worker:
         self._access.expect("")
         if self._holder.stage is not None:
             self._holder.stage.rest()
-
-
-def _wait_for(under_way: _StepInFlight) -> None:
-    under_way.stage.runner.wait(under_way.launched)

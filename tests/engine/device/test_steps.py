@@ -37,14 +37,14 @@ class Loop:
         self.device = Device()
         self.completed: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[StepFailed] = queue.SimpleQueue()
-        self.steps = StepsUnderWay(self.device.wait, self.complete, self.failed.put)
+        self.steps = StepsUnderWay[int](self.failed.put)
 
     def complete(self, step: int) -> None:
         self.completed.put(step)
 
     def add(self, *steps: int) -> None:
         for step in steps:
-            self.steps.add(step, is_done=False)
+            self.steps.add(step, self.device.wait, self.complete, is_done=False)
 
 
 @contextmanager
@@ -73,11 +73,11 @@ def test_steps_are_completed_in_order_each_when_it_is_done() -> None:
 def test_a_step_that_was_computed_at_launch_is_completed_by_its_launcher() -> None:
     with running(Loop()) as loop:
         loop.device.done(0)
-        loop.steps.add(0, is_done=True)
+        loop.steps.add(0, loop.device.wait, loop.complete, is_done=True)
         assert loop.completed.get_nowait() == 0
         loop.device.done(-1)
         with pytest.raises(RuntimeError):
-            loop.steps.add(-1, is_done=True)
+            loop.steps.add(-1, loop.device.wait, loop.complete, is_done=True)
         assert loop.failed.empty(), "the launcher hears of it"
         assert loop.steps.is_empty
 
@@ -105,8 +105,8 @@ def test_dropping_waits_for_one_that_is_half_way_and_no_longer() -> None:
         assert go_on.wait(SOON)
         ended.append("completed")
 
-    steps = StepsUnderWay[int](lambda _step: None, complete, lambda _why: None)
-    steps.add(0, is_done=False)
+    steps = StepsUnderWay[int](lambda _why: None)
+    steps.add(0, lambda _step: None, complete, is_done=False)
     assert half_way.wait(SOON)
     dropping = threading.Thread(target=lambda: (steps.drop(), ended.append("dropped")))
     dropping.start()
@@ -162,7 +162,7 @@ def test_its_thread_ends_with_it() -> None:
         thread.join(SOON)
         assert not thread.is_alive()
         assert loop.completed.empty()
-    StepsUnderWay[int](lambda _step: None, lambda _step: None, lambda _why: None).close()
+    StepsUnderWay[int](lambda _why: None).close()
 
 
 def test_what_completing_raises_is_a_failure_too() -> None:
@@ -171,8 +171,8 @@ def test_what_completing_raises_is_a_failure_too() -> None:
     def complete(step: int) -> None:
         raise ValueError(f"step {step}")
 
-    steps = StepsUnderWay[int](lambda _step: None, complete, failed.put)
-    steps.add(7, is_done=False)
+    steps = StepsUnderWay[int](failed.put)
+    steps.add(7, lambda _step: None, complete, is_done=False)
     assert str(failed.get(timeout=SOON).error) == "step 7"
     steps.drain()
     steps.close()

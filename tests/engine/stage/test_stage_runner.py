@@ -245,7 +245,7 @@ def test_stored_kv_that_is_being_copied_is_not_copied_again(
     new = NewSequence(2, GREEDY, 0, blocks=(7,), prefix=tuple(PROMPT[:15]))
     steps.run(saves=[Save(7, 1, 0, 16)])
     opened = whole.launch(steps.plan(new=[new]), None)
-    chunk = whole.launch(steps.plan(Slice(2, 15, tuple(PROMPT[15:]), 1)), None)
+    chunk = whole.launch(steps.plan(Slice(2, 15, tuple(PROMPT[15:]), 1)), None, under_way=[opened])
     assert opened.is_done
     whole.finish(opened)
     (sampled,) = whole.finish(chunk).sampled
