@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from splitinfer.engine.device.strict import VARIABLE as STRICT
 from splitinfer.machine.selection import VARIABLE
+from splitinfer.shutdown import shutdown
 
 for folder in ("", "cluster", "core", "grammar", "pictures", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -122,6 +123,14 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_command_ends_this_process() -> Iterator[None]:
+    """A command that a test runs in this process ends in an exception and not, with all that it said, the process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutdown, "_leave", sys.exit)
         yield
 
 

@@ -105,7 +105,7 @@ def run(*args: str) -> None:
     ("words", "sentence"),
     [
         (["coord"], "a model is needed: --model OWNER/MODEL, a folder or 'demo', or --layout FILE"),
-        (["serve"], "a model is needed"),
+        (["serve", "--port", "0"], "a model is needed"),
         (["chat", "--auto"], "--auto needs a model to cut"),
         (["coord", "--auto", "--workers", "mini"], "--workers names the workers, and so does --auto"),
         (["coord", "--model", "demo", "--use-all"], "--use-all is for choosing a cut, and one machine needs none"),
