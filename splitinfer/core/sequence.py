@@ -140,6 +140,7 @@ class Sequence:
     Where it has ``pictures``, ``tokens`` are the ids of their rows (``core.picture``).
     """
 
+    # what it is
     seq_id: int
     tokens: list[int]
     params: SamplingParams
@@ -147,27 +148,29 @@ class Sequence:
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
     session: str | None = None  # the name by which its blocks can be dropped
     comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
-    num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
-    kv: CachedKV = field(default_factory=CachedKV)  # the prefix cache's notes
-    keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
     pictures: tuple[Picture, ...] = ()  # in its prompt, in their order
     pixels: tuple[object, ...] = ()  # their values, which are held as long as it is
     deadline: float | None = None  # seconds on the caller's clock
-    arrival: int = 0  # counts submissions; filled by the scheduler
-    num_scheduled: int = 0
-    num_preemptions: int = 0  # times it was preempted
-    num_in_flight: int = 0  # plans under way that hold a slice of this sequence
-    num_awaited: int = 0  # how many of them are not void
-    drafts: DraftNotes = field(default_factory=DraftNotes)  # speculation's notes
-    kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
     rules: TokenRules | None = None  # which tokens its answer may have; None: any
-    begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
+    # what the scheduler notes of it, with times in seconds on its clock
+    arrival: int = 0  # counts submissions
+    keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt
+    begun_at: float | None = None  # when its first slice was planned
+    num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
+    num_preemptions: int = 0  # times it was preempted
+    token_at: float = 0.0  # when its last token came
     scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
-    token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
-    is_known: bool = False  # whether the stages have its static data
     finish_reason: FinishReason | None = None
+    # what the stages have of it, and are to have by plans under way
+    num_scheduled: int = 0
+    num_in_flight: int = 0  # plans under way that hold a slice of this sequence
+    num_awaited: int = 0  # how many of them are not void
+    kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
+    is_known: bool = False  # whether the stages have its static data
+    kv: CachedKV = field(default_factory=CachedKV)  # the prefix cache's notes
+    drafts: DraftNotes = field(default_factory=DraftNotes)  # speculation's notes
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
