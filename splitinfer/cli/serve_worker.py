@@ -62,7 +62,7 @@ def serve(
     access = AccessControl(None if is_open else keys)
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
-    ending, asked, stopped = threading.Event(), threading.Event(), threading.Event()
+    ending = threading.Event()
     worker = Worker(
         listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set
     )
@@ -74,15 +74,20 @@ def serve(
     elif not _is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-
     announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=wanted)
+    return _stay(worker, ending, announcing, shutdown, seconds_to_close(disk))
+
+
+def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutdown: Shutdown, writing: float) -> int:
+    """Stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to be
+    saved on disk."""
+    asked, stopped = threading.Event(), threading.Event()
 
     def stop() -> None:
         asked.set()
         ending.set()
         stopped.wait()
 
-    writing = seconds_to_close(disk)
     with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
             while not ending.wait(timeout=0.5):

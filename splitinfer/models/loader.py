@@ -9,8 +9,9 @@ time, so that reads overlap; the peak is the stage and those few, or one large t
 stage reads must come from a file; a placeholder among them is an error, never a silent zero.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -86,6 +87,51 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     return None if gpu else "float32"
 
 
+class _Built(NamedTuple):
+    """A stage whose model was built with some arrays. ``outputs``: all that depends on what it reads, not evaluated;
+    ``output``: of one row."""
+
+    stage: StageModel
+    model: nn.Module
+    parameters: dict[str, mx.array]
+    outputs: list[mx.array]
+    output: mx.array
+    tower: PictureTower | None
+    heads: WithHeads | None
+
+
+def _build(
+    checkpoint: Checkpoint,
+    arrays: dict[str, mx.array],
+    layers: tuple[int, int],
+    dtype: str | None,
+    drafter: Checkpoint | None,
+    of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
+    kv_format: KVFormat | None,
+    *,
+    sees: bool,
+) -> _Built:
+    """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
+    gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
+    model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
+    parameters = dict(tree_flatten(model.parameters()))
+    stage = StageModel(model, *layers)
+    outputs, output = stage.probe()
+    check_format(stage, kv_format)
+    stage.use_format(kv_format)
+    if not stage.traceable:
+        outputs = list(parameters.values())
+    tower, heads = _tower(whole, stage), None
+    if tower is not None:
+        parameters |= tower.parameters
+        outputs += tower.parameters.values()
+    if drafter is not None:
+        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+        heads, parameters = joined.heads, parameters | joined.weights
+        outputs += joined.outputs()
+    return _Built(stage, model, parameters, outputs, output, tower, heads)
+
+
 def survey(
     checkpoint: Checkpoint,
     start: int,
@@ -106,22 +152,16 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    model, whole = build_with_pictures(checkpoint, placeholders, dtype, sees=sees)
-    parameters = dict(tree_flatten(model.parameters()))
-    stage = StageModel(model, start, end)
-    outputs, output = stage.probe()
-    check_format(stage, kv_format)
-    stage.use_format(kv_format)
-    if not stage.traceable:
-        outputs = list(parameters.values())
-    own_tower, heads = _tower(whole, stage), None
-    if own_tower is not None:
-        parameters |= own_tower.parameters
-        outputs += own_tower.parameters.values()
-    if drafter is not None:
-        found = join(stage, drafter, placeholders if drafter is checkpoint else placeholders_of(drafter), dtype)
-        heads, parameters = found.heads, parameters | found.weights
-        outputs += found.outputs()
+    stage, model, parameters, outputs, output, _, heads = _build(
+        checkpoint,
+        placeholders,
+        (start, end),
+        dtype,
+        drafter,
+        lambda other, _: placeholders_of(other),
+        kv_format,
+        sees=sees,
+    )
     tensors = arrays_read(outputs, placeholders)
     tables = find_tables(model, outputs, parameters, placeholders)
     read = arrays_read(outputs, parameters).difference(*(table.parameters for table in tables))
@@ -202,22 +242,10 @@ def load_with_others(
     for path in paths:
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: array for name, array in there.items() if name in found.tensors})
-    model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    parameters = dict(tree_flatten(model.parameters()))
-    stage = StageModel(model, start, end)
-    outputs, _ = stage.probe()
-    if not stage.traceable:
-        outputs = list(parameters.values())
-    tower, heads = _tower(whole, stage), None
-    if tower is not None:
-        parameters |= tower.parameters
-        outputs += tower.parameters.values()
-    if drafter is not None:
-        joined = join(
-            stage, drafter, arrays if drafter is checkpoint else drafter_arrays(drafter, is_last=stage.is_last), dtype
-        )
-        heads, parameters = joined.heads, parameters | joined.weights
-        outputs += joined.outputs()
+    stage, model, parameters, outputs, output, tower, heads = _build(
+        checkpoint, arrays, (start, end), dtype, drafter,
+        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
+    )  # fmt: skip
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
@@ -227,7 +255,7 @@ def load_with_others(
         hash_on_host(model)
         stage.reads_tokens = True
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
-    del arrays, outputs, there
+    del arrays, outputs, output, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     _evaluate([parameters[name] for name in in_memory], report)
     if heads is not None:

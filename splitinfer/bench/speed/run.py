@@ -94,19 +94,8 @@ def _measure(options: Options, settings: Settings) -> Findings:
         llm = stack.enter_context(load_llm(options.layout, options.model, settings))
         checkpoint = open_model(str(llm.layout.model))
         workload = plan(options, vocabulary(llm, checkpoint))
-        systems = _Systems([Stages(PIPELINE, llm)])
-        if options.whole:
-            whole = stack.enter_context(_whole(llm, replace(settings, trace=None)))
-            systems.in_order.append(Stages(WHOLE, whole))
-        if options.baseline:
-            systems.plain = stack.enter_context(plain_mlx_lm(llm.layout))
-        if options.peers and workload.streams:
-            _open_peers(stack, systems, llm)
-        pinned = machine.pin_stages(
-            llm.layout.stages,
-            {} if systems.plain is None else {BASELINE: systems.plain.pid},
-            {f"{PEERS} {i}": pid for i, pid in enumerate(systems.peers.pids if systems.peers else ())},
-        )
+        systems = _opened(stack, options, settings, llm, with_peers=options.peers and bool(workload.streams))
+        pinned = _pinned(systems, llm)
         blas_by_process = _blas(systems.plain)
         _warm_up(systems.in_order, workload)
         tried: dict[int, float] = {}
@@ -152,6 +141,26 @@ class _Systems:
 
 
 # -- systems ----------------------------------------------------------------------------------
+
+
+def _opened(stack: ExitStack, options: Options, settings: Settings, llm: LLM, *, with_peers: bool) -> _Systems:
+    """The pipeline, and what is measured beside it."""
+    systems = _Systems([Stages(PIPELINE, llm)])
+    if options.whole:
+        whole = stack.enter_context(_whole(llm, replace(settings, trace=None)))
+        systems.in_order.append(Stages(WHOLE, whole))
+    if options.baseline:
+        systems.plain = stack.enter_context(plain_mlx_lm(llm.layout))
+    if with_peers:
+        _open_peers(stack, systems, llm)
+    return systems
+
+
+def _pinned(systems: _Systems, llm: LLM) -> dict[str, int | None]:
+    """Give each process its processors."""
+    plain = {} if systems.plain is None else {BASELINE: systems.plain.pid}
+    peers = {f"{PEERS} {i}": pid for i, pid in enumerate(systems.peers.pids if systems.peers else ())}
+    return machine.pin_stages(llm.layout.stages, plain, peers)
 
 
 def _whole(llm: LLM, settings: Settings) -> LLM:

@@ -177,8 +177,28 @@ class HeadDrafter:
         rows: Sequence[Row],
     ) -> HeadDrafts:
         """Run the entries of all slices with the first draft of each line, then the further drafts in rounds."""
+        found, places = self._run_entries(slices, parts, before, lines)
+        if not lines:
+            return HeadDrafts()
+        states = found[mx.array([places[line.part.seq_id] for line in lines])]
+        of_seq = _rows_of(lines, rows, slices)
+        rounds = max(line.part.num_next for line in lines)
+        tokens = [self._choose(self._model.logits(states), lines, of_seq, 0)]
+        for number in range(1, rounds):
+            runs = [(line.caches, 1, line.visible(number)[None]) for line in lines]
+            at_end = mx.stack([line.position + number for line in lines])
+            states = self._model.run(tokens[-1], states, runs, at_end)
+            tokens.append(self._choose(self._model.logits(states), lines, of_seq, number))
+        counts = {line.part.seq_id: line.part.num_next for line in lines}
+        return HeadDrafts(tuple(one[:, None] for one in tokens), counts)
+
+    def _run_entries(
+        self, slices: Sequence[Slice], parts: Sequence[Part], before: mx.array, lines: Sequence[_Line]
+    ) -> tuple[mx.array, dict[int, int]]:
+        """Run the entries of all slices, and behind them the first draft's entry of each line. The heads' states, and
+        by sequence the place of its line's among them."""
         of_line = {line.part.seq_id: line for line in lines}
-        ids, hidden, positions, runs, places, at, total = [], [], [], [], {}, 0, 0
+        ids, hidden, positions, runs, places, at, total = [], [], [], [], dict[int, int](), 0, 0
         for part, run in zip(slices, parts, strict=True):
             count, line = len(part.token_ids), of_line.get(part.seq_id)
             ids.append(mx.array(part.token_ids, dtype=mx.int32))
@@ -194,20 +214,7 @@ class HeadDrafter:
                 places[part.seq_id] = total + count
             runs.append((run.caches, count + (line is not None), visible))
             total += count + (line is not None)
-        found = self._model.run(mx.concatenate(ids), mx.concatenate(hidden), runs, mx.concatenate(positions))
-        if not lines:
-            return HeadDrafts()
-        states = found[mx.array([places[line.part.seq_id] for line in lines])]
-        of_seq = _rows_of(lines, rows, slices)
-        rounds = max(line.part.num_next for line in lines)
-        tokens = [self._choose(self._model.logits(states), lines, of_seq, 0)]
-        for number in range(1, rounds):
-            runs = [(line.caches, 1, line.visible(number)[None]) for line in lines]
-            at_end = mx.stack([line.position + number for line in lines])
-            states = self._model.run(tokens[-1], states, runs, at_end)
-            tokens.append(self._choose(self._model.logits(states), lines, of_seq, number))
-        counts = {line.part.seq_id: line.part.num_next for line in lines}
-        return HeadDrafts(tuple(one[:, None] for one in tokens), counts)
+        return self._model.run(mx.concatenate(ids), mx.concatenate(hidden), runs, mx.concatenate(positions)), places
 
     def written(self, parts: Sequence[Part]) -> list[mx.array]:
         """The arrays that the heads' caches hold, to be computed with the drafts."""

@@ -45,8 +45,10 @@ from splitinfer.models.memory import (
 )
 from splitinfer.models.mtp import MTP
 from splitinfer.models.openblas import use_transposed_products
+from splitinfer.models.pictures import PictureTower
 from splitinfer.models.tensors import name_of
 from splitinfer.models.trained import read_of
+from splitinfer.models.with_heads import WithHeads
 from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -191,6 +193,38 @@ def _read(
     report: Report,
     disk: Disk | None,
 ) -> LoadedStage:
+    model, heads, tower = _weights(command, checkpoint, drafter, found, dtype, report)
+    trial = try_blocks(model)
+    if trial.sample is None:
+        log.info("no KV is cached for other requests: %s", trial.why_not)
+    num_arrays = 0 if trial.sample is None else len(trial.sample.arrays())
+    sample = heads.sample() if heads and trial.sample is not None else trial.sample
+    places = heads.own_places if heads else model.own_places
+    on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower)
+    runner.prepare()
+    if heads and not runner.may_have_heads:
+        raise ModelError(
+            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
+        )
+    ready = _ready(command, found, model, runner, num_arrays, keeps_blocks=trial.sample is not None)
+    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
+    # them, and next to nothing once they are frozen.
+    gc.collect()
+    gc.freeze()
+    need = found.need
+    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
+
+
+def _weights(
+    command: Load,
+    checkpoint: Checkpoint,
+    drafter: Checkpoint | None,
+    found: Survey,
+    dtype: str | None,
+    report: Report,
+) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
+    """Read the stage's weights, and those that it has of a drafter and for pictures."""
     held = HeldReport()
 
     def reading(done: int, total: int) -> None:
@@ -205,30 +239,30 @@ def _read(
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
+    _check_error(command, model)
+    return model, heads, tower
+
+
+def _check_error(command: Load, model: StageModel) -> None:
+    """Raises ModelError if KV in the format that is asked for changes too much."""
     kv_format = format_of(command.kv_format)
-    if kv_format is not None:
-        error = off_by(model, kv_format)
-        log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, error)
-        if not error <= _MAX_ERROR:
-            raise ModelError(
-                f"KV as {kv_format.name} changes what layers {command.start} to {command.end - 1} compute by "
-                f"{100 * error:.0f} %, which is more than rounding; use another kv_format"
-            )
-    need, trial = found.need, try_blocks(model)
-    num_arrays = 0 if trial.sample is None else len(trial.sample.arrays())
-    if trial.sample is None:
-        log.info("no KV is cached for other requests: %s", trial.why_not)
-    sample = heads.sample() if heads and trial.sample is not None else trial.sample
-    places = heads.own_places if heads else model.own_places
-    on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower)
-    runner.prepare()
-    if heads and not runner.may_have_heads:
+    if kv_format is None:
+        return
+    error = off_by(model, kv_format)
+    log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, error)
+    if not error <= _MAX_ERROR:
         raise ModelError(
-            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
+            f"KV as {kv_format.name} changes what layers {command.start} to {command.end - 1} compute by "
+            f"{100 * error:.0f} %, which is more than rounding; use another kv_format"
         )
-    free = free_bytes()
-    ready = Ready(
+
+
+def _ready(
+    command: Load, found: Survey, model: StageModel, runner: StageRunner, num_arrays: int, *, keeps_blocks: bool
+) -> Ready:
+    """What the coordinator is told of a stage. ``num_arrays``: of a stored block."""
+    need, free = found.need, free_bytes()
+    return Ready(
         stage=command.stage,
         weight_bytes=need.weights,
         kv_bytes_per_token=need.kv_per_token,
@@ -236,16 +270,11 @@ def _read(
         kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
         free_bytes=free,
         rewind=NEVER if found.rewind == PUT_BACK and not runner.rolls_back else found.rewind,
-        keeps_blocks=trial.sample is not None,
+        keeps_blocks=keeps_blocks,
         kept=None,
         hidden=_row(model),
         device=device_name(),
     )
-    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
-    # them, and next to nothing once they are frozen.
-    gc.collect()
-    gc.freeze()
-    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
 
 
 def _row(model: StageModel) -> TensorSpec | None:
