@@ -36,11 +36,6 @@ PURE = (  # what ``--fast`` runs
 )  # fmt: skip
 
 
-# How long an example takes depends on what else the machine does.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much is tested")
     group.addoption("--all", action="store_true", help="tests marked long, too: every cut, every combination")
@@ -54,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
     effort.everything = config.getoption("--all")
+    # How long an example takes depends on what else the machine does.
+    examples, slow = effort.thorough(30, 200), [HealthCheck.too_slow]
+    settings.register_profile("any machine", deadline=None, max_examples=examples, suppress_health_check=slow)
+    settings.load_profile("any machine")
     os.environ[STRICT] = "1"  # also in the processes that tests start
     if config.getoption("--accelerator") is not None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())

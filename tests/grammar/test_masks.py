@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.plan import RowMask
@@ -19,7 +19,6 @@ def mask(seed: int) -> bytes:
     return words.tobytes()
 
 
-@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 3 * NUM_SLOTS), max_size=6), max_size=40))
 def test_a_stage_gets_the_masks_that_were_sent(steps: list[list[int]]) -> None:
     sender, receiver = MaskSender(), MaskReceiver(SIZE)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from constrained import PROMPT, SCHEMA, allowed, open_forms, rules, schemas
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer import Grammar, SamplingParams
@@ -37,7 +37,6 @@ def written(walking: AnswerRules, draw: "st.DrawFn | None" = None, most: int = 2
     return answer
 
 
-@settings(max_examples=40)
 @given(st.data(), schemas)
 def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
     made: AnswerForms, data: st.DataObject, schema: dict[str, object]

@@ -5,7 +5,7 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
@@ -17,7 +17,6 @@ ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[
 NAME = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
 
 
-@settings(deadline=None)
 @given(keys, keys, st.integers(0, 10**8), st.integers(1, 10**8), st.integers(0, 10**5), st.integers(1, 10**5))
 def test_a_name_comes_back_as_it_was(key: Key, parent: Key, start: int, length: int, first: int, num_layers: int):
     name = FileName(key, parent, start, start + length, first, first + num_layers)
@@ -62,7 +61,6 @@ def holds(names: Sequence[FileName], first: int, last: int) -> bool:
     return set(range(first, last)) <= {layer for name in names for layer in range(name.first, name.last)}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(ranges, max_size=7), ranges)
 def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int, int]], wanted: tuple[int, int]):
     names = named(layers)
@@ -111,7 +109,6 @@ def last_use(files: Sequence[StoredFile], one: StoredFile) -> float:
     return max(file.used for file in after(files, one))
 
 
-@settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
 @example([], 0)
 def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[StoredFile], cap: int):
@@ -123,7 +120,6 @@ def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[Store
     assert not going or rest + going[-1].nbytes > cap
 
 
-@settings(max_examples=100, deadline=None)
 @given(shelves())
 def test_a_block_goes_after_all_that_come_after_it(files: list[StoredFile]):
     order = surplus(files, 0)
@@ -133,7 +129,6 @@ def test_a_block_goes_after_all_that_come_after_it(files: list[StoredFile]):
         assert left == {file.name.key}, "one goes before another that is of no use without it"
 
 
-@settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
 def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[StoredFile], cap: int):
     going = surplus(files, cap)
@@ -143,7 +138,6 @@ def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[StoredFi
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(shelves(), st.sampled_from(["one", "two"]), st.integers(1, 7))
 def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[StoredFile], group: str, number: int):
     key = bytes([number]) * KEY_BYTES

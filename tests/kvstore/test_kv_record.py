@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_samples import block, buffers
 
@@ -68,7 +68,6 @@ def refused(data: bytes, key: bytes = RECORD.key) -> str:
     return str(raised.value)
 
 
-@settings(max_examples=150, deadline=None)
 @given(records, st.data())
 def test_a_block_comes_back_as_it_was(record: Record, data: st.DataObject):
     sizes = [ITEM_BYTES[array.dtype] * prod(array.shape) for part in record.parts for array in part.arrays]
@@ -101,7 +100,6 @@ def test_a_file_that_is_cut_short_anywhere_is_noticed():
         assert refused(FILE[:length])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=1, max_size=40))
 @example(FILE[-4:])
 @example(FILE)

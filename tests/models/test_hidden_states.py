@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.plan import TensorSpec
@@ -41,7 +41,6 @@ def test_nothing_and_exact_rows():
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(deadline=None, max_examples=30)
 @given(which=st.lists(st.booleans(), min_size=1, max_size=12).filter(any))
 def test_each_row_in_its_place(codec: str, which: list[bool]):
     rows = hidden(len(which))

@@ -109,7 +109,7 @@ def test_stages_that_are_only_timed_find_the_same_way_without_computing(name: st
     assert step.choose_by_form() is step.way is way
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data(), name=st.sampled_from(["llama", "qwen3", "gemma3_text", "qwen3_moe"]))
 def test_any_steps_are_exact(data: st.DataObject, name: str):
     """Sequences join, leave, go back and share steps in every way; not a bit changes."""

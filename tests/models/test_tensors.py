@@ -7,7 +7,7 @@ from math import prod
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.plan import TensorSpec
@@ -39,7 +39,6 @@ def test_every_bit_comes_back(name: str):
     assert (bits(again) == bits(array)).all()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(1, 7), min_size=1, max_size=4))
 def test_shapes_come_back(name: str, shape: list[int]):
     array = mx.arange(prod(shape)).reshape(shape).astype(DTYPES[name])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recordings import GIB, RECORDED, UV, WELL, mac, said
 
@@ -201,7 +201,6 @@ def test_nothing_can_be_asked():
 FILES = sorted(path.name for path in RECORDED.iterdir())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from([*MACOS, *LINUX]), st.sampled_from(FILES) | st.text(max_size=40)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
     outputs = {name: said(text) if text in FILES else Output(text) for name, text in answers.items()}

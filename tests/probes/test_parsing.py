@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.probes import parsing
@@ -106,7 +106,6 @@ WORDS = st.sampled_from([
 
 
 @pytest.mark.parametrize("read", READERS)
-@settings(max_examples=60, deadline=None)
 @given(st.text() | st.lists(WORDS | st.text(max_size=8)).map("".join))
 def test_any_text(read: Callable[[str], Any], text: str):
     read(text)
@@ -136,7 +135,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(JSON)
 def test_any_document(document: Any):
     parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": document}))

@@ -1,7 +1,7 @@
 """What is missing for RDMA over Thunderbolt is named, with a remedy, and nothing else is."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recordings import RDMA_READY, mac, said
 
@@ -109,7 +109,6 @@ def test_nothing_can_be_asked():
 FILES = sorted(RDMA_READY.values())
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["macos", *RDMA_READY]), st.text(max_size=60) | st.sampled_from(FILES)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
     found = requirements(mac({name: text if text in FILES else Output(text) for name, text in answers.items()}))

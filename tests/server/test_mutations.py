@@ -44,7 +44,7 @@ def test_valid_requests_are_answered(application: Guard):
     assert len(BODIES) + len(WITHOUT_BODY) == 16
 
 
-@settings(max_examples=thorough(400, 4000), derandomize=True)
+@settings(max_examples=thorough(100, 4000), derandomize=True)
 @given(rng=st.randoms(use_true_random=False))
 def test_damaged_requests_are_answered(application: Guard, rng: random.Random):
     asked = mutated(rng)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
@@ -146,7 +146,6 @@ def test_markers_are_all_that_text_must_show():
 pieces = st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool", ">", " ", "\n", "x", CALL])
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(pieces, max_size=12).map("".join), st.integers(1, 9))
 def test_whatever_comes_it_is_no_error_and_cutting_changes_nothing(text: str, cut: int):
     parts = parsed(text)

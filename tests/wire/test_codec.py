@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
@@ -282,7 +282,6 @@ def test_examples_come_back(kind: type[Message]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_every_message_comes_back(kind: type[Message], data: st.DataObject):
     message = data.draw(values(kind))

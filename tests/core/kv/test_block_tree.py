@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, chained, full_keys
@@ -29,7 +29,6 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@settings(deadline=None)
 @given(st.lists(tokens, max_size=8), tokens)
 def test_the_longest_common_prefix_is_found(sequences: list[list[int]], wanted: list[int]):
     index = BlockTree(block=4)
@@ -43,7 +42,6 @@ def test_the_longest_common_prefix_is_found(sequences: list[list[int]], wanted: 
     assert not match.blocks or match.blocks[-1].start < match.num_tokens
 
 
-@settings(deadline=None)
 @given(st.lists(tokens, max_size=8), tokens)
 def test_states_are_found_at_the_ends_of_blocks(sequences: list[list[int]], wanted: list[int]):
     index = BlockTree(whole_blocks=True, block=4)
@@ -54,7 +52,6 @@ def test_states_are_found_at_the_ends_of_blocks(sequences: list[list[int]], want
     assert match.num_tokens == max(map(len, ends), default=0)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
     pick = Random(seed)

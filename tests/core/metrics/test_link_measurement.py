@@ -93,7 +93,7 @@ def test_what_cannot_be_told_is_infinite():
     assert figures([0.01], (1000, [0.01]), (1000, [0.002])) == LinkMeasurement(0.005, 0.005, math.inf, math.inf)
 
 
-@settings(max_examples=thorough(100, 300))
+@settings(max_examples=thorough(30, 300))
 @given(st.data())
 def test_no_timing_is_too_odd(data: st.DataObject):
     """Clocks stand still, machines sleep: figures come out all the same, after a bounded number of questions."""

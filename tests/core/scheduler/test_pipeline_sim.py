@@ -36,7 +36,7 @@ def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dic
     assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
 
 
-@settings(max_examples=thorough(30, 60), deadline=None)
+@settings(max_examples=thorough(30, 60))
 @given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 4))
 def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int):
     """Whatever the arrivals, aborts, priorities, deadlines, sessions, stages, budgets and memory."""

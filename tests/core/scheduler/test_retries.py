@@ -7,7 +7,7 @@ by then never finishes a prompt that takes longer than their patience.
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy import VOCAB, House, blocks, drain, small
 
@@ -55,7 +55,6 @@ def given_up(house: House, pick: Random, prompt: list[int], times: int) -> int:
     st.integers(1, 3),
     st.sampled_from([None, 150]),
 )
-@settings(max_examples=30, deadline=None)
 def test_no_token_is_computed_twice_but_where_a_state_cannot_be_cut(
     pick: Random, whole_blocks: bool, others: int, in_flight: int, room: int | None
 ):

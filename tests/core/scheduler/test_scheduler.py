@@ -150,7 +150,7 @@ class AnyOrder:
         self.house.begun = None
 
 
-@settings(max_examples=thorough(120, 800), suppress_health_check=list(HealthCheck))
+@settings(max_examples=thorough(40, 800), suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3), st.sampled_from([3, 1024]))
 def test_any_order(random: Random, block: int, min_chunk: int, opened_first: int):
     with small(block=block, min_chunk=min_chunk), pytest.MonkeyPatch.context() as patch:

@@ -3,7 +3,7 @@
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.costs.by_rows import RowCosts
@@ -65,7 +65,6 @@ def every(costs: RowCosts, acceptance: list[float], groups: int, most: int) -> f
 # -- beside every other choice ---------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 0.95), min_size=2, max_size=4), st.floats(0.5, 6))
 def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], draft: float) -> None:
     acceptance = sorted(acceptance, reverse=True)

@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.engine.coordinator import worker_group
@@ -95,7 +95,6 @@ def test_local_addresses(host: str, local: bool):
     assert is_local(host) is local
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=20) | st.ip_addresses().map(str), st.integers(0, 140), st.booleans(), st.sampled_from(Start))
 def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start: Start):
     for system in (MAC, LINUX):

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx_lm.sample_utils
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
@@ -176,7 +176,6 @@ some_rows = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(some_rows, min_size=1, max_size=7), st.integers(0, 100), st.randoms(use_true_random=False))
 def test_the_rest_of_the_batch_changes_nothing(rows: list[Row], seed: int, random: Any):
     logits = made_up(len(rows), seed=seed)
@@ -215,7 +214,6 @@ def test_the_choice_follows_the_distribution():
 # -- masks -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(some_rows, min_size=1, max_size=7), st.integers(0, 100))
 def test_a_token_that_alone_may_come_is_the_one_that_would_be_drawn(rows: list[Row], seed: int):
     logits = made_up(len(rows), seed=seed)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from asgi import answer
 from figures import DRAFTS, HEALTH, STATS, Model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mutating import Asked
 from starlette.routing import Router
@@ -133,7 +133,6 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(REQUESTS, max_size=12))
 def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
     service = Service(cast(LLM, Model()), "demo")
