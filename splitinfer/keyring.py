@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +137,9 @@ class Keyring:
             return
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._peers} cannot be read: {error}") from error
+        self._known, self._version = self._known_of(lines), version
+
+    def _known_of(self, lines: Iterable[str]) -> dict[str, Known]:
         known = {}
         for number, line in enumerate(lines, 1):
             key, _, name = line.strip().partition(" ")
@@ -145,7 +149,7 @@ class Keyring:
                 except ValueError as error:
                     raise ConfigError(f"line {number} of {self._peers}: {error}") from error
                 known[key] = Known(key, name.strip())
-        self._known, self._version = known, version
+        return known
 
     def _write(self, known: dict[str, Known]) -> None:
         try:

@@ -48,21 +48,24 @@ def rm(
     kv_dir: _Folder = None,
 ) -> None:
     """Remove the KV of one model, or all of it."""
-    from splitinfer.kvstore.maintenance import look, remove
+    from splitinfer.kvstore.maintenance import remove
 
     folder = kv_dir or default_folder()
     if (model is None) != every:
         raise typer.BadParameter("name a model, or give --all" if model is None else "give a model or --all, not both")
-    names = (
-        {None}
-        if every
-        else {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}
-    )
+    names = {None} if model is None else _groups_of(model, folder)
     if not names:
         typer.echo(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is", err=True)
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
     typer.echo(f"removed {sum(n for n, _ in removed):,} files, {_size(sum(size for _, size in removed))}")
+
+
+def _groups_of(model: str, folder: Path) -> set[str]:
+    """The groups that a model's name, or a group's, stands for."""
+    from splitinfer.kvstore.maintenance import look
+
+    return {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}
 
 
 @cache_app.command("gc")

@@ -62,19 +62,7 @@ class Folder:
             OSError: the file is missing, or cannot be read.
             Damaged: the file is not what its name says.
         """
-        path = self._path(group, name)
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > _MAX_BYTES:
-                raise Damaged(f"it has {size:,} bytes")
-            data = bytearray(size)
-            view = memoryview(data)
-            while len(view):
-                count = file.readinto(view)
-                if not count:
-                    raise Damaged("it became shorter while it was read")
-                view = view[count:]
-        record, buffers = unpack(data, name.key)
+        record, buffers = unpack(_bytes_of(self._path(group, name)), name.key)
         return _named(record, name), buffers
 
     def header(self, group: str, name: FileName) -> Record:
@@ -172,6 +160,22 @@ def _renamed(folder: Path, name: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             path.unlink()
         raise
+
+
+def _bytes_of(path: Path) -> bytearray:
+    """A block file's bytes."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _MAX_BYTES:
+            raise Damaged(f"it has {size:,} bytes")
+        data = bytearray(size)
+        view = memoryview(data)
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise Damaged("it became shorter while it was read")
+            view = view[count:]
+    return data
 
 
 def _write_all(file: Any, view: memoryview) -> int:

@@ -89,16 +89,20 @@ def alone(model: str, settings: Settings) -> Chosen:
     checkpoint = open_model(model)
     weights, free = sum(each.nbytes for each in checkpoint.tensors.values()), free_bytes()
     if weights > free:
-        raise CannotFit(
-            f"{model} has {size(weights)} of weights, and {size(free)} are free here. A second machine with "
-            f"{size(weights - free)} free can hold the rest, and needs some more for conversations: "
-            f"`splitinfer up HOST --model {model}` uses one that ssh reaches, `splitinfer init` pairs any other"
-        )
+        raise _too_large(model, weights, free)
     here, question = _own_name(set()), Question(model, checkpoint, "auto", settings.kv_format or EXACT)
     described = _described(question).profile
     only = Layout((StageSpec(here, 0, described.num_layers),), model, name="(planned)")
     asked = Asked(context=settings.context_of(described.context_length), token_budget=settings.token_budget)
     return Chosen(only, alone_in_words(described, remembered(here, question), asked))
+
+
+def _too_large(model: str, weights: int, free: int) -> CannotFit:
+    return CannotFit(
+        f"{model} has {size(weights)} of weights, and {size(free)} are free here. A second machine with "
+        f"{size(weights - free)} free can hold the rest, and needs some more for conversations: "
+        f"`splitinfer up HOST --model {model}` uses one that ssh reaches, `splitinfer init` pairs any other"
+    )
 
 
 def _described(question: Question) -> DescribedModel:

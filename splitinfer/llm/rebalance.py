@@ -206,22 +206,24 @@ def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachinePro
 
 def _by_bytes(model: ModelProfile, running: Running) -> Profiles:
     """Profiles of the machines that have layers, by the bytes of these."""
-    machines = []
-    for i, (spec, own, said) in enumerate(running.stages):
-        whole = max(1, model.weights(spec.start, spec.end))
-        machines.append(
-            MachineProfile(
-                name=spec.name,
-                layers={layer.kind: own.scaled(layer.weights / whole) for layer in model.layers},
-                address=spec.address,
-                key=spec.key,
-                head=own.scaled(model.head / whole),
-                draft=running.draft if i == 0 else 0.0,
-                free_bytes=said.free_bytes + said.weight_bytes,
-                launches_ahead=said.device != "cpu",
-                device_name=said.device,
-            )
-        )
+    machines = [_by_its_bytes(model, running, i) for i in range(len(running.stages))]
     names = [machine.name for machine in machines]
     links = tuple(LinkProfile(a, b, running.costs.hop) for a in names for b in names if a != b)
     return Profiles(model, tuple(machines), links)
+
+
+def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineProfile:
+    """A stage's machine."""
+    spec, own, said = running.stages[stage]
+    whole = max(1, model.weights(spec.start, spec.end))
+    return MachineProfile(
+        name=spec.name,
+        layers={layer.kind: own.scaled(layer.weights / whole) for layer in model.layers},
+        address=spec.address,
+        key=spec.key,
+        head=own.scaled(model.head / whole),
+        draft=running.draft if stage == 0 else 0.0,
+        free_bytes=said.free_bytes + said.weight_bytes,
+        launches_ahead=said.device != "cpu",
+        device_name=said.device,
+    )

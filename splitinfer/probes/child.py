@@ -69,12 +69,17 @@ def run_for(command: Sequence[str], seconds: float, environment: Mapping[str, st
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(seconds)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_REAPING)
+            _kill_group(process)
         silent = time.time() - os.fstat(out.fileno()).st_mtime
         return Ended(code, _text(out), _text(err), silent)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAPING)
 
 
 def _text(file: IO[bytes]) -> str:

@@ -59,10 +59,11 @@ class ChoiceReader:
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
         reason, parts = event.finish_reason, self._parsed(event)
-        is_cut = self.one_call and any(isinstance(part, ToolCallPart) for part in parts)
+        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart)]
+        self._has_called |= bool(calls)
+        is_cut = self.one_call and bool(calls)
         if is_cut:
-            parts = parts[: 1 + next(i for i, part in enumerate(parts) if isinstance(part, ToolCallPart))]
-        self._has_called |= any(isinstance(part, ToolCallPart) for part in parts)
+            parts = parts[: calls[0] + 1]
         ends = reason is not None or is_cut
         if not parts and not ends:
             return None

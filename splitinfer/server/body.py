@@ -124,19 +124,23 @@ def plain_json(text: str) -> Any:
     """
     if text.count(",") > _MAX_COMMAS:
         raise ValueError(f"may have {_MAX_COMMAS:,} commas")
+    found = _parsed(text)
+    if _depth(found) > _MAX_DEPTH:
+        raise ValueError("is nested too deeply")
+    if _SURROGATE.search(text) and not _is_text(found):
+        raise ValueError("has half a character, which no text can hold")
+    return found
+
+
+def _parsed(text: str) -> Any:
     try:
-        found = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except (json.JSONDecodeError, _NoJson) as error:
         raise ValueError(f"is not JSON: {error}") from None
     except ValueError:  # of Python's, for an integer of over 4,300 digits
         raise ValueError("is not JSON: a number has too many digits") from None
-    if _depth(found) > _MAX_DEPTH:
-        raise ValueError("is nested too deeply")
-    if _SURROGATE.search(text) and not _is_text(found):
-        raise ValueError("has half a character, which no text can hold")
-    return found
 
 
 def _is_text(found: Any) -> bool:

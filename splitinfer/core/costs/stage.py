@@ -15,8 +15,9 @@ Of what was tried on recorded steps this predicts best (``scripts/README.md``).
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -202,14 +203,7 @@ class StageCosts:
         known = sorted(seconds.items())
         if known[0][0] < 1 or any(b < a for (_, a), (_, b) in pairwise(known)):
             raise ValueError("more rows than one cannot take less time than one")
-
-        def at(rows: float) -> float:
-            if len(known) == 1:
-                return known[0][1]
-            lines = list(pairwise(known))
-            (n, low), (m, high) = next((line for line in lines if rows <= line[1][0]), lines[-1])
-            return low + (high - low) * (rows - n) / (m - n)
-
+        at = partial(_on_lines, known)
         rising = (at(EDGES[1]) - at(1)) / (EDGES[1] - 1)
         points = [max(0.0, at(1) - rising), *(at(edge) for edge in (*EDGES[1:], 2 * EDGES[-1]))]
         pieces = [max(0.0, b - a) / width for (a, b), width in zip(pairwise(points), WIDTHS, strict=True)]
@@ -234,6 +228,15 @@ class StageCosts:
 
     def _with(self, coefficients: list[float]) -> "StageCosts":
         return StageCosts(coefficients, self.num_seen, self.most_rows, 1.0, self.most_decode, self.most_chunk)
+
+
+def _on_lines(points: Sequence[tuple[int, float]], x: float) -> float:
+    """The y at ``x`` on the lines between points, the last one extended."""
+    if len(points) == 1:
+        return points[0][1]
+    lines = list(pairwise(points))
+    (a, low), (b, high) = next((line for line in lines if x <= line[1][0]), lines[-1])
+    return low + (high - low) * (x - a) / (b - a)
 
 
 def _clipped(ratio: float) -> float:

@@ -133,19 +133,22 @@ class PipelineMetrics:
         if not _is_plausible(result.figures, len(self._names)):
             self.heard(heard)
             return
-        last = result.figures[-1]
-        if len(self._names) > 1:
-            self._clocks.follow(result.figures, heard)
-            made, sent = (self._clocks.here(last.stage, time) for time in (last.ended, last.sent))
-        else:
-            made = sent = heard = last.ended
+        came = self._came(result.figures, heard)
         visits = self._visits(step, result.figures, useful)
         gaps, window = self._count(step, visits, useful), self._window.number
         if self._trigger is None:
-            self._trigger = Trigger(made, sent, heard)
+            self._trigger = came
         if step.rows is not None:
             shown = SeenStep(step.planned.step, step.rows, useful, visits, gaps, window)
-            self._show(shown, step.planned, result.figures, (sent, heard))
+            self._show(shown, step.planned, result.figures, (came.sent, came.heard))
+
+    def _came(self, figures: Sequence[StageFigures], heard: float) -> Trigger:
+        """When a step's result was made, sent and heard."""
+        last = figures[-1]
+        if len(self._names) == 1:
+            return Trigger(last.ended, last.ended, last.ended)
+        self._clocks.follow(figures, heard)
+        return Trigger(self._clocks.here(last.stage, last.ended), self._clocks.here(last.stage, last.sent), heard)
 
     def _show(
         self, step: SeenStep, plan: StepPlan, figures: Sequence[StageFigures], way_back: tuple[float, float]

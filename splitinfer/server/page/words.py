@@ -85,12 +85,17 @@ def _load(seen: Seen) -> Iterator[Remark]:
     if seen.running == 1 and _waits(seen) >= _MUCH:
         yield _one_stream(seen)
     elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
-        yield Remark(
-            "few_streams",
-            f"{seen.running} answers share {num_stages} stages. Each answer occupies one stage at a time, so with "
-            "fewer answers than stages some stage always waits.",
-            f"{num_stages} or more answers at once would keep all stages busy.",
-        )
+        yield _few_streams(seen)
+
+
+def _few_streams(seen: Seen) -> Remark:
+    num_stages = len(seen.stages)
+    return Remark(
+        "few_streams",
+        f"{seen.running} answers share {num_stages} stages. Each answer occupies one stage at a time, so with "
+        "fewer answers than stages some stage always waits.",
+        f"{num_stages} or more answers at once would keep all stages busy.",
+    )
 
 
 def _prompt(seen: Seen) -> Remark:
