@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shutil
 import textwrap
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ COMMANDS = {
 # The names of other programs.
 _ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "regenerate": "retry"}
 
-_WIDTH = 80  # characters of a line of /help
+_WIDTH = 80  # characters of a line of /help, where the terminal has them
 KEYS = """\
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
 Text that begins with / is a command; put a space before it to send it as a message."""
@@ -90,8 +91,9 @@ def help_text() -> str:
     """The text that /help shows."""
     heads = {name: f"/{name} {usage.argument}".strip() for name, usage in COMMANDS.items()}
     indent = max(map(len, heads.values())) + 2
+    width = min(_WIDTH, shutil.get_terminal_size().columns)
     lines = [
-        textwrap.fill(f"{heads[name]:{indent}}{usage.help}", _WIDTH, subsequent_indent=" " * indent)
+        textwrap.fill(f"{heads[name]:{indent}}{usage.help}", width, subsequent_indent=" " * indent)
         for name, usage in COMMANDS.items()
     ]
     return "\n".join([*lines, "", KEYS])

@@ -43,5 +43,9 @@ def test_anything_means_something(text: str):
     assert not isinstance(meant, Command) or meant.name in COMMANDS
 
 
-def test_help_names_every_command():
-    assert all(f"/{name} " in help_text() for name in COMMANDS)
+@pytest.mark.parametrize("columns", [40, 200])
+def test_help_names_every_command_on_lines_that_fit(columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    commands, _, _keys = help_text().partition("\n\n")
+    assert all(f"/{name} " in commands for name in COMMANDS)
+    assert max(map(len, commands.splitlines())) <= min(columns, 80)
