@@ -217,6 +217,8 @@ class Meeting:
     def _try(self, link: socket.socket, host: str, ended: threading.Event) -> bool:
         """Whether the machine at the other end has answered, right or wrong."""
         with link:
+            if ended.is_set():  # a person is asked again, and the other machine tries again
+                return False
             try:
                 result: tuple[Hello, str] | Exception = (exchange(link, self._own, self._codes), host)
             except (WrongCode, ConfigError) as error:

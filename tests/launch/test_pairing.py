@@ -127,6 +127,20 @@ def test_machines_meet_whichever_types_first_and_again_after_a_wrong_code(monkey
     assert found == [(STUDIO, "127.0.0.1")]
 
 
+def test_a_round_that_has_ended_proves_nothing():
+    """Else the other machine goes on, while a person is asked for the code again at this one."""
+    here, there = socket.socketpair()
+    ended = threading.Event()
+    ended.set()
+    meeting = Meeting(MINI, port=0, near=[("127.0.0.1", 1)])
+    with meeting.open(), there:
+        thread = threading.Thread(target=meeting._try, args=(here, "127.0.0.1", ended))
+        thread.start()
+        with pytest.raises(OSError):
+            exchange(there, STUDIO, CODES)
+        thread.join(30)
+
+
 def test_codes_as_people_type_them():
     assert read_code(new_code()) is not None
     said: list[str] = []
