@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { begin, endOf, eventParser, figuresOf, take } from "../../splitinfer/server/page/site/state/stream.js";
+import { announcementOf, begin, endOf, eventParser, figuresOf, take } from "../../splitinfer/server/page/site/state/stream.js";
 
 const STREAM = ': ping\n\ndata: {"a":1}\n\nevent: figures\r\ndata: one\r\ndata: two\r\n\r\ndata:[DONE]\n\n: last\n';
 
@@ -57,6 +57,8 @@ test("how it ended", () => {
   assert.deepEqual([failed.error, endOf(failed, false)], ["stage mini was lost", "error"]);
   assert.equal(endOf(begin(0), true), "stopped");
   assert.equal(endOf(begin(0), false), "cut", "a stream that ends without its end");
+  assert.deepEqual(["stop", "length", "stopped", "cut", "error"].map((end) => announcementOf(end).split(" ").at(-1)),
+    ["complete.", "complete.", "stopped.", "interrupted.", "failed."]);
   assert.match(take(begin(0), "<html>", 1).error, /no JSON/);
   assert.deepEqual(figuresOf(begin(0)).rate, null);
 });

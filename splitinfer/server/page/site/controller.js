@@ -10,7 +10,7 @@ import * as conv from "./state/conversation.js";
 import * as figures from "./state/figures.js";
 import { KIND, fromFile, toFile, toMessages } from "./state/library.js";
 import { continuationOf, requestOf } from "./state/sampling.js";
-import { begin, endOf, figuresOf, take } from "./state/stream.js";
+import { announcementOf, begin, endOf, figuresOf, take } from "./state/stream.js";
 
 const SAVE_EVERY = 2000; // milliseconds, of an answer that is coming
 const newId = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
@@ -93,8 +93,9 @@ export function makeController() {
       clearInterval(saving);
       aborts.delete(id);
       const { [id]: last, ...rest } = state.live;
-      settle(conversationId, id, last, endOf(last, abort.signal.aborted));
-      set({ live: rest, announced: last.error ? "The answer failed." : "The answer is complete." });
+      const end = endOf(last, abort.signal.aborted);
+      settle(conversationId, id, last, end);
+      set({ live: rest, announced: announcementOf(end) });
       look();
     }
   }

@@ -107,3 +107,7 @@ export function endOf(answer, isStopped) {
   if (answer.error) return "error";
   return answer.ended ?? (answer.isWhole ? "stop" : "cut");
 }
+
+/* What a screen reader says of that. */
+export const announcementOf = (end) =>
+  ({ stopped: "The answer was stopped.", cut: "The answer was interrupted.", error: "The answer failed." })[end] ?? "The answer is complete.";
