@@ -140,6 +140,7 @@ def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
         (["serve", "--codec", "zip"], "splitinfer: '--codec': 'zip' is not one of 'none', 'fp16'"),
         (["chatt"], "splitinfer: no such command 'chatt'. Did you mean 'chat'? See splitinfer --help"),
         (["nope"], "splitinfer: no such command 'nope'; see splitinfer --help"),
+        (["chat", "mini"], "splitinfer: 'mini' is not expected here; see splitinfer chat --help"),
         (["coord", "--layout", "demo", "--logprobs", "2"], "--logprobs is printed with --json only; add --json; see s"),
     ],
 )
@@ -179,6 +180,20 @@ def test_help_shows_first_what_matters_most(command: str, first: list[str]):
     options = next(panel for panel in panels if panel.startswith("Options"))
     assert re.findall(r"^│ (--[\w-]+)", options, re.MULTILINE) == first
     assert panels[-1].startswith("More")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["chat", "--help"], ["keys", "add", "--help"]])
+def test_help_gives_no_type_for_flags(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from splitinfer import cli
+
+    monkeypatch.setattr(sys, "argv", ["splitinfer", *words])
+    monkeypatch.setattr(cli.shutdown, "exit", lambda _: None)
+    cli.main()
+    said = capsys.readouterr().out
+    assert "--help" in said
+    assert "bool" not in said
 
 
 @pytest.mark.parametrize("command", ["coord", "plan"])

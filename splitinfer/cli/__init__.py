@@ -7,6 +7,7 @@ handlers, in the first tenth of a second, ends the process by the system's defau
 Answers go to standard output; everything else goes to standard error.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -80,7 +81,7 @@ def main() -> NoReturn:
     """Run the command that the arguments name, then end the process with its exit code."""
     sys.setswitchinterval(_SWITCH)
     try:
-        code = app(prog_name="splitinfer", standalone_mode=False)
+        code = command_line()(prog_name="splitinfer", standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # that has printed the help
             typer.echo(sentence_of(error), err=True)
@@ -92,10 +93,26 @@ def main() -> NoReturn:
     shutdown.exit(code if isinstance(code, int) else int(code is not None))
 
 
+def command_line() -> Any:
+    """All commands. Help shows flags without a type: they take no value, and newer versions of typer say ``<bool>``."""
+    root = typer.main.get_command(app)
+
+    def strip(command: Any) -> None:
+        for option in command.get_params(typer.Context(command)):
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        for inner in getattr(command, "commands", {}).values():
+            strip(inner)
+
+    strip(root)
+    return root
+
+
 def sentence_of(error: Any) -> str:
     """What is wrong with the arguments, as any other error of the command line is said."""
     command = "splitinfer" if error.ctx is None else error.ctx.command_path
     said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
+    said = re.sub(r"^Got unexpected extra argument\S* \((.*)\)$", r"'\1' is not expected here", said)
     said = said.replace("Value error, ", "").replace(": Input should be", " must be").partition(", unable to parse")[0]
     joint = " See" if said.endswith("?") else "; see"
     return f"splitinfer: {said[:1].lower()}{said[1:]}{joint} {command} --help"

@@ -25,7 +25,7 @@ def init(
     near: Annotated[
         str | None,
         typer.Argument(
-            metavar="[HOST[:PORT]]",
+            metavar="HOST[:PORT]",
             help="The other machine, where multicast DNS does not find it; PORT is the one that it shows.",
         ),
     ] = None,
