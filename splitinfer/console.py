@@ -19,6 +19,11 @@ _WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "r
 errors = Console(stderr=True, highlight=False)
 
 
+def say(text: str) -> None:
+    """Print a text without commands: wrapped between words on a terminal, one line elsewhere."""
+    errors.print(text, soft_wrap=not errors.is_terminal)
+
+
 def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:
     """Load an LLM while showing its progress.
 
@@ -79,9 +84,9 @@ class _LoadDisplay:
             return
         with self._lock:
             if progress.phase == "survey":
-                errors.print(f"{stage if stage == DRAFT else f'stage {stage}'} {progress.text}", soft_wrap=True)
+                say(f"{stage if stage == DRAFT else f'stage {stage}'} {progress.text}")
             if progress.phase == "link":
-                errors.print(f"link to stage {stage}: {progress.text}", soft_wrap=True)
+                say(f"link to stage {stage}: {progress.text}")
             if progress.phase == "link" or not errors.is_terminal:
                 return
             if stage not in self._tasks:

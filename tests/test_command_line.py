@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 import typer
+from rich.console import Console
 
 import splitinfer
+from splitinfer import console
 from splitinfer.cli import pipeline
 from splitinfer.cli.options import PipelineOptions, plain_settings
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Recommended, ResolvedSampling
@@ -261,3 +263,13 @@ def completing(instruction: str, **env: str) -> str:
     done = subprocess.run([sys.executable, "-c", _COMPLETING], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(("is_terminal", "lines"), [(True, 3), (False, 1)])
+def test_a_terminal_breaks_sentences_between_words(is_terminal: bool, lines: int, monkeypatch: pytest.MonkeyPatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "errors", Console(file=screen, force_terminal=is_terminal, width=40, highlight=False))
+    sentence = "stage front needs 11 MB of weights and 13.4 MB of KV for 4,096 tokens; 19.2 GB free"
+    console.say(sentence)
+    assert screen.getvalue().count("\n") == lines
+    assert screen.getvalue().split() == sentence.split()

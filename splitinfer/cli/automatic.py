@@ -21,7 +21,7 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     """
     if options.layout is not None:
         return options.layout
-    from splitinfer.console import errors
+    from splitinfer.console import errors, say
     from splitinfer.discovery.discover import paired
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
@@ -39,7 +39,7 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     chosen = chosen or alone(options.model, settings)
     names = " and ".join(each["name"] for each in workers)
     found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
-    errors.print(chosen.text + found, soft_wrap=True)
+    say(chosen.text + found)
     return chosen
 
 
@@ -47,14 +47,14 @@ def planned(
     model: str, workers: Sequence[str | Mapping[str, Any]], settings: "Settings", options: PipelineOptions
 ) -> "Chosen":
     """Measure the machines, choose a cut, and say which, and why. Raises SplitinferError: as ``layout_of``."""
-    from splitinfer.console import errors, measuring
+    from splitinfer.console import errors, measuring, say
     from splitinfer.llm.automatic import choose_layout
 
     with measuring() as notice:
         chosen = choose_layout(
             model, workers, settings, notice, aim=options.aim, again=options.measure, uses_all=options.use_all
         )
-    errors.print(chosen.text, soft_wrap=True)
+    say(chosen.text)
     if len(chosen.layout.stages) <= len(workers):
         errors.print("With --use-all every machine gets layers.")
     return chosen
