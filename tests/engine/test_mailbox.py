@@ -121,18 +121,19 @@ class TestWhoseProcessorItIs:
         assert box.get(None, expecting=True) == "here"
         assert not looks
 
-    def test_pinned_ones_do_not(self, looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pinned_ones_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(processor, "_processors", lambda: 2)
         monkeypatch.setattr(processor, "on_gpu", lambda: False)
-        box = Mailbox[str]()
+        box, was_awake = Mailbox[str](), threading.Event()
 
         def pinned() -> None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-            box.get(None, expecting=True)
+            assert box.get(4.0, expecting=True) == "seen awake"
+            was_awake.set()
 
-        put_later(box, "here", 0.05)
+        monkeypatch.setattr(mailbox, "yield_processor", lambda: box.put("seen awake"))  # where a thread looks again
         in_thread(pinned)
-        assert looks
+        assert was_awake.is_set()
 
     def test_a_stage_on_a_gpu_sleeps(self, looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(processor, "on_gpu", lambda: True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 import tiny
+from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
@@ -109,7 +110,7 @@ def test_stages_that_are_only_timed_find_the_same_way_without_computing(name: st
     assert step.choose_by_form() is step.way is way
 
 
-@settings(max_examples=12)
+@settings(max_examples=thorough(5, 12))
 @given(data=st.data(), name=st.sampled_from(["llama", "qwen3", "gemma3_text", "qwen3_moe"]))
 def test_any_steps_are_exact(data: st.DataObject, name: str):
     """Sequences join, leave, go back and share steps in every way; not a bit changes."""

@@ -112,7 +112,7 @@ def test_every_drafter_and_every_flight(llm: LLM, dice: Dice, right: float, para
         assert accepted == 0
 
 
-@settings(max_examples=thorough(10, 60), suppress_health_check=list(HealthCheck))
+@settings(max_examples=thorough(4, 60), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.integers(0, 99), min_size=1, max_size=30),
     st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1, 3)),
