@@ -298,9 +298,9 @@ SCENES: tuple[Callable[[Campaign], None], ...] = (
 
 
 def _files(store: Path) -> dict[str, tuple[int, int]]:
-    """Files of weights, by their paths: when each was written, and its bytes."""
+    """Files of weights, by their paths: when each was written, and its bytes on the disk, without its holes."""
     found = ((path, path.stat()) for path in store.rglob("*.safetensors"))
-    return {str(path): (stat.st_mtime_ns, stat.st_size) for path, stat in found}
+    return {str(path): (stat.st_mtime_ns, 512 * stat.st_blocks) for path, stat in found}
 
 
 def _wheel(folder: Path) -> Path:
