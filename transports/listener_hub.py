@@ -188,7 +188,7 @@ class ListenerHub(Hub):
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:
-                self._warn(connection, "it disconnected without opening a link, as `splitinfer discover` does")
+                self._warn(connection, "it disconnected without opening a link, as a search for workers does")
 
     def _on_tick(self, now: float) -> None:
         for connection in self._by_descriptor.values():
