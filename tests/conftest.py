@@ -54,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("any machine", deadline=None, max_examples=examples, suppress_health_check=slow)
     settings.load_profile("any machine")
     os.environ[STRICT] = "1"  # also in the processes that tests start
+    os.environ.pop("SSL_CERT_FILE", None)  # reading such a bundle takes each client of HTTP 50 ms
+    os.environ["SSL_CERT_DIR"] = str(TESTS)  # which has no certificates: no test needs any but its own
     if config.getoption("--accelerator") is not None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())
     interrupts.let_children_hear_them()

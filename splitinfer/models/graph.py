@@ -14,14 +14,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import mlx.core as mx
 
 _LINE = re.compile(
-    r'\{ (?P<operation>\d+) \[label ="(?P<label>\w+)'  # an operation ...
-    r'|"(?P<input>\w+)" -> (?P<into>\d+)'  # ... reads an array
-    r'|(?P<out>\d+) -> "(?P<output>\w+)"'  # ... makes one
-    r'|\{ rank=source; "(?P<source>\w+)"'  # an array that no operation makes
+    r'\{ (\d+) \[label ="(\w+)'  # an operation ...
+    r'|"(\w+)" -> (\d+)'  # ... reads an array
+    r'|(\d+) -> "(\w+)"'  # ... makes one
+    r'|\{ rank=source; "(\w+)"'  # an array that no operation makes
 )
 _NODE = re.compile(r'"(\w+)"')
 _NAMED_AT_ONCE = 1000  # MLX takes no more keyword arguments
@@ -35,16 +36,19 @@ class Graph:
 
     def __init__(self, results: Sequence[mx.array], named: Mapping[str, mx.array]) -> None:
         ends = [mx.stop_gradient(array) for array in results]
-        nodes, self._parents, self._labels = _read([*named.values(), *ends])
-        self._nodes: dict[str, str] = dict(zip(named, nodes, strict=False))
-        self._results = nodes[len(named) :]
-        self._names: dict[str, list[str]] = defaultdict(list)
-        for name, node in self._nodes.items():
-            self._names[node].append(name)
-        self._children: dict[str, list[str]] = defaultdict(list)
+        arrays = {id(array): array for array in [*named.values(), *ends]}  # some have two names
+        nodes, self._parents, self._labels = _read([*arrays.values()])
+        node_of = dict(zip(arrays, nodes, strict=True))
+        self._nodes: dict[str, str] = {name: node_of[id(array)] for name, array in named.items()}
+        self._results = [node_of[id(array)] for array in ends]
+
+    @cached_property
+    def _children(self) -> dict[str, list[str]]:
+        children: dict[str, list[str]] = defaultdict(list)
         for node, parents in self._parents.items():
             for parent in parents:
-                self._children[parent].append(node)
+                children[parent].append(node)
+        return children
 
     def holds(self, name: str) -> bool:
         """Whether any operation reads this named array."""
@@ -81,7 +85,7 @@ class Graph:
                 if parent not in seen:
                     seen.add(parent)
                     queue.append(parent)
-        return {name for node in seen for name in self._names.get(node, ())}
+        return {name for name, node in self._nodes.items() if node in seen}
 
 
 def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
@@ -92,30 +96,27 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], 
     printed = [zero]
     for array in arrays:
         printed += [array, -zero]
-    lines = _print(printed, {})
+    text = _print(printed, {})
     nodes, parents = list[str | None](), defaultdict[str, list[str]](list)
     first, last, before, separators, labels = "", list[str](), list[str](), set[str](), dict[str, str]()
-    for line in lines:
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        if match["source"]:
-            first, last = first or match["source"], [match["source"]]
-        elif match["operation"]:
-            before, last, labels[match["operation"]] = last, [], match["label"]
-        elif match["input"] == first:
+    for operation, label, read, reader, maker, made, source in _LINE.findall(text):
+        if read and read == first:
             nodes.append(before[0] if len(before) == 1 else None)
-            separators.add(match["into"])
-        elif match["input"]:
-            parents[match["into"]].append(match["input"])
-        elif match["out"] not in separators:
-            parents[match["output"]].append(match["out"])
-            last.append(match["output"])
-    return _complete(nodes, arrays, printed, lines), parents, labels
+            separators.add(reader)
+        elif read:
+            parents[reader].append(read)
+        elif made and maker not in separators:
+            parents[made].append(maker)
+            last.append(made)
+        elif operation:
+            before, last, labels[operation] = last, [], label
+        elif source:
+            first, last = first or source, [source]
+    return _complete(nodes, arrays, printed, text), parents, labels
 
 
 def _complete(
-    nodes: Sequence[str | None], arrays: Sequence[mx.array], printed: Sequence[mx.array], lines: Sequence[str]
+    nodes: Sequence[str | None], arrays: Sequence[mx.array], printed: Sequence[mx.array], text: str
 ) -> list[str]:
     """Find the nodes that are still unknown by printing the same graph again with names in it."""
     unknown = {id(array): array for node, array in zip(nodes, arrays, strict=True) if node is None}
@@ -123,22 +124,23 @@ def _complete(
     keys = list(unknown)
     for at in range(0, len(keys), _NAMED_AT_ONCE):
         asked = {f"asked_{key}": unknown[key] for key in keys[at : at + _NAMED_AT_ONCE]}
-        for before, line in zip(lines, _print(printed, asked), strict=True):
-            for node, name in zip(_NODE.findall(before), _NODE.findall(line), strict=True):
-                if name in asked:
-                    known[id(asked[name])] = node
+        for node, name in zip(_NODE.findall(text), _NODE.findall(_print(printed, asked)), strict=True):
+            if name in asked:
+                known[id(asked[name])] = node
     return [known[id(array)] if node is None else node for node, array in zip(nodes, arrays, strict=True)]
 
 
-def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> list[str]:
+def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> str:
     text = io.StringIO()
     mx.export_to_dot(text, *arrays, **named)
-    return text.getvalue().splitlines()
+    return text.getvalue()
 
 
-def arrays_read(outputs: Sequence[mx.array], named: Mapping[str, mx.array]) -> set[str]:
-    """The names of the arrays that ``outputs`` depend on. Computes nothing."""
-    return Graph(outputs, named).read_by(range(len(outputs)))
+def arrays_read(outputs: Sequence[mx.array], *named: Mapping[str, mx.array]) -> tuple[set[str], ...]:
+    """Of each mapping, the names of the arrays that ``outputs`` depend on. Computes nothing."""
+    graph = Graph(outputs, {f"{which} {name}": array for which, each in enumerate(named) for name, array in each.items()})
+    read = graph.read_by(range(len(outputs)))
+    return tuple({name for name in each if f"{which} {name}" in read} for which, each in enumerate(named))
 
 
 _compiling = threading.RLock()

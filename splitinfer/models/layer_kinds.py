@@ -211,7 +211,8 @@ def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:
 
 def _read(structure: ModelStructure, layer: int, named: Mapping[str, Any]) -> set[str]:
     outputs, _ = StageModel(structure.model, layer, layer + 1, structure).probe()
-    return arrays_read(outputs, named)
+    (read,) = arrays_read(outputs, named)
+    return read
 
 
 def _hidden_row(structure: ModelStructure) -> int:

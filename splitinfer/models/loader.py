@@ -162,9 +162,9 @@ def survey(
         kv_format,
         sees=sees,
     )
-    tensors = arrays_read(outputs, placeholders)
+    tensors, read = arrays_read(outputs, placeholders, parameters)
     tables = find_tables(model, outputs, parameters, placeholders)
-    read = arrays_read(outputs, parameters).difference(*(table.parameters for table in tables))
+    read = read.difference(*(table.parameters for table in tables))
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
@@ -246,10 +246,9 @@ def load_with_others(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
     )  # fmt: skip
-    missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
+    missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
-    read = arrays_read(outputs, parameters)
     if found.tables:
         leave_on_disk(model, found.tables, read, checkpoint)
         hash_on_host(model)

@@ -24,7 +24,7 @@ def children(pid: int) -> list[int]:
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--max-tokens", "3000"]
-    made = Terminal(*command, "--temp", "0", home=tmp_path)
+    made = Terminal(*command, "--temp", "0", "--draft", "none", home=tmp_path)  # plans with drafts take ten seconds
     yield made
     made.close()
 
