@@ -138,8 +138,8 @@ def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> str:
 
 def arrays_read(outputs: Sequence[mx.array], *named: Mapping[str, mx.array]) -> tuple[set[str], ...]:
     """Of each mapping, the names of the arrays that ``outputs`` depend on. Computes nothing."""
-    graph = Graph(outputs, {f"{which} {name}": array for which, each in enumerate(named) for name, array in each.items()})
-    read = graph.read_by(range(len(outputs)))
+    arrays = {f"{which} {name}": array for which, each in enumerate(named) for name, array in each.items()}
+    read = Graph(outputs, arrays).read_by(range(len(outputs)))
     return tuple({name for name in each if f"{which} {name}" in read} for which, each in enumerate(named))
 
 

@@ -1,8 +1,8 @@
 """What a hop takes at the coordinator's end, by the kind of link: ``python -m tests.campaigns.hops two-small``.
 
-The demo model in two stages of an emulated accelerator, over plain TCP, over TCP with keys, and over rdma by MLX's ring.
-Two times, in microseconds: from the device's end of a step until its frame is written (``send`` has returned), and from
-the arrival of a result's frame, when the link's thread has it, to the launch of the step that follows.
+The demo model in two stages of an emulated accelerator, over plain TCP, over TCP with keys, and over rdma by MLX's
+ring. Two times, in microseconds: from the device's end of a step until its frame is written (``send`` has returned),
+and from the arrival of a result's frame, when the link's thread has it, to the launch of the step that follows.
 """
 
 import argparse

@@ -390,7 +390,7 @@ TARGETS: list[Callable[[], bytes]] = [
 def test_mutated_words(victim: RunningWorker):
     """Many through the live port, a third each as first word, as order and as step."""
     chance, before = random.Random(int(os.environ.get("SEED", "4"))), victim.rss
-    for i in range(thorough(6, 240)):
+    for i in range(thorough(3, 240)):
         with [Peer, greeted, ready][i % 3](victim) if i % 3 else Peer(victim.address) as peer:
             target = TARGETS[i % 3]()
             header = fuzz.mutate(target, chance)
