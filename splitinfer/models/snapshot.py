@@ -14,6 +14,8 @@ import mlx.core as mx
 from splitinfer.models.caches import is_list
 from splitinfer.models.cohort import SequenceCaches
 
+_PLAIN = (int, float, bool, str, type(None))  # most values, and a call for each of them would cost more than the rest
+
 
 class Snapshot:
     """The state of some sequences' caches, and of the cohorts that they are in."""
@@ -22,6 +24,8 @@ class Snapshot:
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
         for sequence in sequences:
             self._take(sequence.place)
+            if id(sequence) in self._before:
+                continue  # it was taken with its cohort
             if sequence.cohort is not None:
                 self._take(sequence.cohort)
             for member in (sequence, *(sequence.cohort.members if sequence.cohort else ())):
@@ -36,7 +40,8 @@ class Snapshot:
 
     def _take(self, thing: Any) -> None:
         if id(thing) not in self._before:
-            self._before[id(thing)] = (thing, {name: _handle(value) for name, value in vars(thing).items()})
+            before = {name: v if type(v) in _PLAIN else _handle(v) for name, v in vars(thing).items()}
+            self._before[id(thing)] = (thing, before)
 
     def restore(self) -> None:
         """Put everything back. Only once, because handles are handed out."""

@@ -18,7 +18,7 @@ EDGES = (0, 4, 8, 16, 32, 64, 128, 256, 512)  # rows at which the cost per row m
 WIDTHS = tuple(b - a for a, b in zip(EDGES, (*EDGES[1:], 1024), strict=True))
 NUM_FEATURES = 1 + len(EDGES) + 2
 PER_DECODE, PER_CHUNK = 1e-3, 1e-5  # so that all features are of about one size
-_DECODE, _CHUNK = NUM_FEATURES - 2, NUM_FEATURES - 1
+DECODE, CHUNK = NUM_FEATURES - 2, NUM_FEATURES - 1
 _FORGETTING = 0.998  # a step's weight is multiplied by this with each step after it
 _SMOOTH = 1e-4  # weight of the penalty for unequal pieces
 # Weights of the penalties for a coefficient: what little is attended to explains nothing that the base can explain.
@@ -34,9 +34,9 @@ def features(shape: Shape) -> list[tuple[int, float]]:
         within = shape.rows - edge if i == len(EDGES) else min(shape.rows - edge, width)
         found.append((i, float(within)))
     if shape.decode_context:
-        found.append((_DECODE, shape.decode_context * PER_DECODE))
+        found.append((DECODE, shape.decode_context * PER_DECODE))
     if shape.chunk_context:
-        found.append((_CHUNK, shape.chunk_context * PER_CHUNK))
+        found.append((CHUNK, shape.chunk_context * PER_CHUNK))
     return found
 
 
@@ -69,7 +69,7 @@ class Fit:
         matrix = [row[:] for row in self._matrix]
         scale = self._matrix[0][0]  # the sum of all weights
         for i in range(NUM_FEATURES):
-            matrix[i][i] += (_SMALL_BASE if i == 0 else _SMALL_ATTENTION if i >= _DECODE else _SMALL) * scale
+            matrix[i][i] += (_SMALL_BASE if i == 0 else _SMALL_ATTENTION if i >= DECODE else _SMALL) * scale
         for i in range(2, len(EDGES) + 1):
             alike = _SMOOTH * scale * WIDTHS[i - 1] ** 2
             matrix[i][i] += alike

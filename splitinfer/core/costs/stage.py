@@ -16,12 +16,12 @@ Of what was tried on recorded steps this predicts best (``scripts/README.md``).
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from splitinfer.core.costs.fit import EDGES, NUM_FEATURES, PER_CHUNK, PER_DECODE, WIDTHS, Fit, features
+from splitinfer.core.costs.fit import CHUNK, DECODE, EDGES, NUM_FEATURES, PER_CHUNK, PER_DECODE, WIDTHS, Fit, features
 from splitinfer.core.costs.shape import Shape
 
 EXACT = 16  # rows up to which each number has a ratio
@@ -75,14 +75,20 @@ class StageCosts:
         """Seconds of a step of a measured number of rows that attends to what ``shape`` does."""
         size = self._sizes[rows]
         as_measured = self._sizes_factor * size.seconds
-        more = self._fitted(replace(shape, rows=rows)) - self._fitted(size.shape)
+        more = self._attending(shape) - self._attending(size.shape)
         return max(as_measured + more, as_measured / _MOST_OFF)
 
     def _fitted(self, shape: Shape) -> float:
-        """The fit's seconds. What the first steps attended to says nothing of what many times as much costs."""
-        decode, chunk = _FURTHER * self.most_decode, _FURTHER * self.most_chunk
-        near = Shape(shape.rows, min(shape.decode_context, decode), min(shape.chunk_context, chunk))
-        return self.factor * sum(self.coefficients[i] * x for i, x in features(near))
+        """The fit's seconds."""
+        rows = sum(self.coefficients[i] * x for i, x in features(Shape(shape.rows)))
+        return self.factor * rows + self._attending(shape)
+
+    def _attending(self, shape: Shape) -> float:
+        """The fit's seconds for what a step attends to. What the first steps attended to says nothing of what many
+        times as much costs."""
+        decode = PER_DECODE * min(shape.decode_context, _FURTHER * self.most_decode)
+        chunk = PER_CHUNK * min(shape.chunk_context, _FURTHER * self.most_chunk)
+        return self.factor * (self.coefficients[DECODE] * decode + self.coefficients[CHUNK] * chunk)
 
     def at_position(self, rows: int, position: int) -> float:
         """Predicted seconds of a step of decodes and drafts at a position: of single rows if the last step with so many

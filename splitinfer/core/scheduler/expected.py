@@ -8,8 +8,8 @@ take in the result and plan the same step while the device computes.
 
 Nothing is expected where anything else could be in the next plan: a prompt, a draft, a mask, a block to be stored, a
 sequence that may end with this token or be moved to another group. The result's figures cannot change it: costs are
-learned after the groups are chosen (``Scheduler.update``). Policies and objectives matter to prompts alone, deadlines
-between two turns.
+learned, and groups chosen by them, when there is time (``Scheduler.learn``). Policies and objectives matter to prompts
+alone, deadlines between two turns.
 """
 
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ def _go_on(state: SchedulerState, members: list[Sequence]) -> bool:
 
 def _stay(state: SchedulerState, members: list[Sequence]) -> bool:
     """Whether these are a group, in its order, and neither it nor the number of groups changes with their token."""
-    if len(state.batches) > 1 and state.groups.is_due(frozenset(state.running), steps=1):
+    if len(state.batches) > 1 and state.groups.is_due(frozenset(state.running)):
         return False
     return state.batches.is_settled(members)
 

@@ -158,15 +158,19 @@ class Scheduler:
         step, events = self._results.take(result, returned_at)
         self.state.regroup()
         self._unlearned.append((step, result, returned_at))
-        if learn or len(self._unlearned) > _MOST_UNLEARNED:
-            self.learn()  # after the choice of groups: what follows on a result does not depend on its figures
+        if learn:
+            self.learn()
         return events
 
     def learn(self) -> None:
-        """Refine the stages' costs by the steps that have returned."""
+        """Refine the stages' costs by the steps that have returned, and choose groups and drafts by them, which takes
+        milliseconds for many: what follows on a result depends on neither."""
+        if not self._unlearned:
+            return
         while self._unlearned:
             step, result, returned_at = self._unlearned.popleft()
             self.costs.learn(step.plan.slices, result.figures, returned_at, step.idle_since)
+        self.state.regroup(has_learned=True)
 
     def forget(self, session: str) -> None:
         """Free what a session keeps, but for blocks that others begin with, too."""
@@ -288,6 +292,8 @@ class Scheduler:
         not. ``begun``: the step, where it was launched already as ``expected``.
         """
         self.state.now = max(self.state.now, now)
+        if begun is None and len(self._unlearned) > _MOST_UNLEARNED:  # the loop has had no time for it
+            self.learn()
         self._force()
         decision = self.planner.decide()
         plan = None if decision is None else self._apply(decision, begun)

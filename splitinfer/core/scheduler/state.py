@@ -151,14 +151,15 @@ class SchedulerState:
         self.groups.forget()
         self.regroup()
 
-    def regroup(self) -> None:
-        """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members."""
+    def regroup(self, *, has_learned: bool = False) -> None:
+        """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members.
+        ``has_learned``: the costs may have changed."""
         members = self.batches.by_id()
         active = None
         if len(members) < 2:
             self.groups.forget()
             active = self.groups.most_groups
-        elif self.groups.is_due(frozenset(members)):
+        elif self.groups.is_due(frozenset(members), has_learned=has_learned):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
             position = sum(len(seq.tokens) for seq in members.values()) // len(members)
             self.groups.choose(asked, self.config.policy_config.itl_slo, position, has_drafter=self.config.speculates)

@@ -50,9 +50,11 @@ class GroupController:
 
     # -- what to choose ------------------------------------------------------------------------
 
-    def is_due(self, seq_ids: frozenset[int], steps: int = 0) -> bool:
-        """Whether to choose again for these sequences, now or after some more steps."""
-        return seq_ids != self._members or self._since + steps >= _EVERY or self._sizes != self.costs.num_sizes
+    def is_due(self, seq_ids: frozenset[int], *, has_learned: bool = False) -> bool:
+        """Whether to choose again for these sequences. ``has_learned``: also because of what steps have cost since."""
+        if seq_ids != self._members:
+            return True
+        return has_learned and (self._since >= _EVERY or self._sizes != self.costs.num_sizes)
 
     def choose(
         self,

@@ -118,7 +118,9 @@ class Loop:
 
     def _plan(self) -> StepPlan | None:
         """Take in what has come, and decide on the next step."""
-        self._receive()
+        while not self._inbox.is_empty:
+            event = self._inbox.get(0.0)
+            self._handle(event, self.scheduler.expected() if isinstance(event, OwnResult | Event) else None)
         self._requests.expire()
         self._requests.end_unable()
         if self._drafting is not None:
@@ -160,7 +162,7 @@ class Loop:
         has_read = self._reads_ahead()
         self._use_idle_time()
         if not has_read:
-            expected = self.scheduler.expected() if self._inbox.is_empty else None
+            expected = self.scheduler.expected()
             self._handle(self._next_event(), expected)
 
     def _reads_ahead(self) -> bool:
