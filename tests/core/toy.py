@@ -331,6 +331,7 @@ class House:
         self.was_lost = False  # the stages forgot everything once
         self.guess: Callable[[Proposal], list[Draft]] | None = None  # where there is a drafter
         self.now = 0.0
+        self.learns = True  # from each result, once what follows on it is planned
         self.begun: StepPlan | None = None  # what must follow now, as it was expected before the last result
         self.overtake: Callable[[], bool] | None = None  # whether a result comes while the first stage computes
 
@@ -360,6 +361,8 @@ class House:
         begun, self.begun = self.begun, None
         plan = self.scheduler.schedule(self.now, None if begun is None else StepInFlight.of(begun))
         self.num_expected += begun is not None
+        if self.learns:
+            self.scheduler.learn()
         if plan is not None:
             assert asks or plan.slices or plan.has_commands
             assert plan.num_tokens <= self.scheduler.config.token_budget
@@ -421,7 +424,7 @@ class House:
     def deliver(self) -> list[TokenEvent]:
         expected, result = self.scheduler.expected(), self.toy.under_way.popleft()
         self.begun = None if expected is None else expected.filled(result)
-        events = self.scheduler.update(result, self.now)
+        events = self.scheduler.update(result, self.now, learn=False)
         for event in events:
             assert event.seq_id not in self.reasons, "a token after the end"
             self.generated[event.seq_id].append(event.token.token_id)

@@ -2,6 +2,7 @@
 of the engine and of real processes can be run so: ``scripts/test --accelerator FILE``."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stages import pipeline, plain_greedy, prompt, tokens_of
 
 from splitinfer import LLM, Flight, SamplingParams, Settings
 from splitinfer.core.layout import LOCAL
+from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.links import setup
 from splitinfer.engine.stage import sampler
@@ -54,6 +56,22 @@ def test_windows_and_states(name: str, tiny_folder: Callable[..., Path]) -> None
     with pipeline(folder, [1, 2, 1 if name == "qwen3_next" else 3], "tcp", token_budget=16) as llm:
         assert is_emulated(llm)
         assert tokens_of(llm, prompt(16), max_tokens=40) == expected
+
+
+def test_full_groups_launch_the_expected_step_first(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a result has come before the loop could wait for it."""
+    went_on, learned = list[Any](), list[Any]()
+    go_on, learn = Loop._go_on, Loop._learn
+    monkeypatch.setattr(Loop, "_go_on", lambda *args: (went_on.append(1), go_on(*args)))
+    monkeypatch.setattr(Loop, "_learn", lambda *args: (learned.append(1), learn(*args)))
+    with pipeline(tiny_folder("llama"), [2, 2], prefix_cache=False) as llm:
+        monkeypatch.setattr(llm._engine._loop, "_use_idle_time", lambda: time.sleep(0.003))
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        llm.generate([prompt(8 + number) for number in range(8)], params)
+    assert len(learned) > 60
+    assert len(went_on) > 0.8 * len(learned)
 
 
 @pytest.fixture
