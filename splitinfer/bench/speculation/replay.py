@@ -6,18 +6,27 @@ processor, a given share of a step of the whole model.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import mlx.core as mx
 
 from splitinfer.core import sequence as core
 from splitinfer.core.rng import position_key
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import Device, round_of
+from splitinfer.engine.device.device import Device, Ticket, round_of
 from splitinfer.engine.device.emulated import EmulatedDevice
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
 _TRIED = 200  # products that are timed
 _FIFTY = 50
+
+
+@cache
+def _ranks(seed: int, fifty: int) -> list[int]:
+    """Of fifty places of an answer, the order in which they become wrong with more and more errors."""
+    keys = [position_key(seed, fifty * _FIFTY + place) for place in range(_FIFTY)]
+    order = sorted(keys)
+    return [order.index(key) for key in keys]
 
 
 class Replay:
@@ -64,15 +73,21 @@ class Replay:
                 yield draft
 
     def draft_together(self, seqs: Sequence[core.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows."""
+        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows. Where
+        the device computes meanwhile, the next round is launched before a round is waited for, as a draft model's."""
         left = [self._rest(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+
+        def wanted(number: int) -> list[bool]:
+            return [number < min(count, len(rest)) for count, rest in zip(counts, left, strict=True)]
+
+        under_way = self._begin(sum(wanted(0)))
         for number in range(max(counts, default=0)):
-            wanted = [number < min(count, len(rest)) for count, rest in zip(counts, left, strict=True)]
-            if not any(wanted):
+            following = self._begin(sum(wanted(number + 1)))
+            if not any(now := wanted(number)):
                 return
-            seconds = self._compute(sum(wanted))
-            each = None if seconds is None else seconds / sum(wanted)
-            yield [Draft(rest[number], seconds=each) if on else None for on, rest in zip(wanted, left, strict=True)]
+            seconds = self._finish(under_way)
+            each, under_way = None if seconds is None else seconds / sum(now), following
+            yield [Draft(rest[number], seconds=each) if on else None for on, rest in zip(now, left, strict=True)]
 
     def _rest(self, seq: core.Sequence, count: int) -> list[int]:
         """Up to ``count`` drafts for what is left of the known answer, some replaced by wrong ones."""
@@ -88,19 +103,21 @@ class Replay:
     def is_wrong(self, place: int, error: float | None = None, seed: int | None = None) -> bool:
         """Whether the draft for this token of an answer is wrong."""
         error, seed = self.error if error is None else error, self.seed if seed is None else seed
-        first = place - place % _FIFTY
-        keys = {at: position_key(seed, at) for at in range(first, first + _FIFTY)}
-        return sum(key < keys[place] for key in keys.values()) < round(error * _FIFTY)
+        return _ranks(seed, place // _FIFTY)[place % _FIFTY] < round(error * _FIFTY)
 
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""
 
-    def _compute(self, sequences: int) -> float | None:
-        """Compute a round of drafts: products of ``seconds``, or on an emulated accelerator a round of its own seconds,
-        which are returned."""
-        if isinstance(self._device, EmulatedDevice):
-            work = round_of(sequences)
-            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), work, time.monotonic()))
+    def _begin(self, sequences: int) -> Ticket | None:
+        """Launch a round on an emulated accelerator, where it takes a round's seconds."""
+        if not sequences or not isinstance(self._device, EmulatedDevice):
+            return None
+        return self._device.launch((mx.zeros((1,)),), (), round_of(sequences), time.monotonic())
+
+    def _finish(self, under_way: Ticket | None) -> float | None:
+        """Wait for a round, and return its seconds; elsewhere compute products of ``seconds``."""
+        if under_way is not None and self._device is not None:
+            span = self._device.wait(under_way)
             return span.ended - span.started
         if self._weights is None:
             self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))
