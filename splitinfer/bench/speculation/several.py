@@ -4,7 +4,8 @@ For each acceptance and number of streams the systems take turns, every other tr
 as many groups as stages and in fewer, and with the live choice of groups and drafts. All get the same prompts; drafts
 come from ``replay``, which is right as often as was asked for, and all answers must have the same tokens. Rates are of
 the time in which all streams decode. Where the stages are emulated, the best fixed choice of groups, drafts and blocks
-in flight is found by simulating all of them (``sim.drafts``), and the measured gain is set beside that one's.
+in flight is found by simulating all of them (``sim.drafts``) with the links, the host and the rounds of drafts as they
+were in the run, and the measured gain is set beside that one's.
 
 Then streams whose drafts are never right beside streams whose drafts nearly always are: each to its own speed without
 drafts. And requests that come and go (``--come-and-go``): Poisson arrivals, one to twelve at once, to no drafts and to
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -32,7 +33,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Request
 from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Machine
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.sim.drafts import Choice, Crowd, optimum, without_drafts
 from splitinfer.sim.outcome import quantile
@@ -123,8 +124,15 @@ class _Several:
             "to_best_without": min(_ratio(found[LIVE], each) for name, each in found.items() if name != LIVE),
             "same_tokens": all(one["tokens"] == found[today][i]["tokens"]
                                for each in found.values() for i, one in enumerate(each)),
-            "optimum": None if described is None else _optimum(described, acceptance),
+            "optimum": None if described is None else _optimum(self._as_it_ran(described, count), acceptance),
         }  # fmt: skip
+
+    def _as_it_ran(self, described: Machine, count: int) -> Machine:
+        """The machine with what this run's links, host and rounds of drafts took, which are no device's."""
+        costs, group = self.llm._engine.scheduler.costs, max(1, count // self.num_stages)
+        one, round_of_all = costs.drafting(1), costs.drafting(group)
+        more = max(0.0, round_of_all - one) / max(1, group - 1)
+        return replace(described, hops=(Hop(costs.hop),) * self.num_stages, host=costs.host, draft=one, draft_more=more)
 
     def _prompts(self, name: str, acceptance: Sequence[float]) -> list[tuple[int, ...]]:
         """Prompts whose answers are known to the drafter, which errs about each as often as was asked for."""
