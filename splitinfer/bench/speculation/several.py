@@ -128,7 +128,7 @@ class _Several:
         }  # fmt: skip
 
     def _as_it_ran(self, described: Machine, count: int) -> Machine:
-        """The machine with what this run's links, host and rounds of drafts took, which are no device's."""
+        """The machine with what this run's links, host and rounds of drafts took: the file does not know these."""
         costs, group = self.llm._engine.scheduler.costs, max(1, count // self.num_stages)
         one, round_of_all = costs.drafting(1), costs.drafting(group)
         more = max(0.0, round_of_all - one) / max(1, group - 1)
