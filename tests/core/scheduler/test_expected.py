@@ -18,7 +18,7 @@ from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
-from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.scheduler.scheduler import _MOST_UNLEARNED, Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import Grouping, Member
@@ -231,8 +231,6 @@ class GoesOn:
         for event in self.pick.choices(list(events), list(events.values()), k=num_events):
             event()
             self.turns()
-            if len(self.house.scheduler._unlearned) > 14:  # with two more, a plan that is not expected learns first
-                self.house.scheduler.learn()
         while self.house.toy.under_way:
             self.result()
             self.turns()
@@ -242,6 +240,8 @@ class GoesOn:
     def result(self) -> None:
         if not self.house.toy.under_way:
             return
+        if len(self.house.scheduler._unlearned) == _MOST_UNLEARNED:  # with one more, a plan not expected learns first
+            self.house.scheduler.learn()
         result = self.house.toy.under_way[0]
         rows = self.house.scheduler.oldest.plan.num_tokens
         figures = result.figures or [StageFigures(i, 0.0, 0.0) for i in range(self.house.scheduler.config.num_groups)]
