@@ -100,7 +100,8 @@ def config_of(machine: Machine, **more: Any) -> SchedulerConfig:
 class Simulator:
     """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
     for all requests or by id; ``by_place``: whether a draft is right depends on its place in the text alone, so that
-    machines can be compared without luck; ``check``: whether to check the scheduler's invariants after each step."""
+    machines can be compared without luck; ``offered``: how often the drafter has a draft at all, as one that looks
+    them up; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
         self,
@@ -110,6 +111,7 @@ class Simulator:
         acceptance: float | Mapping[int, float] = 0.0,
         seed: int = 0,
         by_place: bool = False,
+        offered: float = 1.0,
         check: bool = False,
     ) -> None:
         self.scheduler, self.machine = scheduler, machine
@@ -117,6 +119,7 @@ class Simulator:
         self.served: dict[int, Served] = {}
         self._sequences: dict[int, Sequence] = {}
         self.busy: list[list[tuple[float, float, int]]] = [[] for _ in machine.stages]  # start, end, rows of each step
+        self.offered = offered
         self._acceptance, self._random, self._checks = acceptance, Random(seed), check
         self._places = _Places(seed) if by_place else None
         self._answers = Answers()
@@ -175,11 +178,13 @@ class Simulator:
         if speculation is None or self.machine.drafts_at_end:
             return
         proposals = self.scheduler.proposals()
-        while drafting := [one for one in proposals if len(one.drafts) < one.count and one.stands]:
+        served = [one for one in proposals if self.offered == 1 or self._random.random() < self.offered]
+        while drafting := [one for one in served if len(one.drafts) < one.count and one.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
             for proposal in drafting:
                 proposal.drafts.append(Draft(self.guess(proposal)))
             self._take_in()
+        speculation.asked(proposals)
         for proposal in proposals:
             self.scheduler.take(proposal)
 

@@ -36,6 +36,7 @@ _MOST_REQUESTS = 256  # number of requests whose acceptance is stored
 @dataclass(slots=True)
 class _OfRequest:
     acceptance: Acceptance
+    offered: Acceptance
     flight: Flight = OFF
     share: float = -1.0  # acceptance when the flight was chosen
     sizes: int = 0  # number of sizes that had been measured then
@@ -51,6 +52,7 @@ class Controller:
     costs: CostModel
     most_in_flight: int
     acceptance: Acceptance = field(default_factory=Acceptance)
+    _offered: Acceptance = field(default_factory=lambda: Acceptance(usual=1.0))  # how often the drafter had drafts
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
     last: Flight = OFF  # the latest choice
 
@@ -61,6 +63,11 @@ class Controller:
         self.acceptance.add(tried, accepted)
         mine.waited = 0
         mine.failures = 0 if accepted else mine.failures + 1
+
+    def asked(self, seq_id: int, *, has_drafts: bool) -> None:
+        """Learn whether the drafter had drafts for a request."""
+        for each in (self._of(seq_id).offered, self._offered):
+            each.add(1, int(has_drafts))
 
     def forget(self, seq_id: int) -> None:
         """Forget a request that has ended."""
@@ -94,6 +101,10 @@ class Controller:
         """How often they may well be right."""
         return self._of(seq_id).acceptance.seen_at_most
 
+    def offered(self, seq_id: int) -> float:
+        """How often the drafter has drafts for a request."""
+        return self._of(seq_id).offered.share
+
     def probe(self, seq_id: int, cost: float) -> Flight:
         """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for
         each block without drafts."""
@@ -119,7 +130,9 @@ class Controller:
     def _of(self, seq_id: int) -> _OfRequest:
         found = self._requests.get(seq_id)
         if found is None:
-            found = self._requests[seq_id] = _OfRequest(Acceptance(self.acceptance))
+            found = self._requests[seq_id] = _OfRequest(
+                Acceptance(self.acceptance), Acceptance(self._offered, usual=1.0)
+            )
             while len(self._requests) > _MOST_REQUESTS:
                 self._requests.popitem(last=False)
         return found

@@ -15,7 +15,9 @@ and a member with acceptance a and k drafts gets in it
     F = 1    1 + a + ... + a^k  =  (1 - a^(k+1)) / (1 - a)
     F > 1    F / (1 - a) / (F + a^(k+1) / (1 - a^k))      a run is b right blocks and F steps; see ``flight``
 
-and as many more, each of them a row, as the form of its answer forces behind a token (``core.grammar``).
+where it gets those drafts. A drafter that looks them up often has none: with probability q there are k rows more and
+these tokens, else one row and one token. So a member counts with 1 + q k rows and the mean of both. And it gets as many
+more, each of them a row, as the form of its answer forces behind a token (``core.grammar``).
 
 The tokens of all members together, divided by P, are to be as many as possible; but no member is to get its tokens more
 slowly than without drafts in as many groups as there may be, and no gap between two tokens is to be longer than a
@@ -46,18 +48,20 @@ _GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
 class Member:
     """A sequence that decodes. ``acceptance``: how often its drafts are right; ``most``: drafts in a block, at most;
     ``fixed``: whether it gets just so many; ``at_most``: how often its drafts may well be right: nobody goes without
-    drafts because one was unlucky; ``forced``: how many tokens its rules force behind one that is chosen."""
+    drafts because one was unlucky; ``forced``: how many tokens its rules force behind one that is chosen; ``offered``:
+    how often a drafter that is asked has any drafts for it."""
 
     acceptance: float
     most: int = MAX_ROWS - 1
     fixed: bool = False
     at_most: float = 0.0
     forced: float = 0.0
+    offered: float = 1.0
 
     def tokens(self, drafts: int, in_flight: int, acceptance: float | None = None) -> float:
         """Expected tokens in a period, with ``drafts`` in each of its steps."""
         a = self.acceptance if acceptance is None else acceptance
-        return emitted(a, drafts, in_flight)
+        return 1 + self.offered * (emitted(a, drafts, in_flight) - 1)
 
     def tokens_at_most(self, drafts: int, in_flight: int) -> float:
         """The same for what its acceptance may well be."""
@@ -126,7 +130,8 @@ class _Filling:
     drafts: list[int] = field(init=False)
     tokens: list[float] = field(init=False)
     at_most: list[float] = field(init=False)  # tokens
-    rows: list[int] = field(init=False)
+    rows: list[int] = field(init=False)  # of each group's step, where all drafts are offered
+    mean_rows: list[float] = field(init=False)
     rounds: list[int] = field(init=False)
     drafting: list[int] = field(init=False)
 
@@ -134,6 +139,7 @@ class _Filling:
         self.drafts = [0] * len(self.members)
         self.tokens, self.at_most = [1.0 + one.forced for one in self.members], [1.0] * len(self.members)
         self.rows = [_rows(self.members[group :: self.groups]) for group in range(self.groups)]
+        self.mean_rows = [float(rows) for rows in self.rows]
         self.rounds, self.drafting = [0] * self.groups, [0] * self.groups
         for i, member in enumerate(self.members):
             for _ in range(member.most if member.fixed else 0):
@@ -145,32 +151,28 @@ class _Filling:
         self.drafting[group] += self.drafts[i] == 0
         self.drafts[i] += 1
         self.rows[group] += 1
+        self.mean_rows[group] += self.members[i].offered
         self.rounds[group] = max(self.rounds[group], self.drafts[i])
         self.tokens[i] = self.members[i].forced + self.members[i].tokens(self.drafts[i], self.in_flight)
         self.at_most[i] = self.members[i].tokens_at_most(self.drafts[i], self.in_flight)
 
-    @property
-    def period(self) -> float:
+    def period(self, rows: Sequence[float]) -> float:
+        """Seconds of a period in which the groups' steps have so many rows."""
         seconds = [
             self.costs.drafting(count, sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
         ]
-        return period(self.costs, self.rows, seconds, self.in_flight)
+        return period(self.costs, [round(count) for count in rows], seconds, self.in_flight)
 
     def gap(self, period: float) -> float:
-        """Seconds between two tokens of a member, at most: behind a wrong draft a step may have to pass first."""
-        return period * (1 + 1 / self.in_flight) * _UNEVEN if self.in_flight > 1 else period
+        """Seconds between two tokens of a member, at most: all drafts may be offered, and behind a wrong one a step may
+        have to pass first. ``period``: with the mean rows."""
+        longest = period if self.rows == self.mean_rows else self.period(self.rows)
+        return longest * (1 + 1 / self.in_flight) * _UNEVEN if self.in_flight > 1 else longest
 
-    def choice(self, period: float) -> Grouping:
-        wider = [count + 1 for count in self.rows]
-        seconds = [
-            self.costs.drafting(count, sequences) for count, sequences in zip(self.rounds, self.drafting, strict=True)
-        ]
-        more = max(0.0, _period_of(self.costs, wider, seconds, self.in_flight) - period) / self.groups
+    def choice(self, period: float, gap: float) -> Grouping:
+        more = max(0.0, self.period([count + 1 for count in self.mean_rows]) - period) / self.groups
         rate = sum(self.tokens) / period
-        return Grouping(self.groups, self.in_flight, tuple(self.drafts), rate, self.gap(period), rate * more)
-
-
-_period_of = period
+        return Grouping(self.groups, self.in_flight, tuple(self.drafts), rate, gap, rate * more)
 
 
 def _rows(members: Sequence[Member]) -> int:
@@ -207,15 +209,16 @@ def _best_filled(filling: _Filling, order: Iterable[int], longest: float, floor:
     for i in (-1, *order):
         if i >= 0:
             filling.add(i)
-        seconds = filling.period
+        seconds = filling.period(filling.mean_rows)
+        gap = filling.gap(seconds)
         is_wide = max(filling.rows) > filling.costs.most_rows
-        if i >= 0 and (is_wide or filling.gap(seconds) > longest):
+        if i >= 0 and (is_wide or gap > longest):
             break
         rate = sum(filling.tokens) / seconds
         if rate < _GIVE_UP * best_rate:
             break
-        if rate > best_rate and filling.gap(seconds) <= longest and min(filling.at_most) >= floor * seconds:
-            best, best_rate = filling.choice(seconds), rate
+        if rate > best_rate and gap <= longest and min(filling.at_most) >= floor * seconds:
+            best, best_rate = filling.choice(seconds, gap), rate
     return best
 
 

@@ -105,7 +105,8 @@ class Speculation:
         share = self.controller.share(seq.seq_id)
         if seq.flight is not None:
             return Member(share, min(most, seq.flight.first), fixed=True)
-        return Member(share, most, at_most=self.controller.share_at_most(seq.seq_id))
+        at_most, offered = self.controller.share_at_most(seq.seq_id), self.controller.offered(seq.seq_id)
+        return Member(share, most, at_most=at_most, offered=offered)
 
     def is_likely(self, seq: Sequence) -> bool:
         """Whether a sequence is likely to get drafts."""
@@ -245,6 +246,11 @@ class Speculation:
                     self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
             if all(each.rows for each in figures) and len(figures) > 1:
                 self.counts.links.add(1, beyond_computing(figures, returned_at))
+
+    def asked(self, proposals: Seq[Proposal]) -> None:
+        """Learn for which proposals the drafter had drafts, once it was asked for them."""
+        for proposal in proposals:
+            self.controller.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
 
     def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
         """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""

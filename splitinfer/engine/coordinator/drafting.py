@@ -34,6 +34,7 @@ class Drafting:
         ready = self._ready(proposals)
         if ready:
             self._draft(ready, speculation)
+            speculation.asked(ready)
         for proposal in proposals:
             self._scheduler.take(proposal)
 

@@ -110,6 +110,24 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     assert drafts.now < 1.05 * none.now
 
 
+@pytest.mark.parametrize(("offered", "num_streams"), [(0.0, 4), (0.0, 8), (0.1, 8)])
+def test_a_drafter_that_seldom_has_drafts_costs_next_to_nothing(offered: float, num_streams: int) -> None:
+    """Of uneven stages, whose groups depend on how many drafts come. The request before had drafts."""
+    seconds = []
+    for flight in (Flight(), None):
+        stages = [Stage(0.05, 0.003, 0.001), Stage(0.11, 0.0066, 0.001)]
+        sim = PipelineSim(config(2), stages, draft=0.001, acceptance=0.9)
+        sim.submit(0.0, sequence(99, 5, 60, flight=flight))
+        sim.run()
+        began, sim.offered = sim.now, offered
+        for seq_id in range(num_streams):
+            sim.submit(began, sequence(seq_id, 5, 200, flight=flight))
+        sim.run()
+        seconds.append(sim.now - began)
+    none, drafts = seconds
+    assert drafts < 1.03 * none
+
+
 def test_whoever_is_never_right_does_not_wait_for_whoever_is() -> None:
     sims = []
     for flight in (Flight(), None):
