@@ -259,7 +259,7 @@ def pair(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> tu
 OP = st.tuples(st.integers(0, 9), st.integers(0, 15), st.integers(0, 7))
 
 
-@settings(max_examples=thorough(8, 150))
+@settings(max_examples=thorough(8, 60))
 @given(ops=st.lists(OP, min_size=4, max_size=20))
 def test_preparing_changes_no_bit(pair: tuple[str, Pair], ops: list[tuple[int, int, int]]) -> None:
     name, (plain, ahead) = pair
