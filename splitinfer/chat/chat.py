@@ -55,6 +55,7 @@ class Chat:
     ) -> None:
         self.conversation = Conversation()
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
+        self._usual = self.sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
         self._pictures = ""  # that go with the next question
@@ -222,14 +223,15 @@ class Chat:
         elif name not in SETTABLE:
             self._refuse(f"unknown setting {name!r}; known: {', '.join(SETTABLE)}")
         elif not value:
-            self._refuse(f"/set {name} needs a value after it")
+            self._refuse(f"/set {name} needs a value after it, or 'default'")
         elif self._change(name, value.strip()):
             self._screen.say(f"{name} is {getattr(self.params, name):g} ({self.sampling.origins[name]})")
 
     def _change(self, name: str, value: str) -> bool:
-        """Set one sampling value; false, with the reason shown, where it is invalid."""
+        """Set one sampling value, or put back the first; false, with the reason shown, where it is invalid."""
         try:
-            self.sampling = self.sampling.with_value(name, value)
+            is_usual, now = value == "default", self.sampling
+            self.sampling = now.reset(name, self._usual) if is_usual else now.with_value(name, value)
         except ValueError as error:
             self._refuse(str(error))
             return False

@@ -21,7 +21,9 @@ COMMANDS = {
     "edit": Usage("", "change the last question and ask it again"),
     "reset": Usage("", "clear the conversation and free its KV; keep the system message"),
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
-    "set": Usage("[NAME VALUE]", "show the sampling settings and where each comes from, or set one, as max_tokens"),
+    "set": Usage(
+        "[NAME VALUE]", "show the sampling settings and where each comes from, or set one; VALUE may be `default`"
+    ),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
     "model": Usage("", "which model answers"),

@@ -128,6 +128,11 @@ class ResolvedSampling:
         params = replace(self.params, **{name: _checked(name, number)})
         return ResolvedSampling(params, {**self.origins, name: Origin.CHAT})
 
+    def reset(self, name: str, usual: "ResolvedSampling") -> "ResolvedSampling":
+        """The same parameters with one value as in ``usual``."""
+        params = replace(self.params, **{name: getattr(usual.params, name)})
+        return ResolvedSampling(params, {**self.origins, name: usual.origin_of(name)})
+
     def origin_of(self, name: str) -> Origin:
         """Where the value of one of ``SETTABLE`` comes from."""
         usual = Origin.DEFAULT if self.params.max_tokens == ANSWER_TOKENS else Origin.OPTION

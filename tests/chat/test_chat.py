@@ -318,11 +318,21 @@ def test_set_shows_values_and_their_origins_and_sets_one():
     assert (chat.params.top_p, chat.params.top_k, chat.params.max_tokens) == (0.9, 5, 10)
 
 
+def test_set_default_puts_back_what_it_was():
+    sampling = SamplingChoice({}, SamplingParams(max_tokens=10)).over(Recommended({"temperature": 0.6}))
+    screen = Script("/temp 2", "/set max_tokens 7", "/temp default", "/set max_tokens default", "/set")
+    chat = Chat(MadeUpLLM(), sampling, screen)  # type: ignore[arg-type]
+    chat.run()
+    assert chat.params == sampling.params
+    assert screen.said[2:4] == ["the temperature is 0.6 (generation_config.json)", "max_tokens is 10 (command line)"]
+    assert re.search(r"temperature +0\.6 +generation_config", screen.said[4])
+
+
 def test_what_set_refuses():
     chat, screen, _ = run("/set warmth 3", "/set top_k", "/set top_k 1.5", "/set top_p 0", "/set top_k 9999999999")
     assert screen.said == [
         "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, max_tokens",
-        "/set top_k needs a value after it",
+        "/set top_k needs a value after it, or 'default'",
         "top_k must be a whole number, not '1.5'",
         "top_p must be over 0 and at most 1, not 0.0",
         "top_k must be a whole number up to 2,147,483,647, not 9999999999",
