@@ -173,20 +173,23 @@ class Simulator:
             self._inbox.pop(0)()
 
     def _draft(self) -> None:
-        """Make the drafts that the scheduler proposes, round by round, and take in messages after each round."""
+        """Make the drafts that the scheduler proposes, round by round, and take in messages after each round; if these
+        void some, those that are proposed then."""
         speculation = self.scheduler.speculation
         if speculation is None or self.machine.drafts_at_end:
             return
-        proposals = self.scheduler.proposals()
-        served = [one for one in proposals if self.offered == 1 or self._random.random() < self.offered]
-        while drafting := [one for one in served if len(one.drafts) < one.count and one.stands]:
-            speculation.took(1, self._make_round(len(drafting)), len(drafting))
-            for proposal in drafting:
-                proposal.drafts.append(Draft(self.guess(proposal)))
-            self._take_in()
-        speculation.asked(proposals)
-        for proposal in proposals:
-            self.scheduler.take(proposal)
+        are_overtaken = True
+        while are_overtaken and (proposals := self.scheduler.proposals()):
+            served = [one for one in proposals if self.offered == 1 or self._random.random() < self.offered]
+            while drafting := [one for one in served if len(one.drafts) < one.count and one.stands]:
+                speculation.took(1, self._make_round(len(drafting)), len(drafting))
+                for proposal in drafting:
+                    proposal.drafts.append(Draft(self.guess(proposal)))
+                self._take_in()
+            speculation.asked(proposals)
+            are_overtaken = not all(proposal.stands for proposal in proposals)
+            for proposal in proposals:
+                self.scheduler.take(proposal)
 
     def guess(self, proposal: Proposal) -> int:
         """The next draft for a proposal; for subclasses."""

@@ -1,10 +1,13 @@
 """Streams on a machine so quick that many tokens come in a second."""
 
+from pathlib import Path
+
 import pytest
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.speculation.flight import OFF
+from splitinfer.core.speculation.flight import OFF, Flight
+from splitinfer.machine.files import read_machine
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim import drafts
 from splitinfer.sim.drafts import Choice, Crowd
@@ -16,3 +19,10 @@ def test_the_rate_of_streams_on_a_quick_machine(seconds: float):
     machine = Machine((costs, costs), (Hop(), Hop()), (6, 6))
     rate = drafts.run(Crowd(machine, (0.0,) * 4, 40), Choice(groups=2, flight=OFF)).rate
     assert rate == pytest.approx(2 / costs.at(Shape(2)), rel=0.1)
+
+
+def test_one_stream_chooses_its_blocks_again_behind_wrong_drafts():
+    """A draft takes an eighth of a stage's step, so verdicts come while drafts are made."""
+    crowd = Crowd(read_machine(Path("two-small")), (0.8,), by_place=True)
+    best = max(drafts.run(crowd, Choice(2, flight)).rate for flight in (Flight(3), Flight(5), Flight(3, 3, 2)))
+    assert drafts.run(crowd).rate > 0.95 * best

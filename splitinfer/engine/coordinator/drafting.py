@@ -27,16 +27,17 @@ class Drafting:
         return bool(self._scheduler.proposals())
 
     def make(self) -> None:
-        """Make the drafts that the scheduler proposes, until results void them."""
-        proposals, speculation = self._scheduler.proposals(), self._scheduler.speculation
-        if not proposals or speculation is None:
-            return
-        ready = self._ready(proposals)
-        if ready:
-            self._draft(ready, speculation)
-            speculation.asked(ready)
-        for proposal in proposals:
-            self._scheduler.take(proposal)
+        """Make the drafts that the scheduler proposes. Where a result voids some, make others behind it at once: its token
+        would go out alone, and only further blocks would follow it."""
+        speculation, are_overtaken = self._scheduler.speculation, True
+        while are_overtaken and speculation is not None and (proposals := self._scheduler.proposals()):
+            ready = self._ready(proposals)
+            if ready:
+                self._draft(ready, speculation)
+                speculation.asked(ready)
+            are_overtaken = not all(proposal.stands for proposal in proposals)
+            for proposal in proposals:
+                self._scheduler.take(proposal)
 
     def _ready(self, proposals: list[Proposal]) -> list[Proposal]:
         """The proposals whose sequences the drafter has read; of one alone the rest is read."""

@@ -266,7 +266,7 @@ class GoesOn:
         return plan is not None
 
 
-@settings(max_examples=thorough(15, 800), suppress_health_check=list(HealthCheck))
+@settings(max_examples=thorough(15, 300), suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.sampled_from([3, 9, 40]))
 def test_any_history_has_the_plans_that_it_has_without(seed: int, block: int):
     """What is launched as expected is what is planned then (``House.step``), and nothing else differs either."""

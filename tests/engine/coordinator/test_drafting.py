@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from toy import House, next_token
+from toy import VOCAB, House, next_token
 
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.flight import Flight
@@ -13,12 +13,13 @@ from splitinfer.engine.device.device import Device
 
 
 class Known:
-    """A drafter that is always right. ``unread``: chunks still to be read, by sequence."""
+    """A drafter that is always right, or always wrong. ``unread``: chunks still to be read, by sequence."""
 
     name = "known"
 
     def __init__(self) -> None:
         self.unread: dict[int, int] = {}
+        self.is_right = True
         self.rounds: list[int] = []  # drafts in each
         self.forgotten: list[int] = []
 
@@ -39,7 +40,7 @@ class Known:
             found: list[Draft | None] = []
             for seq, stream, count in zip(seqs, streams, counts, strict=True):
                 if count > number:
-                    stream.append(next_token(stream, seq.seed))
+                    stream.append((next_token(stream, seq.seed) + (not self.is_right)) % VOCAB)
                 found.append(Draft(stream[-1], seconds=0.001) if count > number else None)
             self.rounds.append(sum(draft is not None for draft in found))
             yield found
@@ -49,9 +50,9 @@ class Known:
         self.forgotten.append(seq_id)
 
 
-def decoding(*flights: Flight) -> tuple[House, Known, Drafting]:
-    """Sequences in one group that have their first tokens, and nothing under way."""
-    found = House(num_groups=1, max_in_flight=2, token_budget=50, max_running=8, speculates=True)
+def decoding(*flights: Flight, num_groups: int = 1) -> tuple[House, Known, Drafting]:
+    """Sequences that have their first tokens, and nothing under way."""
+    found = House(num_groups=num_groups, max_in_flight=num_groups + 1, token_budget=50, max_running=8, speculates=True)
     for i, flight in enumerate(flights):
         found.add([i] * 3, 30, flight=flight)
     while len(found.scheduler.batches) < len(flights) or found.toy.under_way:
@@ -117,3 +118,26 @@ def test_a_result_that_voids_a_proposal_ends_its_drafts_alone() -> None:
     assert [(part.seq_id, part.num_drafts) for part in plan.slices] == [(1, 4)]
     drafting.forget(0)
     assert drafter.forgotten == [0]
+
+
+def test_a_correction_goes_with_the_drafts_of_a_first_block() -> None:
+    """Its block before is void while a block behind it is drafted. Alone it would be followed by further blocks only,
+    and nothing would be chosen again."""
+    found, drafter, _ = decoding(Flight(2, 9, 2), num_groups=2)
+    drafter.is_right = False
+
+    def receive() -> None:
+        if len(drafter.rounds) == 5:
+            found.deliver()
+
+    drafting = Drafting(drafter, found.scheduler, receive)
+    drafting.make()
+    assert found.step() is not None
+    drafting.make()
+    assert len(drafter.rounds) == 2 + 3 + 2
+    plan = found.step()
+    assert plan is not None
+    assert [(part.num_drafts, part.begins_with_draft) for part in plan.slices] == [(2, False)]
+    found.guess = None
+    found.run()
+    found.check_answers()
