@@ -27,8 +27,8 @@ class Drafting:
         return bool(self._scheduler.proposals())
 
     def make(self) -> None:
-        """Make the drafts that the scheduler proposes. Where a result voids some, make others behind it at once: its token
-        would go out alone, and only further blocks would follow it."""
+        """Make the drafts that the scheduler proposes. Where a result voids some, make others behind it at once: its
+        token would go out alone, and only further blocks would follow it."""
         speculation, are_overtaken = self._scheduler.speculation, True
         while are_overtaken and speculation is not None and (proposals := self._scheduler.proposals()):
             ready = self._ready(proposals)
