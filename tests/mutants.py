@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import hypothesis  # noqa: F401 - what is imported here is not imported again for each change
 import mlx.core  # noqa: F401
@@ -104,16 +104,14 @@ class Calls:
 
     def __init__(self) -> None:
         self.tests: dict[str, tuple[float, list[str]]] = {}
-        self._seen: set[str] = set()
+        self._seen: dict[int, CodeType] = {}  # by its id: its hash takes longer than most calls
 
     def _trace(self, frame: FrameType, _event: str, _arg: object) -> None:
-        code = frame.f_code
-        if "/splitinfer/" in code.co_filename:
-            self._seen.add(f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_firstlineno}")
+        self._seen[id(frame.f_code)] = frame.f_code
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._seen = set()
+        self._seen = {}
         began = time.monotonic()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -121,7 +119,9 @@ class Calls:
             return (yield)
         finally:
             sys.settrace(None)
-            self.tests[item.nodeid] = (time.monotonic() - began, sorted(self._seen))
+            ours = [code for code in self._seen.values() if "/splitinfer/" in code.co_filename]
+            names = {f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_firstlineno}" for code in ours}
+            self.tests[item.nodeid] = (time.monotonic() - began, sorted(names))
 
 
 def note_calls(room: str, found: Path) -> int:

@@ -74,7 +74,7 @@ def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path
         assert sync["acceptance"] == pytest.approx(share, abs=0.25)
         assert sum(right for _, right in sync["by_place"]) <= sum(tried for tried, _ in sync["by_place"])
     assert found["crowd"]["ratio"]["median"] > 0
-    assert found["draft_share_of_a_step"] > 0.01
+    assert found["draft_share_of_a_step"] > 0.01, (found["draft_ms"], found["step_ms_by_rows"])
 
 
 @pytest.mark.long
