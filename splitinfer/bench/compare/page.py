@@ -17,7 +17,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 1.6rem 0 .3rem }
 .row { display: grid; grid-template-columns: 14rem 1fr; gap: .6rem; align-items: center; margin: .2rem 0 }
 .bar { background: #0072b2; height: 1.1rem; display: inline-block; vertical-align: middle; min-width: 1px }
-.other .bar { background: #999 } .why, small { color: #666 } .limit { border-right: 2px solid #d55e00 }
+.other .bar { background: #999 } .why, small { color: #666 }
 .wrong { color: #b00020; font-weight: 600 } td, th { text-align: left; padding: .15rem .8rem .15rem 0 }
 @media (prefers-color-scheme: dark) { body { background: #161616; color: #eee } .why, small { color: #aaa } }
 """
@@ -144,8 +144,8 @@ def _bar(name: str, cell: Mapping[str, Any], longest: float) -> str:
     kind = "row" if name == PIPELINE else "row other"
     if "why_not" in cell:
         return f"<div class='{kind}'><span>{name}</span><span class='why'>{html.escape(cell['why_not'])}</span></div>"
-    width = 75 * cell["median"] / longest
-    limit = "" if cell["limit"] is None else f" <small>of {_number(cell['limit'])} that computing allows</small>"
+    width = 65 * cell["median"] / longest
+    limit = "" if cell["limit"] is None else f" <small>of {_number(cell['limit'])} by computing alone</small>"
     return (
         f"<div class='{kind}'><span>{name}</span><span><span class='bar' style='width:{width:.1f}%'></span> "
         f"{_number(cell['median'])}{limit}</span></div>"
