@@ -82,7 +82,8 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    more = set() if config.getoption("--all") else effort.left_to_all(items, TESTS)
+    is_named = any("::" in arg for arg in config.args)  # who names a test wants it, and its file is not collected whole
+    more = set() if is_named or config.getoption("--all") else effort.left_to_all(items, TESTS)
     left_out = [item for item in items if item in more or _is_left_out(item, config)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -116,3 +116,12 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     last = called(clone, "--on", "gpu", *words, "--parts", "send")
     assert last[0] == "-m pip install -qq --no-compile --editable CLONE[cuda] 1 CLONE/wheels"
     assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"
+
+
+def test_a_test_that_is_named_runs_whatever_the_usual_run_leaves_out():
+    """``tests/effort.py`` has it among those that only ``--all`` runs, and others of its file."""
+    name = "tests/engine/stage/test_on_disk.py::test_other_models_and_dtypes_on_one_folder_do_not_meet"
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{name.partition('::')[0]}: 1" in done.stdout
