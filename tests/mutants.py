@@ -222,13 +222,15 @@ def main() -> int:
     mutants = draw(rooms, options.num, options.seed)
     chosen = [tests_of(mutant, tests) for mutant in mutants]
     tried = [partial(try_out, mutant, names) if names else int for mutant, names in zip(mutants, chosen, strict=True)]
-    alive = [mutant for mutant, code in zip(mutants, in_processes(tried, END_SECONDS), strict=True) if code == 0]
+    codes = in_processes(tried, END_SECONDS)
+    alive = [mutant for mutant, code in zip(mutants, codes, strict=True) if code == 0]
     for mutant in sorted(alive, key=lambda one: (one.path, one.line)):
         text = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
         print(f"survived: {mutant.path}:{mutant.line} {mutant.operator.removeprefix('Replace')}: {text}")
     num, left = Counter(one.room for one in mutants), Counter(one.room for one in alive)
     for room in sorted(num):
         print(f"{room:12} {num[room] - left[room]:4} killed {left[room]:4} survived")
+    print(f"pytest's exit codes (1: a test failed; 2, 4: not importable; -9: endless): {dict(Counter(codes))}")
     share = 1 - len(alive) / len(mutants)
     print(
         f"{share:.0%} of {len(mutants)} killed in {time.monotonic() - began:.0f} s; at least {LEAST_KILLED:.0%} must be"
