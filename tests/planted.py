@@ -44,7 +44,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Method], Method], str]] = {
         "splitinfer.engine.coordinator.requests",
         "RequestState.take",
         every_second,
-        "engine/coordinator/test_llm.py::test_text_is_what_the_tokenizer_says",
+        "engine/coordinator/test_requests.py::test_tokens_become_text_and_times",
     ),
     "KV of all models lies under one key": (
         "splitinfer.kvstore.files",
