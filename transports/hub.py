@@ -193,6 +193,7 @@ class Hub:
 
     def _fail(self, link: TcpLink, reason: str) -> None:
         if not link.over.is_set():
+            link.inbox.end(reason)  # before the BYE: when the peer has that, this end has the reason
             self._send_bye(link, reason)
             self._linger = FLUSH_SECONDS
             self._finish(link, reason)

@@ -85,6 +85,17 @@ def test_steps_of_kernels_are_told_apart_from_drift() -> None:
     assert costs.at(Shape(8)) > 2.25 * one, "a slower machine is slower at every size"
 
 
+@given(held_up=st.floats(2.0, 1e4), at=st.integers(0, 1))
+def test_a_size_whose_first_steps_are_held_up_makes_no_other_look_fast(held_up: float, at: int) -> None:
+    costs = StageCosts()
+    for _ in range(50):
+        costs.took(Shape(1), 1.0)
+    for number in range(100):
+        costs.took(Shape(8), 1.5 * (held_up if number == at else 1.0))
+    assert costs.at(Shape(1)) == pytest.approx(1.0, rel=0.1)
+    assert costs.at(Shape(8)) == pytest.approx(1.5, rel=0.1)
+
+
 def test_one_size_says_nothing_of_rows() -> None:
     costs = StageCosts()
     costs.took(Shape(8), 1.0)

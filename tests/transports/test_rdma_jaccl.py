@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -96,7 +97,19 @@ def test_damage_ends_the_link_before_anything_wrong_is_received(size: int, fault
         assert reason_at(here) == reason
 
 
-def test_a_lost_message_that_nothing_follows_ends_the_link(world: World) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_lost_message_that_nothing_follows_ends_the_link(
+    seconds: float, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the end of the control link is handed over late, behind the last message of the group."""
+    hand_over = link.RdmaLink._on_control
+
+    def hand_over_late(self: link.RdmaLink, item: Frame | LinkClosed) -> None:
+        if isinstance(item, LinkClosed) and not self._is_writer:
+            time.sleep(seconds)
+        hand_over(self, item)
+
+    monkeypatch.setattr(link.RdmaLink, "_on_control", hand_over_late)
     with pair(world.address(), BRISK) as (here, there):
         world.plan(WRITER, [Fault(What.DROP)])
         here.send(frame(1, SMALL))

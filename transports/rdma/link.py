@@ -306,6 +306,10 @@ class RdmaLink(InboxLink):
 
     def _fail(self, reason: str) -> None:
         self._is_whole = False
+        # If the peer ended the link, what the group does after that is a consequence: the control link has the reason,
+        # although its hub may not have handed it over yet.
+        if (ending := self._control.closed) is not None:
+            reason = ending.reason if self._close_reason is None else self._close_reason
         self._inbox.end(reason)
         self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)

@@ -7,8 +7,10 @@ more or less than those comes from the fit.
 
 Machines drift, by heat and by what else they do, all sizes together: a common factor follows within some steps, one for
 the fit and one for the sizes. (The fit learns from measured times, not from times divided by its factor: the two would
-chase each other. A size is measured seldom, and remembers its ratio to the others.) The rest is in ``margin``: one in
-twenty of the last steps took longer than predicted by this factor.
+chase each other. A size is measured seldom, and remembers its ratio to the others.) The first steps of a size say
+nothing of the factor, and their median is taken: if the first one was held up, the factor would follow it back, and all
+other sizes would seem many times as fast as they are. The rest is in ``margin``: one in twenty of the last steps took
+longer than predicted by this factor.
 
 Of what was tried on recorded steps this predicts best (``scripts/README.md``).
 """
@@ -19,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from splitinfer.core.costs.fit import CHUNK, DECODE, EDGES, NUM_FEATURES, PER_CHUNK, PER_DECODE, WIDTHS, Fit, features
@@ -28,6 +31,7 @@ EXACT = 16  # rows up to which each number has a ratio
 _SOLVE_EVERY, _SOLVE_EACH, _SETTLED = 8, 16, 256  # steps; solved after each one at first, then less and less often
 _DRIFT, _LEAST_WEIGHT = 0.2, 0.05  # of one step, in the factor and in its size's ratio
 _MOST_OFF = 1.5  # times the prediction: larger ratios, and smaller than the inverse, are outliers and clipped
+_FIRSTS = 5  # steps of a size from which its ratio is the median
 _LAST = 64  # steps from which the margin is computed
 _QUANTILE = 0.95
 LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
@@ -38,10 +42,11 @@ _NO_BOUND = 2**62  # positions
 
 @dataclass(slots=True)
 class _Size:
-    """A number of rows: the shape of its last step, its seconds divided by the factor, and how many steps it had."""
+    """A number of rows: the shape of its last step, its seconds divided by the factor, and those of its first steps."""
 
     shape: Shape
     seconds: float
+    firsts: list[float]
     count: int = 1
 
 
@@ -130,6 +135,7 @@ class StageCosts:
         if shape.rows < 1 or not 0 < seconds < math.inf:
             return
         expected, is_known = self.at(shape), shape.rows <= self.most_rows and self.knows(shape)
+        measured = seconds
         if is_known and expected > 0:
             off = _clipped(seconds / expected)
             self._off.append(off)
@@ -140,7 +146,7 @@ class StageCosts:
         self.most_decode = max(self.most_decode, shape.decode_context)
         self.most_chunk = max(self.most_chunk, shape.chunk_context)
         if shape.rows <= EXACT:
-            self._learn_size(shape, seconds)
+            self._learn_size(shape, measured)
         self._fit.add(shape, seconds)
         self.num_seen += 1
         if self._is_due or not is_known:  # what is larger than all before counts as known from now on
@@ -155,11 +161,17 @@ class StageCosts:
     def _learn_size(self, shape: Shape, seconds: float) -> None:
         size = self._sizes.get(shape.rows)
         if size is None:
-            self._sizes[shape.rows] = _Size(shape, seconds / self._sizes_factor)
+            alone = seconds / self._sizes_factor
+            self._sizes[shape.rows] = _Size(shape, alone, [alone])
+            return
+        size.count += 1
+        if size.count <= _FIRSTS:
+            more = self._attending(shape) - self._attending(size.shape)
+            size.firsts.append(max(seconds - more, seconds / _MOST_OFF) / self._sizes_factor)
+            size.seconds = median(size.firsts)
             return
         expected = self._like(shape.rows, shape)
         off = _clipped(seconds / expected)
-        size.count += 1
         size.seconds = expected / self._sizes_factor * off ** max(_LEAST_WEIGHT, 1 / size.count)
         size.shape = shape
         self._sizes_factor *= off**_DRIFT
