@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from splitinfer.bench.compare import run
 from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
 from splitinfer.bench.compare.page import page, tables
 from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
-from splitinfer.bench.compare.work import Kind, Pace, fitting, parts
+from splitinfer.bench.compare.work import Kind, Pace, Tasks, fitting, parts
 from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.random_model import Shape, make
@@ -132,6 +133,39 @@ def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyP
     assert {name: worst(each) for name, each in found["verdicts"].items()} == {PIPELINE: RIGHT, PLAIN: WRONG}
     assert {each["at"] for each in found["verdicts"][PLAIN]} == {3}
     assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
+
+
+class Judge:
+    """In place of plain mlx-lm, which reads ten tokens a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.asked = 0.0, list[tuple[int, ...]]()
+        monkeypatch.setattr(run.time, "monotonic", lambda: self.now)
+
+    def rounding(self, tokens: Sequence[int]) -> dict[str, Any]:
+        return {"exact": True}
+
+    def judge(self, prompt: Sequence[int], answer: tuple[int, ...]) -> list[float]:
+        self.now += (len(prompt) + len(answer)) / 10
+        self.asked.append(answer)
+        return [0.0 if token < 10 else 1.0 for token in answer]
+
+
+def test_an_answer_of_several_systems_is_judged_once_and_what_there_is_no_time_for_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    judge = Judge(monkeypatch)
+    work = run._Comparison(Options(layout="demo"))
+    work.tasks = Tasks(1, 20, {"long": [1] * 900, "short": [1] * 98, "longest": [1] * 2000}, {})
+    work.answers = {"a": {"short": (1, 2), "long": (3,), "longest": (4,)}, "b": {"short": (1, 12), "long": (3,)}}
+    work.closes_at = 120.0
+    found = run._judged(work, judge)  # type: ignore[arg-type]
+    assert judge.asked == [(1, 2), (1, 12), (3,)]
+    assert {name: [(each["part"], each["verdict"]) for each in those] for name, those in found.items()} == {
+        "a": [("short", RIGHT), ("long", RIGHT)],
+        "b": [("short", WRONG), ("long", RIGHT)],
+    }
+    assert work.left_out == [{"what": "judging longest of a", "why": "it would take 200 s, and 10 s are left"}]
 
 
 def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, monkeypatch: pytest.MonkeyPatch):

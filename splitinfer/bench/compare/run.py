@@ -34,7 +34,7 @@ from splitinfer.bench.compare.unreferenced import first_layers, read_again
 from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, Pace, Part, Tasks, fitting, parts
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.measure import summarize
-from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, fetched, plain_mlx_lm
+from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, vocabulary
@@ -54,7 +54,7 @@ PROMPTS = (2048, 8192, 32768)  # tokens
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
 _PATIENCE = 60.0  # seconds for a killed worker to come back
-_SYSTEMS = 4
+_READERS = 5  # of each prompt, by its time: four systems, and the judge of their answers
 _ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
 _PRIVATE = re.compile(r"\w[\w+.-]*://[^\s,;)]+|(?<![\w.])~?/[^\s,;:'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
@@ -169,7 +169,7 @@ def _choose(work: _Comparison, llm: LLM) -> None:
     left = work.closes_at - time.monotonic()
     wanted = parts(options.decode_tokens, lengths)
     pace, context = _pace(llm, vocab_size), min(work.context, llm.context_length)
-    work.parts, work.left_out = fitting(wanted, pace, _SYSTEMS, options.trials, left, context)
+    work.parts, work.left_out = fitting(wanted, pace, _READERS, options.trials, left, context)
     prompts, needles = dict[str, list[int]](), dict[str, str]()
     for part in work.parts:
         if llm.tokenizer is None:
@@ -234,24 +234,33 @@ def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]]
         draft = None if draft is None or draft.startswith("ngram") else draft.removesuffix("+ngram")
         with plain_mlx_lm(layout, draft=draft) as plain:
             work.do(Plain(work.tasks, work.answers_of(PLAIN), plain, drafts=draft is not None))
-            say("judging the answers")
-            return {name: _judged(work, plain.judge, answers) for name, answers in work.answers.items() if answers}
+            return _judged(work, plain)
     except ModelError as error:
         work.give_up(PLAIN, str(error))
         return None
 
 
-def _judged(work: _Comparison, judge: Any, answers: Answers) -> list[dict[str, Any]]:
-    """The verdicts on a system's answers, the shortest prompt first."""
-    pairs = sorted(
-        ((work.tasks.prompts[name], name, tokens) for name, tokens in answers.items()), key=lambda p: len(p[0])
-    )
-    judged = judge([(prompt, tokens) for prompt, _, tokens in pairs])
-    allowed = tolerance(judged["rounding"])
-    return [
-        {"part": name, "prompt_tokens": len(prompt), **verdict(gaps, allowed)}
-        for (prompt, name, _), gaps in zip(pairs, judged["gaps"], strict=True)
-    ]
+def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, Any]]]:
+    """The verdicts on all systems' answers, the shortest prompts first, as long as there is time. The same answer of
+    several systems is judged once."""
+    say("judging the answers")
+    prompts, verdicts = work.tasks.prompts, {name: list[dict[str, Any]]() for name in work.answers}
+    distinct = {answer for answers in work.answers.values() for answer in answers.items()}
+    allowed, pace = None, 0.0  # logits; seconds a token
+    for part, tokens in sorted(distinct, key=lambda answer: (len(prompts[answer[0]]), answer)):
+        if allowed is None:
+            allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
+        count, start = len(prompts[part]), time.monotonic()
+        gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
+        if (needed := pace * count) > work.closes_at - start:
+            why = f"it would take {needed:,.0f} s, and {max(0.0, work.closes_at - start):,.0f} s are left"
+            work.left_out.append({"what": f"judging {part} of {' and '.join(gave)}", "why": why})
+            continue
+        found = {"part": part, "prompt_tokens": count, **verdict(plain.judge(prompts[part], tokens), allowed)}
+        pace = (time.monotonic() - start) / (count + len(tokens))
+        for name in gave:
+            verdicts[name].append(found)
+    return {name: each for name, each in verdicts.items() if each}
 
 
 def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:

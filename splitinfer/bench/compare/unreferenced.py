@@ -116,14 +116,14 @@ def first_layers(
         answers = _answers(llm, prompts)
     plain = PlainMlxLm(str(folder), dtype, has_more_tensors=True)
     try:
-        judged = plain.judge([(prompt, each.token_ids) for prompt, each in zip(prompts.values(), answers, strict=True)])
+        pairs = [(prompt, each.token_ids) for prompt, each in zip(prompts.values(), answers, strict=True)]
+        allowed = tolerance(plain.rounding([*pairs[0][0], *pairs[0][1]]))
+        return [
+            {"part": f"first {count} layers", "prompt_tokens": len(pair[0]), **verdict(plain.judge(*pair), allowed)}
+            for pair in pairs
+        ]
     finally:
         plain.close()
-    allowed = tolerance(judged["rounding"])
-    return [
-        {"part": f"first {count} layers", "prompt_tokens": len(prompt), **verdict(gaps, allowed)}
-        for prompt, gaps in zip(prompts.values(), judged["gaps"], strict=True)
-    ]
 
 
 def shorten(checkpoint: Checkpoint, count: int, folder: Path) -> None:

@@ -133,13 +133,13 @@ def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
 
 
 def fitting(
-    wanted: Iterable[Part], pace: Pace, systems: int, trials: int, seconds: float, context: int
+    wanted: Iterable[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
 ) -> tuple[list[Part], list[dict[str, str]]]:
-    """The parts that fit into ``seconds`` on all systems, and into the model's ``context``; and what is left out, with
-    the reason."""
+    """The parts that fit into ``seconds`` if all systems and the judge take as long, and into the model's ``context``;
+    and what is left out, with the reason."""
     kept, left_out = list[Part](), list[dict[str, str]]()
     for part in wanted:
-        needed = systems * pace.seconds(part, trials)
+        needed = readers * pace.seconds(part, trials)
         if part.context > context:
             why = f"it needs {part.context:,} tokens, and the context is {context:,}"
             left_out.append({"what": part.label, "why": why})

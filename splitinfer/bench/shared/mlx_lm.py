@@ -64,11 +64,14 @@ class PlainMlxLm:
         answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, "step_size": step_size, **how})
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
-    def judge(self, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any]:
-        """How far, in logits, the tokens of answers are below mlx-lm's own choices; and what rounding moves.
+    def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """How far, in logits, each token of an answer is below mlx-lm's own choice."""
+        gaps: list[float] = self._ask({"judge": [list(prompt), list(answer)]})["gaps"]
+        return gaps
 
-        ``answers``: prompts with their answers; the first one's is the shortest prompt."""
-        return self._ask({"judge": [[list(prompt), list(answer)] for prompt, answer in answers]})
+    def rounding(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """How far mlx-lm's own logits for some tokens move by how many are computed at once."""
+        return self._ask({"rounding": list(tokens)})
 
     def run_batch(self, batch: Batch) -> BatchRun:
         """Run many sequences at once in the batch generator."""

@@ -9,9 +9,11 @@ splitinfer.bench.shared.mlx_lm_process``. Between tasks it waits for input and c
     {"prompt": [...], "then": [...], ...}                    -> the same of a second turn, ``then`` after the answer
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
     {"jobs": [[at, [...], 64], ...], "until": 3 or null}     -> {"token_times": [[...], ...]}; each from its arrival
-    {"judge": [[[...], [...]], ...]}                         -> {"gaps": [[...], ...], "rounding": {...}}
+    {"judge": [[...], [...]]}                                -> {"gaps": [...]}
+    {"rounding": [...]}                                      -> {"exact": ..., "logits_move": ..., ...}
 
-``judge``: for each prompt and answer, how far, in logits, each token is below the one that mlx-lm would choose there.
+``judge``: for a prompt and an answer, how far, in logits, each token is below the one that mlx-lm would choose there.
+``rounding``: how far its logits for some tokens move by how many are computed at once.
 
 mlx-lm cuts some of its models by layers, too. Every process runs the same batch generator on the same prompts. In each
 call of the model hidden states go from one process to the next (MLX's ring of sockets, here over loopback), the last
@@ -98,10 +100,9 @@ def _keep_own_part(model: Any, options: dict[str, Any]) -> None:
 def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run one task of any kind and return its answer."""
     if "judge" in options:
-        return {
-            "gaps": [_gaps(model, *each) for each in options["judge"]],
-            "rounding": _rounding(model, *options["judge"][0]),
-        }
+        return {"gaps": _gaps(model, *options["judge"])}
+    if "rounding" in options:
+        return _rounding(model, options["rounding"])
     if "prompt" in options:
         return run(model, draft, options)
     return serve_jobs(model, options) if "jobs" in options else run_batch(model, options)
@@ -144,9 +145,9 @@ def _gaps(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[floa
     return found
 
 
-def _rounding(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, Any]:
+def _rounding(model: Any, tokens: Sequence[int]) -> dict[str, Any]:
     """How far mlx-lm's own logits move when it computes the same rows in other numbers."""
-    tokens = [*prompt, *answer][-_MOST_ROWS:]
+    tokens = tokens[-_MOST_ROWS:]
     one, other = (_read(model, tokens, size, make_prompt_cache(model)) for size in (len(tokens), _ODD))
     return {
         "logits_move": mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max().item(),
