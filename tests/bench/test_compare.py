@@ -16,7 +16,7 @@ from splitinfer.bench.compare import run
 from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
 from splitinfer.bench.compare.page import page, tables
 from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
-from splitinfer.bench.compare.work import Kind, Pace, Tasks, fitting, parts
+from splitinfer.bench.compare.work import Cell, Kind, Pace, Part, Tasks, fitting, parts, with_fewer_trials
 from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.random_model import Shape, make
@@ -26,7 +26,7 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 
 DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
-PACE = Pace(prompt=0.01, token=0.1)
+PACE = Pace(prompt=0.01, token=0.1, many=0.8)
 
 
 def test_what_a_reader_wants_first_is_measured_first():
@@ -36,6 +36,16 @@ def test_what_a_reader_wants_first_is_measured_first():
     assert [part.kind for part in kept] == [Kind.STREAM, Kind.PROMPT, Kind.DRAFTS]
     assert {each["what"] for each in left_out} == {part.label for part in wanted} - {part.label for part in kept}
     assert re.fullmatch(r"it would take \d+ s, and \d+ s are left", left_out[0]["why"])
+
+
+def test_each_part_is_tried_less_often_before_one_is_left_out():
+    wanted = parts(64, (2048, 8192))[:4]
+    needed = {trials: sum(4 * PACE.seconds(part, trials) for part in wanted) for trials in (1, 2, 3)}
+    for trials, seconds in needed.items():
+        assert with_fewer_trials(wanted, PACE, 4, 3, seconds + 1, 10_000) == (trials, wanted, [])
+    trials, kept, left_out = with_fewer_trials(wanted, PACE, 4, 3, needed[1] - 1, 10_000)
+    assert (trials, kept, len(left_out)) == (1, wanted[:3], 1)
+    assert with_fewer_trials(parts(64, (2048,)), PACE, 4, 3, 1e9, 1000)[0] == 3, "the context is no matter of time"
 
 
 def test_a_prompt_beyond_the_context_is_named():
@@ -87,7 +97,7 @@ def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     table, _, line = capsys.readouterr().out.rstrip("\n").rpartition("\n")
     found = json.loads(line)
     ours, plain, *peers = (found["systems"][name] for name in (PIPELINE, PLAIN, PARALLEL, BY_LAYERS))
-    assert [name for name, cell in ours.items() if "why_not" in cell] == ["drafts"]  # this layout has none
+    assert not any("why_not" in cell for cell in ours.values())
     assert {name for name, cell in plain.items() if "why_not" not in cell} == {
         "stream",
         "prompt_300",
@@ -156,16 +166,26 @@ def test_an_answer_of_several_systems_is_judged_once_and_what_there_is_no_time_f
 ):
     judge = Judge(monkeypatch)
     work = run._Comparison(Options(layout="demo"))
-    work.tasks = Tasks(1, 20, {"long": [1] * 900, "short": [1] * 98, "longest": [1] * 2000}, {})
-    work.answers = {"a": {"short": (1, 2), "long": (3,), "longest": (4,)}, "b": {"short": (1, 12), "long": (3,)}}
+    lengths = {"stream": 100, "prompt_900": 900, "prompt_2000": 2000, "prompt_4000": 4000}
+    work.parts = [Part(Kind.PROMPT if length > 100 else Kind.STREAM, length, 2) for length in lengths.values()]
+    work.cells = {PLAIN: {name: Cell([length / 10] if length < 4000 else []) for name, length in lengths.items()}}
+    work.tasks = Tasks(1, 20, {name: [1] * length for name, length in lengths.items()}, {})
+    last = {"prompt_2000": (4,), "prompt_4000": (5,)}
+    work.answers = {
+        "a": {"stream": (1, 2), "prompt_900": (3,), **last},
+        "b": {"stream": (1, 12), "prompt_900": (3,)},
+    }
     work.closes_at = 120.0
     found = run._judged(work, judge)  # type: ignore[arg-type]
     assert judge.asked == [(1, 2), (1, 12), (3,)]
     assert {name: [(each["part"], each["verdict"]) for each in those] for name, those in found.items()} == {
-        "a": [("short", RIGHT), ("long", RIGHT)],
-        "b": [("short", WRONG), ("long", RIGHT)],
+        "a": [("stream", RIGHT), ("prompt_900", RIGHT)],
+        "b": [("stream", WRONG), ("prompt_900", RIGHT)],
     }
-    assert work.left_out == [{"what": "judging longest of a", "why": "it would take 200 s, and 10 s are left"}]
+    assert work.left_out == [
+        {"what": "judging prompt_2000 of a", "why": "it would take 200 s, and 10 s are left"},
+        {"what": "judging prompt_4000 of a", "why": "no time was left"},
+    ]
 
 
 def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, monkeypatch: pytest.MonkeyPatch):

@@ -31,7 +31,18 @@ from splitinfer.bench.compare.systems import (
     System,
 )
 from splitinfer.bench.compare.unreferenced import first_layers, read_again
-from splitinfer.bench.compare.work import ANSWER, NEW_TOKENS, Cell, Kind, Pace, Part, Tasks, fitting, parts
+from splitinfer.bench.compare.work import (
+    ANSWER,
+    NEW_TOKENS,
+    STREAMS,
+    Cell,
+    Kind,
+    Pace,
+    Part,
+    Tasks,
+    parts,
+    with_fewer_trials,
+)
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.measure import summarize
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
@@ -44,6 +55,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from transports.address import parse_host_port
@@ -54,7 +66,7 @@ PROMPTS = (2048, 8192, 32768)  # tokens
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
 _PATIENCE = 60.0  # seconds for a killed worker to come back
-_READERS = 5  # of each prompt, by its time: four systems, and the judge of their answers
+_EMULATED = "the accelerator is emulated, and not for mlx-lm"
 _ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
 _PRIVATE = re.compile(r"\w[\w+.-]*://[^\s,;)]+|(?<![\w.])~?/[^\s,;:'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
@@ -71,6 +83,7 @@ class _Comparison:
         self.options, self.start = options, time.monotonic()
         self.closes_at = self.start + 60.0 * options.minutes
         self.parts = list[Part]()
+        self.trials = options.trials
         self.left_out = list[dict[str, str]]()
         self.cells: dict[str, dict[str, Cell]] = {}
         self.answers: dict[str, Answers] = {}
@@ -93,7 +106,7 @@ class _Comparison:
     def _measured(self, system: System, part: Part) -> Cell:
         values = list[float]()
         cell = Cell()
-        for trial in range(self.options.trials if part.kind.unit == "tokens/s" else 1):
+        for trial in range(self.trials if part.kind.unit == "tokens/s" else 1):
             if time.monotonic() > self.closes_at:
                 break
             try:
@@ -165,11 +178,13 @@ def _choose(work: _Comparison, llm: LLM) -> None:
     """Choose the parts by the pace of a short trial, and make their prompts."""
     options, vocab_size = work.options, vocabulary(llm, work.options.checkpoint)
     lengths = [length for length in PROMPTS if length + _MORE <= work.context] or [work.context // 2]
-    _pace(llm, vocab_size)  # warms it up
-    left = work.closes_at - time.monotonic()
     wanted = parts(options.decode_tokens, lengths)
-    pace, context = _pace(llm, vocab_size), min(work.context, llm.context_length)
-    work.parts, work.left_out = fitting(wanted, pace, _READERS, options.trials, left, context)
+    if llm.layout.draft is None:
+        wanted = [part for part in wanted if part.kind is not Kind.DRAFTS]
+    _pace(llm, vocab_size)  # warms it up
+    pace, readers = _pace(llm, vocab_size), _num_readers(work, llm.layout)
+    left, context = work.closes_at - time.monotonic(), min(work.context, llm.context_length)
+    work.trials, work.parts, work.left_out = with_fewer_trials(wanted, pace, readers, options.trials, left, context)
     prompts, needles = dict[str, list[int]](), dict[str, str]()
     for part in work.parts:
         if llm.tokenizer is None:
@@ -183,11 +198,21 @@ def _choose(work: _Comparison, llm: LLM) -> None:
     work.tasks = Tasks(options.seed, vocab_size, prompts, needles)
 
 
+def _num_readers(work: _Comparison, layout: Layout) -> int:
+    """How many read each prompt: the systems that are likely to run, and the judge of their answers."""
+    if emulated_machine() is not None:
+        return 2
+    return 3 if _why_no_peers(work, layout) else 5
+
+
 def _pace(llm: LLM, vocab_size: int) -> Pace:
-    """Seconds for a token of a prompt and of an answer, by a short trial."""
+    """Seconds for a token of a prompt and of an answer, and of answers at once, by short trials."""
     prompt = made_up(f"trial {time.monotonic()}", _TRIAL, vocab_size)
     times = llm.generate([prompt], SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))[0].token_times
-    return Pace(times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1))
+    many = [made_up(f"trial {time.monotonic()} {i}", _TRIAL_TOKENS, vocab_size) for i in range(STREAMS)]
+    outputs = llm.generate(many, SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))
+    together = max((each.token_times[-1] - each.token_times[0]) / (_TRIAL_TOKENS - 1) for each in outputs)
+    return Pace(times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1), together)
 
 
 def _needle(llm: LLM, length: int, number: str) -> list[int]:
@@ -201,17 +226,26 @@ def _needle(llm: LLM, length: int, number: str) -> list[int]:
 
 def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> None:
     try:
-        if layout.num_stages == 1:
-            raise ModelError("the layout has 1 stage")
+        if why := _why_no_peers(work, layout):
+            raise ModelError(why)
         machines = _machines(layout)
-        if any(machines) and not work.options.ssh:
-            raise ModelError("the workers are on other machines: --ssh starts it there")
         say(f"loading {name}")
         layers = [stage.num_layers for stage in layout.stages]
         with MlxLmProcesses(*fetched(layout), layers, by_layers, machines) as peers:
             work.do(Peers(name, work.tasks, work.answers_of(name), peers))
     except ModelError as error:
         work.give_up(name, str(error))
+
+
+def _why_no_peers(work: _Comparison, layout: Layout) -> str:
+    """Why mlx-lm cannot be cut over the layout's machines; "" if it may be possible."""
+    if emulated_machine() is not None:
+        return _EMULATED
+    if layout.num_stages == 1:
+        return "the layout has 1 stage"
+    if any(_machines(layout)) and not work.options.ssh:
+        return "the workers are on other machines: --ssh starts it there"
+    return ""
 
 
 def _machines(layout: Layout) -> list[str | None]:
@@ -233,7 +267,10 @@ def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]]
             raise ModelError(f"its {size(needed)} of weights do not fit into the {size(free)} free here")
         draft = None if draft is None or draft.startswith("ngram") else draft.removesuffix("+ngram")
         with plain_mlx_lm(layout, draft=draft) as plain:
-            work.do(Plain(work.tasks, work.answers_of(PLAIN), plain, drafts=draft is not None))
+            if emulated_machine() is not None:
+                work.give_up(PLAIN, _EMULATED)
+            else:
+                work.do(Plain(work.tasks, work.answers_of(PLAIN), plain, drafts=draft is not None))
             return _judged(work, plain)
     except ModelError as error:
         work.give_up(PLAIN, str(error))
@@ -246,21 +283,34 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
     say("judging the answers")
     prompts, verdicts = work.tasks.prompts, {name: list[dict[str, Any]]() for name in work.answers}
     distinct = {answer for answers in work.answers.values() for answer in answers.items()}
-    allowed, pace = None, 0.0  # logits; seconds a token
+    allowed = None  # logits
     for part, tokens in sorted(distinct, key=lambda answer: (len(prompts[answer[0]]), answer)):
         if allowed is None:
             allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
-        count, start = len(prompts[part]), time.monotonic()
         gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
-        if (needed := pace * count) > work.closes_at - start:
-            why = f"it would take {needed:,.0f} s, and {max(0.0, work.closes_at - start):,.0f} s are left"
+        needed, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
+        if needed > left:
+            why = (
+                "no time was left"
+                if needed == float("inf")
+                else f"it would take {needed:,.0f} s, and {left:,.0f} s are left"
+            )
             work.left_out.append({"what": f"judging {part} of {' and '.join(gave)}", "why": why})
             continue
-        found = {"part": part, "prompt_tokens": count, **verdict(plain.judge(prompts[part], tokens), allowed)}
-        pace = (time.monotonic() - start) / (count + len(tokens))
+        gaps = plain.judge(prompts[part], tokens)
+        found = {"part": part, "prompt_tokens": len(prompts[part]), **verdict(gaps, allowed)}
         for name in gave:
             verdicts[name].append(found)
     return {name: each for name, each in verdicts.items() if each}
+
+
+def _to_judge(work: _Comparison, part: str) -> float:
+    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; if it had
+    no time for that, no time is enough."""
+    if not any(each.name == part and each.kind is Kind.PROMPT for each in work.parts):
+        return 0.0
+    values = work.cells[PIPELINE if emulated_machine() is not None else PLAIN][part].values
+    return values[0] if values else float("inf")
 
 
 def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
@@ -298,6 +348,7 @@ def _document(
         "cut": [stage.num_layers for stage in layout.stages],
         "workers_here": all(stage.is_local for stage in layout.stages[1:]),
         "minutes": work.options.minutes,
+        "trials": work.trials,
         "took_seconds": round(time.monotonic() - work.start, 1),
         "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
         "systems": {

@@ -1,8 +1,8 @@
 """What a comparison measures, and for how long. Pure.
 
 A *part* is one row of the table. The parts come in the order of what a reader wants to know first; as many are
-measured as fit into the time, and the others are named. The seconds of a part follow from the pace of a short trial of
-the pipeline: every system is taken to be about as fast.
+measured as fit into the time, and the others are named. Where not all fit, each is tried less often first. The seconds
+of a part follow from the pace of a short trial of the pipeline: every system is taken to be about as fast.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from splitinfer.bench.shared.workload import Batch, Task, made_up
 ANSWER = 16  # tokens of the answer to a long prompt
 NEW_TOKENS = 32  # of a second turn
 _SAFETY = 1.5  # what else a part takes: a chunk's attention grows, processes start
-_BATCH = 0.5  # of its sequences' steps, one after the other, what a step of many takes at most
+STREAMS = 16  # at once
 
 
 class Kind(StrEnum):
@@ -105,16 +105,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds for a token of a prompt, and for one of an answer."""
+    """Seconds for a token of a prompt, for one of an answer, and for one of each of ``STREAMS`` answers at once."""
 
     prompt: float
     token: float
+    many: float
 
     def seconds(self, part: Part, trials: int) -> float:
         """What a part takes on one system, at most."""
         times = trials if part.kind.unit == "tokens/s" else 1
-        steps = part.tokens if part.sequences == 1 else part.tokens * part.sequences * _BATCH
-        return _SAFETY * times * (self.prompt * part.prompt * part.sequences + self.token * steps)
+        token = self.token if part.sequences == 1 else self.many
+        return _SAFETY * times * (self.prompt * part.prompt * part.sequences + token * part.tokens)
 
 
 def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
@@ -124,7 +125,7 @@ def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
         Part(Kind.STREAM, 32, decode_tokens),
         Part(Kind.PROMPT, first, ANSWER),
         Part(Kind.DRAFTS, 32, decode_tokens),
-        Part(Kind.STREAMS, 64, decode_tokens, 16),
+        Part(Kind.STREAMS, 64, decode_tokens, STREAMS),
         Part(Kind.TURN, first, ANSWER),
         Part(Kind.KILLED, 32, 2 * decode_tokens),
         Part(Kind.RESTART, first, ANSWER),
@@ -150,3 +151,15 @@ def fitting(
             kept.append(part)
             seconds -= needed
     return kept, left_out
+
+
+def with_fewer_trials(
+    wanted: Sequence[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
+) -> tuple[int, list[Part], list[dict[str, str]]]:
+    """``fitting`` with the most trials for which all parts fit, else with one; and how many."""
+    possible, _ = fitting(wanted, pace, readers, 1, float("inf"), context)
+    for count in range(trials, 0, -1):
+        kept, left_out = fitting(wanted, pace, readers, count, seconds, context)
+        if len(kept) == len(possible):
+            break
+    return count, kept, left_out
