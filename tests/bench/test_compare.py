@@ -145,6 +145,17 @@ def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyP
     assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
 
 
+def test_beside_an_emulated_accelerator_mlx_lm_judges_and_is_not_measured(
+    one_stage: Options, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run, "emulated_machine", lambda: Path("two-large"))
+    found = run.measure(one_stage)
+    assert {name: worst(each) for name, each in found["verdicts"].items()} == {PIPELINE: RIGHT}
+    assert found["judged_by"] == "plain mlx-lm"
+    for name in (PLAIN, PARALLEL, BY_LAYERS):
+        assert {cell["why_not"] for cell in found["systems"][name].values()} == {run._EMULATED}
+
+
 class Judge:
     """In place of plain mlx-lm, which reads ten tokens a second."""
 

@@ -59,7 +59,8 @@ def _caption(found: Mapping[str, Any]) -> list[str]:
     """Sentences below the table: limits, what was not measured, what is wrong."""
     on = found["measured_on"]
     lines = [
-        f"medians of at most {found['trials']} trials; `a of b`: b is what the stages' computing alone allows",
+        "one trial of each" if found["trials"] == 1 else f"medians of at most {found['trials']} trials",
+        "`a of b`: b is what the stages' computing alone allows",
         f"answers are judged by {found['judged_by']}",
         *(f"{name}: {_answer(each)}" for name, all_ in found["verdicts"].items() for each in all_ if _is_told(each)),
         *_why_not(found),

@@ -136,10 +136,10 @@ def measure(options: Options) -> dict[str, Any]:
         layout = _pipeline(work, Path(folder))
     for name, by_layers in ((BY_LAYERS, True), (PARALLEL, False)):
         _peers(work, name, layout, by_layers=by_layers)
-    verdicts = _plain(work, layout)
+    verdicts, judge = _plain(work, layout), "plain mlx-lm"
     if verdicts is None:
-        verdicts = {PIPELINE: _own_again(work, layout)}
-    found = _document(work, on, layout, verdicts)
+        verdicts, judge = {PIPELINE: _own_again(work, layout)}, _ITSELF
+    found = {**_document(work, on, layout, verdicts), "judged_by": judge}
     if options.report is not None:
         write_page(found, options.report)
     return found
@@ -354,7 +354,6 @@ def _document(
         "systems": {
             name: {part: _figures(cell, layout) for part, cell in cells.items()} for name, cells in work.cells.items()
         },
-        "judged_by": "plain mlx-lm" if PLAIN in verdicts else _ITSELF,
         "verdicts": {name: list(each) for name, each in verdicts.items()},
         "left_out": [{**each, "why": without_names(each["why"], layout)} for each in work.left_out],
     }
