@@ -194,8 +194,8 @@ def test_an_answer_of_several_systems_is_judged_once_and_what_there_is_no_time_f
         "b": [("stream", WRONG), ("prompt_900", RIGHT)],
     }
     assert work.left_out == [
-        {"what": "judging prompt_2000 of a", "why": "it would take 200 s, and 10 s are left"},
-        {"what": "judging prompt_4000 of a", "why": "no time was left"},
+        {"what": "judging the answer of a to 2,000 tokens", "why": "it would take 200 s, and 10 s are left"},
+        {"what": "judging the answer of a to 4,000 tokens", "why": "no time was left"},
     ]
 
 

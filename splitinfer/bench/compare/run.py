@@ -288,14 +288,11 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
         if allowed is None:
             allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
         gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
-        needed, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
-        if needed > left:
-            why = (
-                "no time was left"
-                if needed == float("inf")
-                else f"it would take {needed:,.0f} s, and {left:,.0f} s are left"
-            )
-            work.left_out.append({"what": f"judging {part} of {' and '.join(gave)}", "why": why})
+        values, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
+        if (needed := max(values, default=float("inf"))) > left:
+            what = f"judging the answer of {' and '.join(gave)} to {len(prompts[part]):,} tokens"
+            why = f"it would take {needed:,.0f} s, and {left:,.0f} s are left"
+            work.left_out.append({"what": what, "why": why if values else "no time was left"})
             continue
         gaps = plain.judge(prompts[part], tokens)
         found = {"part": part, "prompt_tokens": len(prompts[part]), **verdict(gaps, allowed)}
@@ -304,13 +301,12 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
     return {name: each for name, each in verdicts.items() if each}
 
 
-def _to_judge(work: _Comparison, part: str) -> float:
-    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; if it had
-    no time for that, no time is enough."""
+def _to_judge(work: _Comparison, part: str) -> list[float]:
+    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; nothing if
+    it had no time for that."""
     if not any(each.name == part and each.kind is Kind.PROMPT for each in work.parts):
-        return 0.0
-    values = work.cells[PIPELINE if emulated_machine() is not None else PLAIN][part].values
-    return values[0] if values else float("inf")
+        return [0.0]
+    return work.cells[PIPELINE if emulated_machine() is not None else PLAIN][part].values
 
 
 def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
