@@ -302,8 +302,10 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
 
 
 def _to_judge(work: _Comparison, part: str) -> list[float]:
-    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; none if it
-    had no time for that."""
+    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before.
+
+    Empty if it had no time for that.
+    """
     if not any(each.name == part and each.kind is Kind.PROMPT for each in work.parts):
         return [0.0]
     return work.cells[PIPELINE if emulated_machine() is not None else PLAIN][part].values
