@@ -21,7 +21,7 @@ from splitinfer.server.stream import PING_EVERY
 
 from .asks import Ask, canaries, complaint, known, streams_of, text_of_events
 from .client import Connection, Event, Gone, request
-from .serving import RestartedWorker, left_by, library, restarted_worker, serving, settle
+from .serving import RestartedWorker, left_by, library, restarted_worker, serving, settle, told
 
 NUM_TOKENS = 160
 _SILENT = PING_EVERY + 4.0  # seconds; a ping is late on a machine that is busy with other things
@@ -90,8 +90,8 @@ def run(num_kills: int, num_streams: int, seed: int, away: float) -> int:
             troubles += [f"kill {number}: {wrong}" for wrong in left_by(settle(server.look))]
             silences.append(max(each.silence for each in reads))
             num_pings += sum(each.num_pings for each in reads)
-            told = {"kill": number, "away": is_away, "silence": round(silences[-1], 2), "troubles": len(troubles)}
-            print(dumps(told), flush=True)
+            seen = {"kill": number, "away": is_away, "silence": round(silences[-1], 2), "troubles": len(troubles)}
+            print(dumps(seen), flush=True)
         troubles += [*server.complaints, *server.end()]
     print(
         f"{num_kills} kills under {num_streams} streams in {time.monotonic() - began:,.0f} s: "
