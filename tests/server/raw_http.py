@@ -103,9 +103,10 @@ class Connection:
             self._next(made, method)
             made.is_closed |= bool(made.answers) and method == "HEAD" and num_answers is None
         made.seconds = time.monotonic() - began
-        sending.join(self.socket.gettimeout())  # or its last bytes are sent within what is sent next
-        if sending.is_alive() and made.trouble is None and not made.is_closed:
-            made.trouble = "the request is answered, but not read to its end"
+        if made.trouble is None and not made.is_closed:  # what is sent next must not land within its last bytes
+            sending.join(self.socket.gettimeout())
+            if sending.is_alive():
+                made.trouble = "the request is answered, but not read to its end"
         return made
 
     def _next(self, made: Exchange, method: str) -> None:

@@ -154,7 +154,7 @@ class RdmaLink(InboxLink):
     def _on_control(self, item: Frame | LinkClosed) -> None:
         """The control link's sink, on its hub's thread."""
         if isinstance(item, LinkClosed):
-            self._finish(item.reason if self._close_reason is None else self._close_reason)
+            self._finish(self._reason_of(item))
             return
         tag, header = item.header[:1], item.header[1:]
         if tag == _DATA and self._is_writer and len(header) <= self._options.max_header_bytes:
@@ -309,10 +309,14 @@ class RdmaLink(InboxLink):
         # If the peer ended the link, what the group does after that is a consequence: the control link has the reason,
         # although its hub may not have handed it over yet.
         if (ending := self._control.closed) is not None:
-            reason = ending.reason if self._close_reason is None else self._close_reason
+            reason = self._reason_of(ending)
         self._inbox.end(reason)
         self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)
+
+    def _reason_of(self, ending: LinkClosed) -> str:
+        """Why the link is over, from the control link's end: the own reason if this end closed it."""
+        return ending.reason if self._close_reason is None else self._close_reason
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)

@@ -8,6 +8,7 @@ Prompts are text if the model has a tokenizer: drafts are worth nothing on rando
 in it, a number that it asks for at its end.
 """
 
+import math
 import random
 import re
 import time
@@ -66,7 +67,7 @@ PROMPTS = (2048, 8192, 32768)  # tokens
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
 _PATIENCE = 60.0  # seconds for a killed worker to come back
-_EMULATED = "the accelerator is emulated, and not for mlx-lm"
+_EMULATED = "the accelerator is emulated for splitinfer only"
 _ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
 _PRIVATE = re.compile(r"\w[\w+.-]*://[^\s,;)]+|(?<![\w.])~?/[^\s,;:'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
@@ -84,6 +85,8 @@ class _Comparison:
         self.closes_at = self.start + 60.0 * options.minutes
         self.parts = list[Part]()
         self.trials = options.trials
+        self.is_emulated = emulated_machine() is not None
+        self.judged_by = "plain mlx-lm"
         self.left_out = list[dict[str, str]]()
         self.cells: dict[str, dict[str, Cell]] = {}
         self.answers: dict[str, Answers] = {}
@@ -136,10 +139,10 @@ def measure(options: Options) -> dict[str, Any]:
         layout = _pipeline(work, Path(folder))
     for name, by_layers in ((BY_LAYERS, True), (PARALLEL, False)):
         _peers(work, name, layout, by_layers=by_layers)
-    verdicts, judge = _plain(work, layout), "plain mlx-lm"
+    verdicts = _plain(work, layout)
     if verdicts is None:
-        verdicts, judge = {PIPELINE: _own_again(work, layout)}, _ITSELF
-    found = {**_document(work, on, layout, verdicts), "judged_by": judge}
+        work.judged_by, verdicts = _ITSELF, {PIPELINE: _own_again(work, layout)}
+    found = _document(work, on, layout, verdicts)
     if options.report is not None:
         write_page(found, options.report)
     return found
@@ -169,7 +172,7 @@ def _pipeline(work: _Comparison, folder: Path) -> Layout:
     if any(part.kind is Kind.RESTART for part in work.parts):
         with ExitStack() as stack:
             llm = open_stages(stack, work.options, _settings(work, kv_dir=folder), ", again")
-            _pace(llm, work.tasks.vocab_size)  # warms it up
+            _pace_alone(llm, work.tasks.vocab_size)  # warms it up
             work.do(Pipeline(work.tasks, answers, llm, llm.token_budget), restarted=True)
     return layout
 
@@ -179,12 +182,12 @@ def _choose(work: _Comparison, llm: LLM) -> None:
     options, vocab_size = work.options, vocabulary(llm, work.options.checkpoint)
     lengths = [length for length in PROMPTS if length + _MORE <= work.context] or [work.context // 2]
     wanted = parts(options.decode_tokens, lengths)
-    if llm.layout.draft is None:
-        wanted = [part for part in wanted if part.kind is not Kind.DRAFTS]
+    possible = [part for part in wanted if part.kind is not Kind.DRAFTS or llm.layout.draft is not None]
     _pace(llm, vocab_size)  # warms it up
     pace, readers = _pace(llm, vocab_size), _num_readers(work, llm.layout)
     left, context = work.closes_at - time.monotonic(), min(work.context, llm.context_length)
-    work.trials, work.parts, work.left_out = with_fewer_trials(wanted, pace, readers, options.trials, left, context)
+    work.trials, kept, work.left_out = with_fewer_trials(possible, pace, readers, options.trials, left, context)
+    work.parts = [part for part in wanted if part in kept or part not in possible]  # the row of such a part says why
     prompts, needles = dict[str, list[int]](), dict[str, str]()
     for part in work.parts:
         if llm.tokenizer is None:
@@ -200,19 +203,24 @@ def _choose(work: _Comparison, llm: LLM) -> None:
 
 def _num_readers(work: _Comparison, layout: Layout) -> int:
     """How many read each prompt: the systems that are likely to run, and the judge of their answers."""
-    if emulated_machine() is not None:
+    if work.is_emulated:
         return 2
     return 3 if _why_no_peers(work, layout) else 5
 
 
 def _pace(llm: LLM, vocab_size: int) -> Pace:
-    """Seconds for a token of a prompt and of an answer, and of answers at once, by short trials."""
+    """The pace of one answer and of answers at once, by short trials."""
+    prompts = [made_up(f"trial {time.monotonic()} {i}", _TRIAL_TOKENS, vocab_size) for i in range(STREAMS)]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))
+    many = max((each.token_times[-1] - each.token_times[0]) / (_TRIAL_TOKENS - 1) for each in outputs)
+    return Pace(*_pace_alone(llm, vocab_size), many)
+
+
+def _pace_alone(llm: LLM, vocab_size: int) -> tuple[float, float]:
+    """Seconds for a token of a prompt, and for one of an answer."""
     prompt = made_up(f"trial {time.monotonic()}", _TRIAL, vocab_size)
     times = llm.generate([prompt], SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))[0].token_times
-    many = [made_up(f"trial {time.monotonic()} {i}", _TRIAL_TOKENS, vocab_size) for i in range(STREAMS)]
-    outputs = llm.generate(many, SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))
-    together = max((each.token_times[-1] - each.token_times[0]) / (_TRIAL_TOKENS - 1) for each in outputs)
-    return Pace(times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1), together)
+    return times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1)
 
 
 def _needle(llm: LLM, length: int, number: str) -> list[int]:
@@ -239,7 +247,7 @@ def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> 
 
 def _why_no_peers(work: _Comparison, layout: Layout) -> str:
     """Why mlx-lm cannot be cut over the layout's machines; "" if it may be possible."""
-    if emulated_machine() is not None:
+    if work.is_emulated:
         return _EMULATED
     if layout.num_stages == 1:
         return "the layout has 1 stage"
@@ -267,7 +275,7 @@ def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]]
             raise ModelError(f"its {size(needed)} of weights do not fit into the {size(free)} free here")
         draft = None if draft is None or draft.startswith("ngram") else draft.removesuffix("+ngram")
         with plain_mlx_lm(layout, draft=draft) as plain:
-            if emulated_machine() is not None:
+            if work.is_emulated:
                 work.give_up(PLAIN, _EMULATED)
             else:
                 work.do(Plain(work.tasks, work.answers_of(PLAIN), plain, drafts=draft is not None))
@@ -288,11 +296,12 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
         if allowed is None:
             allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
         gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
-        values, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
-        if (needed := max(values, default=float("inf"))) > left:
+        needed, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
+        if needed > left:
             what = f"judging the answer of {' and '.join(gave)} to {len(prompts[part]):,} tokens"
-            why = f"it would take {needed:,.0f} s, and {left:,.0f} s are left"
-            work.left_out.append({"what": what, "why": why if values else "no time was left"})
+            is_known = needed < math.inf
+            why = f"it would take {needed:,.0f} s, and {left:,.0f} s are left" if is_known else "no time was left"
+            work.left_out.append({"what": what, "why": why})
             continue
         gaps = plain.judge(prompts[part], tokens)
         found = {"part": part, "prompt_tokens": len(prompts[part]), **verdict(gaps, allowed)}
@@ -301,14 +310,12 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
     return {name: each for name, each in verdicts.items() if each}
 
 
-def _to_judge(work: _Comparison, part: str) -> list[float]:
-    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before.
-
-    Empty if it had no time for that.
-    """
+def _to_judge(work: _Comparison, part: str) -> float:
+    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; infinite
+    if it had no time for that."""
     if not any(each.name == part and each.kind is Kind.PROMPT for each in work.parts):
-        return [0.0]
-    return work.cells[PIPELINE if emulated_machine() is not None else PLAIN][part].values
+        return 0.0
+    return max(work.cells[PIPELINE if work.is_emulated else PLAIN][part].values, default=math.inf)
 
 
 def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
@@ -352,6 +359,7 @@ def _document(
         "systems": {
             name: {part: _figures(cell, layout) for part, cell in cells.items()} for name, cells in work.cells.items()
         },
+        "judged_by": work.judged_by,
         "verdicts": {name: list(each) for name, each in verdicts.items()},
         "left_out": [{**each, "why": without_names(each["why"], layout)} for each in work.left_out],
     }

@@ -42,12 +42,12 @@ _NO_BOUND = 2**62  # positions
 
 @dataclass(slots=True)
 class _Size:
-    """A number of rows: the shape of its last step, its seconds divided by the factor, and those of its first steps."""
+    """A number of rows: a shape, its seconds divided by the factor, those of the first steps, and how many it had."""
 
     shape: Shape
-    seconds: float
-    firsts: list[float]
-    count: int = 1
+    seconds: float = 0.0
+    firsts: list[float] = field(default_factory=list)
+    count: int = 0
 
 
 @dataclass(slots=True)
@@ -161,9 +161,7 @@ class StageCosts:
     def _learn_size(self, shape: Shape, seconds: float) -> None:
         size = self._sizes.get(shape.rows)
         if size is None:
-            alone = seconds / self._sizes_factor
-            self._sizes[shape.rows] = _Size(shape, alone, [alone])
-            return
+            size = self._sizes[shape.rows] = _Size(shape)
         size.count += 1
         if size.count <= _FIRSTS:
             more = self._attending(shape) - self._attending(size.shape)
