@@ -45,7 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: runs with --all only")
+    config.addinivalue_line("markers", "nightly: runs with --all only")
+    config.addinivalue_line("markers", "long: nightly")
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
     effort.everything = config.getoption("--all")
@@ -82,9 +83,8 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    is_named = any("::" in arg for arg in config.args)  # who names a test wants it, and its file is not collected whole
-    more = set() if is_named or config.getoption("--all") else effort.left_to_all(items, TESTS)
-    left_out = [item for item in items if item in more or _is_left_out(item, config)]
+    is_named = any("::" in arg for arg in config.args)  # who names a test wants it
+    left_out = [] if is_named else [item for item in items if _is_left_out(item, config)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     kept = set(items) - set(left_out)
@@ -100,7 +100,7 @@ def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
 
 
 def _is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("long") is not None
+    return item.get_closest_marker("long") is not None or item.get_closest_marker("nightly") is not None
 
 
 def _room(item: pytest.Item) -> str:
