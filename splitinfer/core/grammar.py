@@ -142,6 +142,10 @@ class TokenRules(Protocol):
     @property
     def failure(self) -> str | None: ...
 
+    def refuses(self, answer: Seq[int]) -> bool:
+        """Whether a token of an answer could not follow those before it: then the rules have not been kept."""
+        ...
+
     def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
         """The tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
         ...

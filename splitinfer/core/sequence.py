@@ -218,6 +218,11 @@ class Sequence:
         return self.stream[self.num_prompt_tokens :]
 
     @property
+    def answer(self) -> list[int]:
+        """The tokens sampled so far."""
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
     def num_generated(self) -> int:
         """Tokens sampled so far."""
         return len(self.tokens) - self.num_prompt_tokens

@@ -9,17 +9,26 @@ where they begin, for as far as they reach; else an answer could depend on wheth
 with every place that it passes.
 
 The rules walk along the tokens that they are asked about, and go back where those differ from the ones before: drafts
-are followed, and rolled back. A draft that cannot follow leads to a *dead* place, whose mask nobody needs, because no
-token is sampled behind it.
+are followed, and rolled back. Behind the answer's end anything may come, because nobody reads it. Behind a token that
+cannot follow nothing may come but an end: a draft that leads there is dropped, and an answer that does has not kept its
+form, so its request ends with an error (``refuses``).
 """
 
 import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
+
+
+class _Left(Enum):
+    """Why the rules of a form say nothing more."""
+
+    ENDED = "the answer has ended"
+    REFUSED = "a token could not follow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +39,13 @@ class _Place:
     seen: how many tokens of the marker that ends the reasoning have come.
     matched: tokens that the grammar has taken.
     run: the tokens that must follow.
-    is_dead: whether a token was among those before that could not follow.
+    left: why the tokens before are the last that the rules have followed, if so.
     """
 
     reasoned: int | None = None
     matched: int = 0
     run: tuple[int, ...] = ()
-    is_dead: bool = False
+    left: _Left | None = None
 
 
 @dataclass
@@ -99,6 +108,12 @@ class AnswerRules:
                 found.append(self._mask())
             return found
 
+    def refuses(self, answer: Seq[int]) -> bool:
+        with self._lock:
+            if self._path[: len(answer)] != list(answer):  # else drafts behind it need not be followed again
+                self._go_to(answer)
+            return self._places[len(answer)].left is _Left.REFUSED
+
     # -- walking -------------------------------------------------------------------------------
 
     def _go_to(self, answer: Seq[int]) -> None:
@@ -120,14 +135,16 @@ class AnswerRules:
         before = self._places[-1]
         place = self._behind(before, token)
         self._path.append(token)
-        if not place.is_dead and not place.run:
+        if place.left is None and not place.run:
             place = replace(place, run=self._run_at(place))
         self._places.append(place)
 
     def _behind(self, before: _Place, token: int) -> _Place:
         """The place behind a token, with what is left of the run that it belongs to."""
-        if before.is_dead or (before.run and before.run[0] != token):
-            return replace(before, run=(), is_dead=True)
+        if before.left is not None:
+            return before
+        if before.run and before.run[0] != token:
+            return replace(before, run=(), left=_Left.REFUSED)
         run = before.run[1:]
         if before.reasoned is not None:
             has_ended = self._ends_with(self._thinking.end, token)
@@ -136,11 +153,11 @@ class AnswerRules:
             return _Place(0, before.matched, ())
         if self.matcher is None:
             return _Place(None, before.matched, run)
-        if token in self.ends and self.matcher.is_accepting():
-            return replace(before, run=(), is_dead=True)  # the end: nothing follows
+        if (token in self.ends or token in self.vocabulary.ends) and self.matcher.is_accepting():
+            return replace(before, run=(), left=_Left.ENDED)
         if self.matcher.try_consume_tokens([token]) != 1:
             self._check()
-            return replace(before, run=(), is_dead=True)
+            return replace(before, run=(), left=_Left.REFUSED)
         return _Place(None, before.matched + 1, run)
 
     @property
@@ -163,7 +180,7 @@ class AnswerRules:
         place = self._places[-1]
         if place.run:
             return token == place.run[0]
-        if place.is_dead:
+        if place.left is not None:
             return False
         if self._must_go_on(place):
             return token not in self.ends
@@ -187,10 +204,7 @@ class AnswerRules:
         if matcher.is_stopped():
             self._check()
             return ()
-        vocabulary = self.vocabulary
         run = matcher.compute_ff_tokens()
-        if not run and not vocabulary.tokenizer.is_canonical:
-            run = vocabulary.split(matcher.compute_ff_bytes())
         self._check()
         ends = self.ends
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
@@ -207,8 +221,8 @@ class AnswerRules:
     def _mask(self) -> bytes | None:
         """The tokens that may follow where the rules stand."""
         place, vocabulary = self._places[-1], self.vocabulary
-        if place.is_dead:
-            return None
+        if place.left is not None:
+            return None if place.left is _Left.ENDED else self._only_ends
         if place.run:
             return vocabulary.only(place.run[:1])
         mask = self._of_form(place)

@@ -1,8 +1,12 @@
 """A model's tokens as llguidance needs them: made once for a model, when the first grammar is asked for.
 
-A tokenizer of Hugging Face's tokenizers is taken as its JSON, so that llguidance splits a text as the model would
-(*canonical*), and forced text becomes the tokens that the model knows it by. Of any other tokenizer only the bytes of
-its tokens are known; forced text is then split greedily.
+llguidance is given the bytes of each token, and which tokens are *special*: no text is made of these, so a form never
+has them but by their ids. It is not given the tokenizer's own file. From that it would take every added token that
+looks like ``<...>`` as special, also ``<tool_call>`` or ``<b>`` where the model's tokenizer makes them of text; and it
+would force the ids of special tokens where a form has the text of their names.
+
+Forced text becomes the tokens that the model knows it by, because the model's own tokenizer splits it (*canonical*).
+Where that gives other bytes than the text, or a special token, the longest tokens that fit are taken, one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +31,13 @@ class Thinking:
 
 
 class Vocabulary:
-    """The tokens of one model. ``size``: one more than the highest id. ``as_json``: the tokenizer as tokenizers' JSON;
-    ``None``: ``token_bytes`` gives each token's bytes. ``special``: ids that no text is made of. ``ends``: ids that end
-    an answer. ``thinking``: how it marks its reasoning, if it does."""
+    """The tokens of one model. ``size``: one more than the highest id. ``token_bytes``: a token's bytes. ``encode``:
+    splits a text as the model's tokenizer does. ``special``: ids that no text is made of. ``ends``: ids that end an
+    answer. ``thinking``: how it marks its reasoning, if it does."""
 
     def __init__(
         self,
         size: int,
-        as_json: Callable[[], str | None],
         token_bytes: Callable[[int], bytes],
         encode: Callable[[str], list[int]],
         special: frozenset[int],
@@ -42,7 +45,7 @@ class Vocabulary:
         thinking: Thinking | None = None,
     ) -> None:
         self.size, self.special, self.ends, self.thinking = size, special, ends, thinking
-        self._as_json, self._token_bytes, self._encode = as_json, token_bytes, encode
+        self._token_bytes, self._encode = token_bytes, encode
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -53,22 +56,16 @@ class Vocabulary:
         """
         try:
             from llguidance import LLTokenizer
+            from llguidance._tokenizer import TokenizerWrapper
         except ImportError:
             raise NotInstalled(MISSING) from None
-        ends = sorted(self.ends) or None
-        text = self._as_json()
-        if text is None:
-            return LLTokenizer(self._plain(), eos_token=ends)
-        return LLTokenizer(text, n_vocab=self.size, eos_token=ends)
+        tokens = [self._token_bytes(i) for i in range(self.size)]
+        made = _Tokens(tokens, self.special | self.ends, min(self.ends, default=0), self._encode)
+        return LLTokenizer(TokenizerWrapper(made), eos_token=sorted(self.ends) or None)
 
-    def _plain(self) -> Any:
-        from llguidance._tokenizer import TokenizerWrapper
-
-        return TokenizerWrapper(_Plain([self._token_bytes(i) for i in range(self.size)], self))
-
-    def split(self, raw: bytes) -> list[int]:
-        """Forced text as tokens, where llguidance does not split it: greedily."""
-        return list(self.tokenizer.greedy_tokenize(raw.decode("utf-8", "ignore")))
+    def is_named_by_id(self, token_id: int) -> bool:
+        """Whether a form can have a token by its id alone, whatever its name."""
+        return bool(self.tokenizer.is_special_token(token_id))
 
     @property
     def mask_bytes(self) -> int:
@@ -86,17 +83,49 @@ class Vocabulary:
         return without(self.only(range(self.size)), self.only(token_ids))
 
 
-class _Plain:
-    """A tokenizer of which the tokens' bytes are known."""
+class _Tokens:
+    """A tokenizer as llguidance asks for one. ``tokens``: the bytes of each."""
 
-    def __init__(self, tokens: list[bytes], owner: Vocabulary) -> None:
-        self.tokens, self._encode = tokens, owner._encode
-        self.eos_token_id = min(owner.ends, default=0)
-        self.bos_token_id = None
-        self.special_token_ids = sorted(owner.special)
+    def __init__(
+        self, tokens: list[bytes], special: frozenset[int], end: int, encode: Callable[[str], list[int]]
+    ) -> None:
+        self.tokens, self._encode = tokens, encode
+        self.eos_token_id, self.bos_token_id = end, None
+        self.special_token_ids = sorted(special)
+        self._special = special
+        self._ids = {raw: i for i, raw in reversed([*enumerate(tokens)]) if raw and i not in special}
+        self._longest = max(map(len, self._ids), default=0)
 
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+    def __call__(self, raw: bytes) -> list[int]:
+        text = raw.decode()
+        # Some tokenizers put a blank before a text: then the text is split behind a line's end.
+        return (
+            self._end_of(self._encode(text), raw)
+            or self._end_of(self._encode("\n" + text), raw)
+            or self._longest_of(raw)
+        )
+
+    def _end_of(self, token_ids: list[int], raw: bytes) -> list[int]:
+        """The last of some tokens, if these are the text and not special; otherwise none."""
+        left = len(raw)
+        for first in range(len(token_ids) - 1, -1, -1):
+            left -= len(self.tokens[token_ids[first]])
+            if left <= 0:
+                found = token_ids[first:]
+                is_text = b"".join(self.tokens[i] for i in found) == raw and self._special.isdisjoint(found)
+                return found if is_text else []
+        return []
+
+    def _longest_of(self, raw: bytes) -> list[int]:
+        """The longest token that fits, and so on; what no token has is left out."""
+        found, at = list[int](), 0
+        while at < len(raw):
+            ends = range(min(at + self._longest, len(raw)), at, -1)
+            end = next((end for end in ends if raw[at:end] in self._ids), None)
+            if end is not None:
+                found.append(self._ids[raw[at:end]])
+            at = end or at + 1
+        return found
 
 
 def without(mask: bytes, other: bytes) -> bytes:

@@ -5,9 +5,9 @@ there, and nobody waits for it.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import groupby
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import SamplingParams
@@ -67,12 +67,15 @@ class AnswerForms:
 
     def _as_lark(self, text: str) -> str:
         """A text of the model's own in Lark: special tokens by their ids, all else as it is."""
-        special, found = self._vocabulary.special, list[str]()
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if (names := self._named_in(text)) else [text]
+        return " ".join(f"<[{names[part]}]>" if part in names else json.dumps(part) for part in parts if part)
+
+    def _named_in(self, text: str) -> dict[str, int]:
+        """The special tokens that the model makes of a text, by their names, the longest first."""
         tokens = self._prompts.encode(text, adds_special=False) if text else []
-        for is_special, group in groupby(tokens, special.__contains__):
-            some = list(group)  # decoded together: a character may have several tokens
-            found += [f"<[{token}]>" for token in some] if is_special else [json.dumps(self._prompts.decode(some))]
-        return " ".join(found)
+        special = {token for token in tokens if self._vocabulary.is_named_by_id(token)}
+        named = {self._prompts.token_bytes(token).decode(): token for token in special}
+        return dict(sorted(named.items(), key=lambda one: -len(one[0])))
 
     def close(self) -> None:
         """End what was begun for compiling."""
@@ -83,15 +86,12 @@ class AnswerForms:
     def _vocabulary(self) -> Vocabulary:
         prompts, tokenizer = self._prompts, self._prompts.tokenizer
         if tokenizer is None:
-            return Vocabulary(
-                prompts.vocab_size, lambda: None, lambda _: b"", lambda _: [], frozenset(), prompts.eos_tokens
-            )
+            return Vocabulary(prompts.vocab_size, lambda _: b"", lambda _: [], frozenset(), prompts.eos_tokens)
         marks = tokenizer.thinking
         return Vocabulary(
             tokenizer.vocab_size,
-            tokenizer.as_json,
             tokenizer.token_bytes,
-            lambda text: prompts.encode(text, adds_special=False),
+            tokenizer.split,
             tokenizer.special_ids,
             tokenizer.eos_token_ids,
             None if marks is None else Thinking(*marks, tuple(prompts.encode(_CLOSING, adds_special=False))),

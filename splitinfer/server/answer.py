@@ -234,6 +234,7 @@ async def submit(llm: LLM, answer: Answer, ask: Ask, handling: Handling, known: 
     """
     seen, prompt, text = await read_prompt(llm, ask.prompt, known)
     room = llm.context_length - len(seen.tokens)
+    has_form = ask.sampling.get("grammar") is not None and not ask.must_call
     if ask.has_formed_calls:
         tools = ask.must_call or ask.tools
         grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=ask.form)
@@ -242,7 +243,7 @@ async def submit(llm: LLM, answer: Answer, ask: Ask, handling: Handling, known: 
         request = await llm.asubmit(
             seen, params, priority=handling.priority, timeout=handling.timeout, shows_markers=True
         )
-        answer.readers.append(ChoiceReader(len(answer.requests), _parser(llm, ask, prompt), ask.one_call))
+        answer.readers.append(ChoiceReader(len(answer.requests), _parser(llm, ask, prompt, has_form), ask.one_call))
         answer.requests.append(request)
         if text is not None:
             answer.tell.append(_teller(llm, known, text, prompt))
@@ -258,8 +259,8 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
     return tell
 
 
-def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> AnswerParser | HarmonyParser | None:
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | HarmonyParser | None:
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
         return None
-    return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools)
+    return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools, has_form=has_form)

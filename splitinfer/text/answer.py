@@ -12,6 +12,7 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
   model wrote is lost, and it is no error.
 - Space alone between calls, or between reasoning and a call, is no text.
 - Without tools in the request, calls are text.
+- Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
 """
 
@@ -66,14 +67,16 @@ class AnswerFormat:
         fixed = (wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end)
         return tuple(sorted({marker for marker in (*fixed, *(wrapper.structural_markers or ()), *edges) if marker}))
 
-    def parser(self, prompt: Sequence[int], tools: Sequence[Tool] = ()) -> "AnswerParser":
-        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""
+    def parser(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, has_form: bool = False) -> "AnswerParser":
+        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text. ``has_form``:
+        a grammar is enforced for what is neither reasoning nor a call."""
         from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
 
         wrapper, given = self._wrapper, list(tools)
         machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
-        return AnswerParser(machine, self._initial_state(prompt), *edges, lambda text: wrapper.tool_parser(text, given))
+        state = self._initial_state(prompt)
+        return AnswerParser(machine, state, *edges, lambda text: wrapper.tool_parser(text, given), has_form)
 
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
@@ -112,30 +115,45 @@ def call_of(found: Any) -> ToolCallPart:
 @dataclass(slots=True)
 class AnswerParser:
     """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``. ``call_start``, ``call_end``: the
-    markers around a call. ``parse_call``: parses the text between them."""
+    markers around a call. ``parse_call``: parses the text between them. ``has_form``: text has no markers in it."""
 
     machine: Any
     initial_state: str
     call_start: str
     call_end: str
     parse_call: Callable[[str], Any]
+    has_form: bool = False
     _ids: set[str] = field(default_factory=set)
     _state: Any = field(init=False)
     _in_call: str = ""  # the text of a call that has not ended
     _space: str = ""  # that came behind something other than text
     _is_behind_text: bool = False
     _has_others: bool = False
+    _is_in_form: bool = False
 
     def __post_init__(self) -> None:
         self._state = self.machine.make_state(self.initial_state)
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are certain with the next ``text`` of the answer."""
+        if not self.has_form:
+            return joined(self._fed(text))
+        parts = list[AnswerPart]()
+        for i, letter in enumerate(text):  # one by one: where a form begins, nothing behind it is looked at
+            if self._is_in_form:
+                return joined([*parts, TextPart(text[i:])])
+            parts += self._fed(letter)
+            if self._is_in_form:
+                self._state, held, _ = self.machine.flush(self._state)
+                parts += [TextPart(held)] if held else []
+        return joined(parts)
+
+    def _fed(self, text: str) -> list[AnswerPart]:
         self._state, segments = self.machine.split(self._state, text)
         parts = list[AnswerPart]()
         for i, (state, inside) in enumerate(segments):
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)
-        return joined(parts)
+        return parts
 
     def finish(self) -> list[AnswerPart]:
         """The parts that were held back when the answer ended."""
@@ -185,6 +203,7 @@ class AnswerParser:
             if not self._space.strip():
                 return []
             text, self._space, self._is_behind_text = self._space, "", True
+        self._is_in_form = self.has_form
         return [TextPart(text)]
 
 

@@ -91,8 +91,10 @@ class Harmony:
         """The text of ids, special tokens included."""
         return str(self._encoding.decode(list(token_ids)))
 
-    def parser(self, _prompt: Sequence[int], tools: Sequence[Tool] = ()) -> "HarmonyParser":
-        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""
+    def parser(self, _prompt: Sequence[int], tools: Sequence[Tool] = (), *, has_form: bool = False) -> "HarmonyParser":
+        """As ``AnswerFormat.parser``. ``has_form`` changes nothing: an answer of a form has Harmony's marks around
+        it, too."""
+        del has_form
         return HarmonyParser(self._encoding, has_tools=bool(tools))
 
 

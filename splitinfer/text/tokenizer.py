@@ -8,6 +8,7 @@ Texts are encoded by one thread at a time; any number decodes beside it (``llm.p
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -243,10 +244,18 @@ class Tokenizer:
         parser = getattr(self._wrapper, "tool_parser", None) if self._harmony is None else None
         return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
 
-    def as_json(self) -> str | None:
-        """The tokenizer as Hugging Face's tokenizers write it; ``None`` if it is of another kind."""
+    @cached_property
+    def split(self) -> Callable[[str], list[int]]:
+        """Splits a text as the model does, with names of special tokens as any other text. From any thread, beside
+        ``encode``: a tokenizer of Hugging Face's is copied for it."""
         backend = getattr(self._wrapper, "backend_tokenizer", None)
-        return None if backend is None else str(backend.to_str())
+        if backend is None:
+            return lambda text: self.encode(text, adds_special=False)
+        own = copy.deepcopy(backend)
+        own.encode_special_tokens = True
+        own.no_truncation()
+        own.no_padding()
+        return lambda text: list(own.encode(text, add_special_tokens=False).ids)
 
     @cached_property
     def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:

@@ -153,3 +153,20 @@ def test_whatever_comes_it_is_no_error_and_cutting_changes_nothing(text: str, cu
     assert all(json.loads(part.arguments) == {"city": "Oslo"} for part in parts if isinstance(part, ToolCallPart))
     shown = "".join(part.text for part in parts if not isinstance(part, ToolCallPart))
     assert shown.count("x") == text.replace(CALL, "").count("x")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('{"tag":"<think>a</think>"}', [TextPart('{"tag":"<think>a</think>"}')]),
+        ('<think>Well.</think>\n["<think>"]', [ReasoningPart("Well."), TextPart('\n["<think>"]')]),
+        (f"<<think>{CALL}", [TextPart(f"<<think>{CALL}")]),
+        (f"{CALL}\n{CALL}", [OSLO, OSLO]),
+        ("<thi", [TextPart("<thi")]),
+    ],
+)
+def test_a_form_that_has_begun_has_no_markers(text: str, parts: list[AnswerPart], cut: int) -> None:
+    parser = AnswerFormat(wrapper()).parser((), TOOLS, has_form=True)
+    pieces = [text[i : i + cut] for i in range(0, len(text), cut)] if cut else [text]
+    assert joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish()) == parts

@@ -26,6 +26,8 @@ from splitinfer.engine.coordinator.requests import Came, RequestState
 from splitinfer.errors import Draining, QueueFull, RequestError, SplitinferError
 from splitinfer.models.memory import size
 
+_NOT_KEPT = "the answer did not keep the form that was asked for, so it was ended"
+
 
 class InForce(NamedTuple):
     """The scheduler, and the cut that it plans for. Both at once: other threads read them."""
@@ -134,11 +136,14 @@ class OpenRequests:
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
             self._figures.token(event.seq_id, now)
+            rules = state.sequence.rules
+            if rules is not None and rules.refuses(state.sequence.answer):
+                self._remove(event.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, _NOT_KEPT)
+                continue
             came, reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self._remove(event.seq_id, reason)
             self._untold.append((state, came))
-            rules = state.sequence.rules
             if reason is None and rules is not None and rules.failure is not None:
                 self._remove(event.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, rules.failure)
 
