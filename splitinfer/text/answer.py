@@ -130,6 +130,8 @@ class AnswerParser:
     _is_behind_text: bool = False
     _has_others: bool = False
     _is_in_form: bool = False
+    _is_marked: bool = False  # whether the last character is of reasoning or of a call
+    _lead: str = ""  # what has come since then, up to where a form begins
 
     def __post_init__(self) -> None:
         self._state = self.machine.make_state(self.initial_state)
@@ -142,14 +144,19 @@ class AnswerParser:
         for i, letter in enumerate(text):  # one by one: where a form begins, nothing behind it is looked at
             if self._is_in_form:
                 return joined([*parts, TextPart(text[i:])])
-            parts += self._fed(letter)
+            self._lead += letter
+            found = self._fed(letter)
             if self._is_in_form:
-                self._state, held, _ = self.machine.flush(self._state)
-                parts += [TextPart(held)] if held else []
+                found = [TextPart(self._lead)]
+                self._state, _, _ = self.machine.flush(self._state)
+            elif self._is_marked:
+                self._lead = ""
+            parts += found
         return joined(parts)
 
     def _fed(self, text: str) -> list[AnswerPart]:
         self._state, segments = self.machine.split(self._state, text)
+        self._is_marked = segments[-1][0] != _NORMAL
         parts = list[AnswerPart]()
         for i, (state, inside) in enumerate(segments):
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)

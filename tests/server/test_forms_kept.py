@@ -1,0 +1,97 @@
+"""A form is kept whatever its text, or the request ends with an error: by a random model whose markers are added tokens
+that are not special, as those of Qwen and GLM are."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from constrained import save
+from stages import pipeline
+from tokenizers import AddedToken, Tokenizer
+
+from splitinfer import SamplingParams
+from splitinfer.grammar.compiling import Compiler
+from splitinfer.llm import LLM
+
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<b>")
+_TEMPLATE = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    "{% if false %}<tool_call>{{ tool_call.name }}</tool_call><think></think>{% endif %}"
+)
+_REASONED = "{% if add_generation_prompt %}<think>\n\n</think>\n{% endif %}"
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hot?"}], "max_tokens": 90, "seed": 3}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "additionalProperties": False},
+    },
+}
+REFUSED = "keep the form"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save(tmp_path_factory.mktemp("forms"), vocab_size=2053)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_tokens([AddedToken(one, special=False, normalized=False) for one in MARKERS])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    config = Path(folder, "tokenizer_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": _TEMPLATE + _REASONED}))
+    with pipeline(folder, [2, 2]) as running:
+        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
+        yield running
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_that_must_be_made_is_one(client: openai.OpenAI, choice: Any, temperature: float) -> None:
+    asked = {**ASKED, "tools": [TOOL], "tool_choice": choice, "temperature": temperature}
+    (answer,) = client.chat.completions.create(**asked).choices
+    (call,) = answer.message.tool_calls or ()
+    assert json.loads(call.function.arguments).keys() <= {"x"}
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_schema_keeps_a_constant_that_names_a_marker(client: openai.OpenAI, name: str) -> None:
+    """And what the answer's reader gets is the constant: none of it is taken for reasoning or a call."""
+    schema = {"enum": [f"{name}x{name}", f"{name}y"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    for more in ({}, {"tools": [TOOL]}):
+        (answer,) = client.chat.completions.create(**ASKED, **more, response_format=form).choices
+        if not answer.message.tool_calls:
+            assert json.loads(answer.message.content or "") in schema["enum"]
+
+
+class Refusing:
+    """A matcher that refuses the third token that it is given, as a broken one might."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher, self._left = matcher, 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        self._left -= 1
+        return 0 if self._left < 0 else int(self._matcher.try_consume_tokens(tokens))
+
+
+def test_an_answer_that_leaves_its_form_ends_with_an_error(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["abcdefgh", "hgfedcba"]}}}
+    asked = {**ASKED, "response_format": form}
+    whole, matcher = llm.generate([[1, 2]], SamplingParams(max_tokens=30))[0], Compiler.matcher
+    with monkeypatch.context() as patch:
+        patch.setattr(Compiler, "matcher", lambda self, grammar: Refusing(matcher(self, grammar)))
+        other = llm.submit([1, 2], SamplingParams(max_tokens=30))
+        with pytest.raises(openai.InternalServerError, match=REFUSED):
+            client.chat.completions.create(**asked)
+        with pytest.raises(openai.APIError, match=REFUSED):
+            list(client.chat.completions.create(**asked, stream=True))
+        assert other.result().token_ids == whole.token_ids
+    assert client.chat.completions.create(**asked).choices[0].finish_reason == "stop"
