@@ -135,6 +135,7 @@ class AnswerParser:
 
     def __post_init__(self) -> None:
         self._state = self.machine.make_state(self.initial_state)
+        self._is_marked = self.initial_state != _NORMAL
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are certain with the next ``text`` of the answer."""
@@ -144,12 +145,13 @@ class AnswerParser:
         for i, letter in enumerate(text):  # one by one: where a form begins, nothing behind it is looked at
             if self._is_in_form:
                 return joined([*parts, TextPart(text[i:])])
+            was_marked = self._is_marked
             self._lead += letter
             found = self._fed(letter)
             if self._is_in_form:
                 found = [TextPart(self._lead)]
                 self._state, _, _ = self.machine.flush(self._state)
-            elif self._is_marked:
+            elif was_marked or self._is_marked:
                 self._lead = ""
             parts += found
         return joined(parts)
