@@ -31,25 +31,25 @@ class Thinking:
 
 
 class Vocabulary:
-    """The tokens of one model. ``size``: one more than the highest id. ``token_bytes``: a token's bytes. ``encode``:
+    """The tokens of one model. ``size``: one more than the highest id. ``tokens``: makes the bytes of each. ``encode``:
     splits a text as the model's tokenizer does. ``special``: ids that no text is made of. ``ends``: ids that end an
     answer. ``thinking``: how it marks its reasoning, if it does."""
 
     def __init__(
         self,
         size: int,
-        token_bytes: Callable[[int], bytes],
+        tokens: Callable[[], list[bytes]],
         encode: Callable[[str], list[int]],
         special: frozenset[int],
         ends: frozenset[int],
         thinking: Thinking | None = None,
     ) -> None:
         self.size, self.special, self.ends, self.thinking = size, special, ends, thinking
-        self._token_bytes, self._encode = token_bytes, encode
+        self._tokens, self._encode = tokens, encode
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's ``LLTokenizer``. Takes up to a second.
+        """llguidance's ``LLTokenizer``. Takes a second or two for a large vocabulary.
 
         Raises:
             NotInstalled: llguidance is missing.
@@ -59,8 +59,7 @@ class Vocabulary:
             from llguidance._tokenizer import TokenizerWrapper
         except ImportError:
             raise NotInstalled(MISSING) from None
-        tokens = [self._token_bytes(i) for i in range(self.size)]
-        made = _Tokens(tokens, self.special | self.ends, min(self.ends, default=0), self._encode)
+        made = _Tokens(self._tokens(), self.special | self.ends, min(self.ends, default=0), self._encode)
         return LLTokenizer(TokenizerWrapper(made), eos_token=sorted(self.ends) or None)
 
     def is_named_by_id(self, token_id: int) -> bool:

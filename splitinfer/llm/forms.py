@@ -86,11 +86,12 @@ class AnswerForms:
     def _vocabulary(self) -> Vocabulary:
         prompts, tokenizer = self._prompts, self._prompts.tokenizer
         if tokenizer is None:
-            return Vocabulary(prompts.vocab_size, lambda _: b"", lambda _: [], frozenset(), prompts.eos_tokens)
+            size = prompts.vocab_size
+            return Vocabulary(size, lambda: [b""] * size, lambda _: [], frozenset(), prompts.eos_tokens)
         marks = tokenizer.thinking
         return Vocabulary(
             tokenizer.vocab_size,
-            tokenizer.token_bytes,
+            tokenizer.bytes_of_all,
             tokenizer.split,
             tokenizer.special_ids,
             tokenizer.eos_token_ids,

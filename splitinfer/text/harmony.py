@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -271,7 +271,7 @@ def load_harmony(wrapper: Any) -> Harmony | str:
     if None in ids.values():
         return OTHER_VOCABULARY
     try:
-        with _vocabulary(bytes_of_tokens(wrapper)):
+        with _vocabulary(bytes_of_tokens(wrapper)(range(_NUM_RANKS))):
             encoding = harmony.load_harmony_encoding(_ENCODING)
     except harmony.HarmonyError:
         return OTHER_VOCABULARY
@@ -280,13 +280,13 @@ def load_harmony(wrapper: Any) -> Harmony | str:
 
 
 @contextmanager
-def _vocabulary(bytes_of: Callable[[int], bytes]) -> Iterator[None]:
+def _vocabulary(tokens: Sequence[bytes]) -> Iterator[None]:
     """Lets openai-harmony find its vocabulary in a folder, unless it was told where it is."""
     if _BASE in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _FILE).write_bytes(ranks_file(bytes_of, _NUM_RANKS))
+        (Path(folder) / _FILE).write_bytes(ranks_file(tokens))
         os.environ[_BASE] = folder
         try:
             yield
@@ -294,10 +294,10 @@ def _vocabulary(bytes_of: Callable[[int], bytes]) -> Iterator[None]:
             del os.environ[_BASE]
 
 
-def ranks_file(bytes_of: Callable[[int], bytes], number: int) -> bytes:
+def ranks_file(tokens: Sequence[bytes]) -> bytes:
     """A vocabulary as tiktoken's files have it: the bytes of each token in base64, and its rank.
 
-    >>> ranks_file([b"a", b"ab"].__getitem__, 2)
+    >>> ranks_file([b"a", b"ab"])
     b'YQ== 0\\nYWI= 1\\n'
     """
-    return b"".join(b"%s %d\n" % (base64.b64encode(bytes_of(i)), i) for i in range(number))
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))

@@ -293,10 +293,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
-        return self._bytes_of(token_id)
+        return self._bytes_of([token_id])[0]
+
+    def bytes_of_all(self) -> list[bytes]:
+        """``token_bytes`` of each id. Takes up to a second."""
+        return self._bytes_of(range(self.vocab_size))
 
     @cached_property
-    def _bytes_of(self) -> Callable[[int], bytes]:
+    def _bytes_of(self) -> Callable[[Sequence[int]], list[bytes]]:
         return bytes_of_tokens(self._wrapper)
 
     def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
