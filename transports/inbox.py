@@ -2,23 +2,29 @@
 
 One thread fills it, another reads. `end` may be called from any thread, and only the first call counts. A sink is
 called by the thread that calls `pump`, never by two at a time and never with the lock held; so a sink may send on its
-own link.
+own link. A sink that raises ends its own link: it hears that as any other end, and the thread that called it goes on.
 
 Links on top of another link (`emulated`, `rdma`) share `InboxLink`: reading, and how they end for a sender.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 
 from transports.base import Frame, Link, LinkClosed, LinkOptions, LinkTimeout, Sink, TransportError
 
+log = logging.getLogger("transports")
+
 
 class Inbox:
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    """`fail`: ends the link, for a reason; called after a sink has raised."""
+
+    def __init__(self, max_bytes: int, fail: Callable[[str], None]) -> None:
+        self._max_bytes, self._fail = max_bytes, fail
         self._frames: deque[tuple[Frame, int]] = deque()
         self._num_bytes = 0
         self._changed = threading.Condition(threading.Lock())
@@ -88,8 +94,16 @@ class Inbox:
             if sink is None or self._is_pumping:
                 return
             self._is_pumping = True
+        failed: str | None = None
         while (item := self._next_for_sink()) is not None:
-            sink(item)
+            try:
+                sink(item)
+            except Exception as error:
+                log.exception("the reader of a link failed")
+                failed = f"the reader of the link failed ({type(error).__name__}: {error})"
+                self.end(failed, drop=True)
+        if failed is not None:
+            self._fail(failed)
 
     def _next_for_sink(self) -> Frame | LinkClosed | None:
         with self._changed:
@@ -117,7 +131,7 @@ class InboxLink(Link):
         self.address = address
         self._below = below
         self._options = options
-        self._inbox = Inbox(options.max_waiting_bytes)
+        self._inbox = Inbox(options.max_waiting_bytes, lambda reason: self._fail(reason))
         self._over = threading.Event()
         self._state = threading.Lock()  # never held while anything else is called
         self._close_reason: str | None = None  # why close() was called

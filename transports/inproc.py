@@ -32,7 +32,7 @@ class InprocLink(Link):
     def __init__(self, address: str, options: LinkOptions) -> None:
         self.address = address
         self._options = options
-        self._inbox = Inbox(options.max_waiting_bytes)
+        self._inbox = Inbox(options.max_waiting_bytes, self._end_both)
         self._progress = 0
         self._ended_at = 0.0
         self._peer: InprocLink

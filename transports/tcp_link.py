@@ -31,7 +31,7 @@ class TcpLink(Link):
         self.address = address
         self.route = route
         self.opening = b""  # of an accepted link: the kind that the connecting side asked for; empty: a plain link
-        self.inbox = Inbox(options.max_waiting_bytes)
+        self.inbox = Inbox(options.max_waiting_bytes, lambda reason: self._hub.fail(self, reason))
         self.over = threading.Event()
         # The rest is the hub's: used under its lock, or only by its thread.
         self.num_sent = 0

@@ -417,6 +417,27 @@ def check_close_inside_a_sink(address: str) -> None:
         assert took[0] < 0.5
 
 
+def check_a_sink_that_raises(address: str) -> None:
+    """Its link ends at both ends, and no other link of the process does."""
+    with pair(address) as (here, there):
+        seen: list[Frame | LinkClosed] = []
+
+        def sink(item: Frame | LinkClosed) -> None:
+            seen.append(item)
+            if isinstance(item, Frame):
+                raise RuntimeError("a fault")
+
+        there.deliver_to(sink)
+        here.send(Frame(b"1"))
+        until(lambda: len(seen) == 2, "the end at the sink")
+        assert "a fault" in str(seen[1])
+        until(lambda: here.closed is not None, "the end at the other end")
+        assert "a fault" in str(here.closed)
+    with pair(address) as (here, there):
+        here.send(Frame(b"2"))
+        assert there.recv(SECONDS) == Frame(b"2")
+
+
 def check_bounds(address: str) -> None:
     options = LinkOptions(max_header_bytes=100, max_part_bytes=1000, max_parts=2)
     with pair(address, options) as (here, there):

@@ -116,7 +116,6 @@ class Worker:
         self._upstream: Connection | None = None
         self._downstream: NextStage | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
-        self._num_steps = 0
         self._upkeep = Upkeep(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -324,8 +323,7 @@ class Worker:
         ``step``, ``received``: its message, and when that came, in seconds. ``owner``, ``following``: as they were at
         its launch."""
         done = stage.runner.finish(launched)
-        self._num_steps += 1
-        owner.link.beat(self._num_steps)
+        owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
         if stage.command.is_last:
             own = replace(done.figures, received=received, sent=time.monotonic())
             owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, own))))
