@@ -376,10 +376,9 @@ def wrong(faults: Sequence[Fault]) -> list[str]:
 
 
 def chosen(options: argparse.Namespace, faults: Sequence[Fault]) -> list[Fault]:
-    fits: Callable[[Fault], bool] = lambda one: one.room in options.rooms and options.name in one.name  # noqa: E731
-    found = [one for one in faults if fits(one)]
-    step = max(1.0, len(found) / (options.num or len(found) or 1))
-    return [found[int(number * step)] for number in range(int(len(found) / step))]  # of all rooms, where it is a few
+    found = [fault for fault in faults if fault.room in options.rooms and options.name in fault.name]
+    count = min(options.num or len(found), len(found))
+    return [found[number * len(found) // count] for number in range(count)]  # of all rooms, where it is a few
 
 
 def main() -> int:
