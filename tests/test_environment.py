@@ -1,7 +1,6 @@
 """Variables that MLX reads when it opens its device: they are set before, and a user's own values win. And what a
 test has changed of its process does not stay."""
 
-import doctest
 import json
 import os
 import subprocess
@@ -10,9 +9,6 @@ import sys
 import left_over
 import mlx.core as mx
 import pytest
-
-from splitinfer.system import apple
-from splitinfer.system.apple import command_buffers
 
 SHOW = """
 import json, os, sys
@@ -46,17 +42,6 @@ def test_command_buffers_are_longer_on_a_mac(module: str):
 def test_a_value_that_is_set_stays():
     own = {"MLX_MAX_OPS_PER_BUFFER": "50"}
     assert variables("darwin", "splitinfer", **own) == DEFAULTS | own
-
-
-def test_only_large_chips_have_the_longest():
-    assert doctest.testmod(apple).failed == 0
-    small = ("Apple M1", "Apple M2 Pro", "", "Apple M4 Maximal")
-    assert {command_buffers(chip)["MLX_MAX_MB_PER_BUFFER"] for chip in small} == {"100"}
-    assert command_buffers("Apple M3 Ultra")["MLX_MAX_MB_PER_BUFFER"] == "400"
-
-
-def test_elsewhere_nothing_is_set():
-    assert variables("linux", "splitinfer") == {}
 
 
 def test_what_a_test_leaves_in_the_process_is_named_and_put_back():

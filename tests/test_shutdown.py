@@ -244,21 +244,6 @@ def test_nothing_is_left_over():
         until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its child is gone", AT_MOST)
 
 
-def test_the_watching_threads_own_failure_ends_it():
-    fails = f"""
-        import os, threading, time
-        def handle(number):
-            raise ValueError
-        threading.excepthook = lambda _: None
-        shutdown.handle = handle
-        {READY}
-        time.sleep(1000)
-    """
-    with program(fails) as running:
-        running.send_signal(signal.SIGTERM)
-        assert code_of(running) == 1
-
-
 def test_the_terminal_is_as_it_was():
     changes = f"""
         import os, termios, time
