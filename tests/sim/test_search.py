@@ -104,6 +104,7 @@ def test_bisection_finds_the_border(most: float):
     assert find_capacity(lambda rate: rate <= 0) == 0.0
 
 
+@pytest.mark.nightly
 def test_stall_free_serves_more_than_prefill_first_where_answers_must_flow():
     lengths, policies = fitted(made_up_lengths(), 0.3, 4000), ("stall_free", "prefill_first")
     asked = Search(GPU, lengths, ServingOptions(max_running=16), policies, (512,), 60, 1, objectives=(5.0,))
