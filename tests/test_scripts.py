@@ -113,10 +113,8 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"
 
 
-def test_a_test_that_is_named_runs_whatever_the_usual_run_leaves_out():
-    name = "tests/test_docs.py::test_the_front_page_s_commands_run"
-    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q"]
-    named = subprocess.run([*command, name], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (named.returncode, "test_docs.py: 2" in named.stdout) == (0, True), named.stdout + named.stderr
-    usual = subprocess.run([*command, "tests/test_docs.py"], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert "2 deselected" in usual.stdout
+def test_a_test_that_is_named_runs_whatever_its_tier():
+    name = "tests/test_docs.py::test_the_front_page_s_commands_run"  # nightly
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, "test_docs.py: 2" in done.stdout) == (0, True), done.stdout + done.stderr
