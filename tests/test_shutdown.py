@@ -53,10 +53,13 @@ class Process:
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setattr("splitinfer.cleanup.clear", lambda: None)
     monkeypatch.setattr("threading.excepthook", lambda _: None)  # the thread that closes ends with _LeftError
-    return Process()
+    yield Process()
+    for thread in threading.enumerate():
+        if thread.name in ("closing", "clearing"):  # afterwards it would clear this process, which then starts no child
+            thread.join(AT_MOST)
 
 
 @pytest.mark.parametrize(("number", "code"), [*CODES.items(), (PARENT_GONE, 0)])
