@@ -58,6 +58,7 @@ def offspring(of: int) -> list[psutil.Process]:
     return psutil.Process(of).children(recursive=True)
 
 
+@pytest.mark.nightly
 def test_a_table_then_one_json_document(layout_file: Path) -> None:
     running = start(layout_file, *SIZES, "--whole", "--peers")
     family: dict[int, psutil.Process] = {}
@@ -125,6 +126,7 @@ def test_ctrl_c_leaves_nobody_behind(layout_file: Path) -> None:
     assert not alive
 
 
+@pytest.mark.nightly
 def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"plain mlx-lm cannot run this model here .*config"):
         PlainMlxLm(str(tmp_path), "float32")

@@ -135,6 +135,7 @@ def one_stage(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return Options(layout=str(path), trials=1, decode_tokens=8, token_budget=64)
 
 
+@pytest.mark.nightly
 def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run.Plain, "kept", with_a_wrong_token)
     found = run.measure(one_stage)
