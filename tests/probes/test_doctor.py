@@ -13,8 +13,6 @@ from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
 from splitinfer.config import Layout
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
@@ -111,22 +109,6 @@ def test_another_version_is_one_sentence() -> None:
     (seen,) = result.workers
     assert "the worker runs another version (protocol" in seen.problem
     assert result.links[0].problem == seen.problem
-
-
-def test_figures_are_those_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of made-up measurements: of the coordinator's links to the first and to the last, and of the one between."""
-    own, between = LinkMeasurement(0.02, 0.02, 1e6, 2e6), LinkMeasurement(0.03, 0.04, 5e5, 3e6)
-    monkeypatch.setattr(WorkerGroup, "measure_link", lambda *_: own)
-    monkeypatch.setattr(WorkerGroup, "measure_next", lambda *_: between)
-    with stages.worker("inproc") as first, stages.worker("inproc") as second:
-        layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
-        report = survey_layout(layout, 5, lambda _: None)
-    assert [link.figures for link in report.links] == [own, between, own]
-    num_bytes = report.hidden.num_bytes  # down both wires, and a result back
-    assert report.token_seconds == pytest.approx(0.02 + num_bytes / 1e6 + 0.03 + num_bytes / 5e5 + 0.02)
-    assert report.hidden.source == "assumed"
-    codecs = [link.advice and link.advice.codec != "none" for link in report.links]
-    assert codecs == [True, True, None]  # 1 MB/s is slower than any processor compresses
 
 
 @pytest.mark.nightly

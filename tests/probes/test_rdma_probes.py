@@ -68,13 +68,6 @@ def test_what_this_process_knows_of_itself():
         assert found.outcome is state
 
 
-def test_elsewhere_than_on_a_mac():
-    assert requirements(mac(system="Linux")) == []
-    found = verdict([])
-    assert found.outcome is Outcome.NOT_AVAILABLE
-    assert found.sentence == "Not available: needs macOS. Links between machines use TCP."
-
-
 def test_nothing_can_be_asked():
     found = requirements(mac(dict.fromkeys(MACOS, Output(None, "it does not want to"))))
     judged = {each.outcome for each in found if "MLX" not in each.name}
