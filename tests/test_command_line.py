@@ -165,7 +165,7 @@ def test_each_declared_option_reaches_the_settings(tmp_path: Path):
     assert plain_settings(PipelineOptions()).kv_dir == default_folder()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_shells_get_a_completion_script(shell: str):
     script = completing(f"source_{shell}")
     assert f"_SPLITINFER_COMPLETE=complete_{shell}" in script

@@ -113,6 +113,7 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"
 
 
+@pytest.mark.nightly
 def test_a_test_that_is_named_runs_whatever_its_tier():
     name = "tests/test_docs.py::test_the_front_page_s_commands_run"  # nightly
     command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", name]

@@ -154,6 +154,7 @@ def test_a_slow_link_is_named():
     assert found[-1].numbers["welcome"]["versions"] == found[-1].numbers["own_versions"]
 
 
+@pytest.mark.nightly
 @pytest.mark.own_device
 def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
     """As if it were a GPU, each of them is missed."""
