@@ -47,7 +47,7 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         },
         "groups",
     ),
-    "prefix": ({"prompt_tokens": 64, "decode_tokens": 8}, {}, "layout"),
+    "prefix": ({"prompt_tokens": 64, "decode_tokens": 8}, {}, "one_prompt"),
     "kv": ({"prompt_tokens": 64, "decode_tokens": 6}, {"kv._TEXTS": 3, "kv._LENGTH": 120}, "formats"),
 }
 
