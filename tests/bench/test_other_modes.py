@@ -36,7 +36,7 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "wire": (
         {"prompt_tokens": 40, "texts": 1},
-        {"wire._LENGTH": 80, "wire._SYSTEMS": (("slow", "none"), ("slow", "int8"))},
+        {"wire._LENGTH": 80, "wire._SYSTEMS": (("as it is", "none"), ("slow", "none"), ("slow", "int8"))},
         "fidelity",
     ),
     "device": (
@@ -74,7 +74,7 @@ def test_a_mode_prints_its_tables_and_its_document(
         stages: list[dict[str, Any]] = [{"name": "a", "layers": 4}]
         if mode != "exact":
             stages = [{"name": "a", "layers": 2}, {"name": "b", "layers": 2, "address": "local"}]
-        model = str(tiny_folder("llama", head_dim=64, vocab_size=160))
+        model = str(tiny_folder("llama", head_dim=64, vocab_size=160, max_position_embeddings=4096))
         layout = str(tmp_path / "layout.yaml")
         Path(layout).write_text(yaml.safe_dump({"model": model, "stages": stages}))
     assert measure(mode, Options(layout, trials=1, **options)) == 0
