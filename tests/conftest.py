@@ -42,12 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs with --all only")
-    config.addinivalue_line("markers", "long: nightly")
-    config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
-    effort.everything = config.getoption("--all")
     # How long an example takes depends on what else the machine does.
-    examples, slow = effort.thorough(30, 200), [HealthCheck.too_slow]
+    examples, slow = 200 if config.getoption("--all") else 30, [HealthCheck.too_slow]
     settings.register_profile("any machine", deadline=None, max_examples=examples, suppress_health_check=slow)
     settings.load_profile("any machine")
     os.environ[STRICT] = "1"  # also in the processes that tests start
@@ -83,11 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
     if config.getoption("--accelerator") is not None and item.get_closest_marker("own_device"):
         return True
-    return _is_nightly(item) and not config.getoption("--all")
-
-
-def _is_nightly(item: pytest.Item) -> bool:
-    return item.get_closest_marker("nightly") is not None or item.get_closest_marker("long") is not None
+    return item.get_closest_marker("nightly") is not None and not config.getoption("--all")
 
 
 def _place(item: pytest.Item) -> int:
