@@ -31,27 +31,20 @@ import tiny  # noqa: E402
 TESTS = Path(__file__).parent
 _tests = itertools.count()
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = (  # what ``--fast`` runs
-    "", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service", "store", "discovery"
-)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much is tested")
-    group.addoption("--all", action="store_true", help="tests marked long, too: every cut, every combination")
-    group.addoption("--fast", action="store_true", help="the rooms that run no model, and the tests marked fast")
+    group.addoption("--all", action="store_true", help="tests marked nightly, too: every cut, every combination")
     group.addoption("--effort", action="store_true", help="say at the end how many processor seconds each room took")
     group.addoption("--accelerator", metavar="FILE", type=Path, help="compute on an emulated accelerator")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs with --all only")
-    config.addinivalue_line("markers", "long: nightly")
-    config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
-    effort.everything = config.getoption("--all")
     # How long an example takes depends on what else the machine does.
-    examples, slow = effort.thorough(30, 200), [HealthCheck.too_slow]
+    examples, slow = 200 if config.getoption("--all") else 30, [HealthCheck.too_slow]
     settings.register_profile("any machine", deadline=None, max_examples=examples, suppress_health_check=slow)
     settings.load_profile("any machine")
     os.environ[STRICT] = "1"  # also in the processes that tests start
@@ -62,13 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     interrupts.let_children_hear_them()
     config.pluginmanager.register(left_over)
     config.pluginmanager.register(effort.ProcessorSeconds(is_shown=config.getoption("--effort")))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``--fast`` a file with nothing for it is not imported: its imports take longer than all that is run."""
-    if not config.getoption("--fast") or collection_path.suffix != ".py" or _room_of(collection_path) in PURE:
-        return None
-    return "mark.fast" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,27 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
     if config.getoption("--accelerator") is not None and item.get_closest_marker("own_device"):
         return True
-    if config.getoption("--fast"):
-        return not (_room(item) in PURE or item.get_closest_marker("fast")) or _is_long(item)
-    return _is_long(item) and not config.getoption("--all")
-
-
-def _is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("long") is not None or item.get_closest_marker("nightly") is not None
-
-
-def _room(item: pytest.Item) -> str:
-    return _room_of(item.path)
-
-
-def _room_of(path: Path) -> str:
-    """The folder of a test, below this one; "" for those that lie here."""
-    return path.relative_to(TESTS).parts[0] if path.parent != TESTS else ""
+    return item.get_closest_marker("nightly") is not None and not config.getoption("--all")
 
 
 def _place(item: pytest.Item) -> int:
     """Files of the heavy rooms come first; within a room the order stays."""
-    room = _room(item)
+    room = item.path.relative_to(TESTS).parts[0]
     return HEAVY.index(room) if room in HEAVY else len(HEAVY)
 
 

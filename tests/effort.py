@@ -1,34 +1,14 @@
-"""How much is tested: what belongs to every change, or everything there is (``scripts/test --all``).
-
-Whole cases that only ``--all`` runs are marked: ``@pytest.mark.long``, or ``long(...)`` among parameters.
-A loop inside a test asks ``thorough``.
-
-What it costs: ``--effort`` prints the processor seconds of each room and of the dearest tests, those of the processes
-included that tests start and wait for.
-"""
+"""What the tests cost: ``--effort`` prints the processor seconds of each room and of the dearest tests, those of the
+processes included that tests start and wait for."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-T = TypeVar("T")
-
 _DEAREST = 60  # tests that --effort names
-
-everything = False  # set by conftest.py before any test module is imported
-
-
-def thorough(usual: T, everything_: T) -> T:
-    """The second under ``--all``, else the first."""
-    return everything_ if everything else usual
-
-
-def long(*values: Any) -> Any:
-    """Parameters that only ``--all`` runs."""
-    return pytest.param(*values, marks=pytest.mark.long)
 
 
 class ProcessorSeconds:

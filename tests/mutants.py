@@ -2,12 +2,14 @@
 
     python -m tests.mutants                       # 300, as scripts/test --all does
     python -m tests.mutants --seed 5 --num 40 --room core
+    python -m tests.mutants --out after.txt       # a line for each change: compare two states of the tests by diff
 
 The changes are those of Cosmic Ray's operators. A place is drawn by a seed, then one of the operators that fit there.
 First all tests of the rooms run once, and each notes which functions it calls. Then for each change a process is forked
 in which the module is compiled from the changed source (no file is touched), and the quickest tests that call the
 changed function run until one fails. Those that survive are printed: each is a promise without a test, or code that
-could go. Only rooms without devices, links and clocks are judged; `planted.py` has sixty faults of the others.
+could go. The same seed draws the same changes while the program is the same, whatever the tests are. Only rooms without
+devices, links and clocks are judged; `planted.py` has sixty faults of the others.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "wire", "sim", "machine", "placement", "text", "kvstore")
 LEAST_KILLED = 0.6  # the share
 NOT_OURS = ("VariableReplacer", "VariableInserter", "RemoveDecorator")  # the first two need to be told of variables
-QUIETLY = ("-q", "-n0", "--no-header", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+QUIETLY = ("-q", "-n0", "--no-header", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 TEST_SECONDS = 8.0  # of the quickest tests that call the changed function; more run in scripts/test
 END_SECONDS = 60.0  # for a change that makes an endless loop
 
@@ -59,6 +61,9 @@ class Mutant:
     @property
     def room(self) -> str:
         return self.path.split("/")[1]
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.operator.removeprefix('Replace')} {self.occurrence}"
 
 
 def places(path: str) -> Iterator[list[Mutant]]:
@@ -100,7 +105,7 @@ def draw(rooms: Sequence[str], num: int, seed: int) -> list[Mutant]:
 
 
 class Calls:
-    """A plugin: the functions of the package that each test calls, and the seconds that it takes."""
+    """A plugin: the functions of the package that each test calls, and the processor seconds that it takes."""
 
     def __init__(self) -> None:
         self.tests: dict[str, tuple[float, list[str]]] = {}
@@ -112,7 +117,7 @@ class Calls:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._seen = {}
-        began = time.monotonic()
+        began = sum(os.times()[:4])
         threading.settrace(self._trace)
         sys.settrace(self._trace)
         try:
@@ -121,7 +126,7 @@ class Calls:
             sys.settrace(None)
             ours = [code for code in self._seen.values() if "/splitinfer/" in code.co_filename]
             names = {f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_firstlineno}" for code in ours}
-            self.tests[item.nodeid] = (time.monotonic() - began, sorted(names))
+            self.tests[item.nodeid] = (sum(os.times()[:4]) - began, sorted(names))
 
 
 def note_calls(room: str, found: Path) -> int:
@@ -204,11 +209,18 @@ def _become(task: Callable[[], int]) -> None:
     os._exit(task())
 
 
+def _word(code: int, tests: Sequence[str]) -> str:
+    if not tests:
+        return "never called"
+    return {0: "survived", -9: "endless"}.get(code, "killed")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", choices=ROOMS, action="append", help="only this one")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write there whether each change was killed")
     options = parser.parse_args()
     rooms, began = options.room or ROOMS, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -223,10 +235,15 @@ def main() -> int:
     chosen = [tests_of(mutant, tests) for mutant in mutants]
     tried = [partial(try_out, mutant, names) if names else int for mutant, names in zip(mutants, chosen, strict=True)]
     codes = in_processes(tried, END_SECONDS)
+    if options.out is not None:
+        words = map(_word, codes, chosen)
+        options.out.write_text(
+            "".join(sorted(f"{mutant}: {word}\n" for mutant, word in zip(mutants, words, strict=True)))
+        )
     alive = [mutant for mutant, code in zip(mutants, codes, strict=True) if code == 0]
     for mutant in sorted(alive, key=lambda one: (one.path, one.line)):
         text = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
-        print(f"survived: {mutant.path}:{mutant.line} {mutant.operator.removeprefix('Replace')}: {text}")
+        print(f"survived: {mutant}: {text}")
     num, left = Counter(one.room for one in mutants), Counter(one.room for one in alive)
     for room in sorted(num):
         print(f"{room:12} {num[room] - left[room]:4} killed {left[room]:4} survived")

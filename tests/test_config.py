@@ -1,13 +1,11 @@
 """Layout files: finding them, and one helpful sentence for each way to get them wrong."""
 
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from splitinfer import config
 from splitinfer.config import Layout, find_layout, read_layout
 from splitinfer.core import layout as core
 from splitinfer.errors import LayoutError
@@ -40,38 +38,13 @@ def test_from_dict():
     assert layout.stages == core.lay_out([("studio", 40, None), ("mini", 26, "tcp://mini.local:5577")])
 
 
-def test_defaults():
-    layout = Layout.from_dict({"stages": tuple(STAGES)})
-    assert (layout.model, layout.draft, layout.dtype) == (None, None, "auto")
-    assert Layout.from_dict({"stages": STAGES, "model": None, "draft": None}) == layout
-
-
-def test_it_stays_one_kind_of_value():
-    layout = Layout.from_dict({"stages": STAGES})
-    assert type(layout.with_model("m")) is Layout
-    assert pickle.loads(pickle.dumps(layout)) == layout
-    assert hash(layout) == hash(Layout.from_dict({"stages": STAGES}))
-
-
 @pytest.mark.parametrize(
-    ("name", "counts", "addresses"),
-    [
-        ("40-26", [40, 26], [None, "tcp://mini.local:5577"]),
-        ("53-13", [53, 13], [None, "tcp://mini.local:5577"]),
-        ("40-13-13", [40, 13, 13], [None, "tcp://mini.local:5577", "tcp://air.local:5577"]),
-        ("demo", [6, 6], [None, "local"]),
-    ],
+    ("name", "counts"), [("40-26", [40, 26]), ("53-13", [53, 13]), ("40-13-13", [40, 13, 13]), ("demo", [6, 6])]
 )
-def test_the_layouts_that_come_with_it(name: str, counts: list[int], addresses: list[str | None]):
+def test_the_layouts_that_come_with_it(name: str, counts: list[int]):
     layout = find_layout(name)
-    assert layout.name == f"{name}.yaml"
     assert [stage.num_layers for stage in layout.stages] == counts
-    assert [stage.address for stage in layout.stages] == addresses
     assert (layout.model, layout.draft) == (("demo", "demo-draft") if name == "demo" else (None, None))
-
-
-def test_no_other_layout_comes_with_it():
-    assert {path.stem for path in LAYOUTS.glob("*.yaml")} == {"40-26", "53-13", "40-13-13", "demo"}
 
 
 # ----- finding ----------------------------------------------------------------------------------------
@@ -93,12 +66,6 @@ def test_a_file_comes_before_a_name_and_here_before_installed(tmp_path: Path, mo
     assert find_layout(str(tmp_path / "demo.yaml")).num_layers == 4
 
 
-def test_a_folder_is_not_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()
-    assert find_layout("demo").num_layers == 12
-
-
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "layouts").mkdir()
@@ -116,14 +83,6 @@ def test_a_path_is_only_a_path(path: str):
         find_layout(path)
 
 
-def test_a_wheel_keeps_its_layouts_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    inside = tmp_path / "splitinfer" / "_layouts"
-    inside.mkdir(parents=True)
-    (inside / "packed.yaml").write_text(one_stage(3))
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "splitinfer" / "config.py"))
-    assert find_layout("packed").num_layers == 3
-
-
 def test_an_unreadable_file(tmp_path: Path):
     with pytest.raises(LayoutError, match=r"layout .*gone.yaml cannot be read: No such file or directory"):
         read_layout(tmp_path / "gone.yaml")
@@ -137,13 +96,9 @@ def test_an_unreadable_file(tmp_path: Path):
     ("text", "message"),
     [
         ("", "layout x.yaml is empty; it needs at least the key 'stages'"),
-        ("# nothing\n", "layout x.yaml is empty; it needs at least the key 'stages'"),
         ("- 1", "layout x.yaml must be a mapping with the key 'stages', but is a list"),
-        ("40-26", "layout x.yaml must be a mapping with the key 'stages', but is '40-26'"),
         ("stages:\n  - {name: a layers: 3}", "layout x.yaml, line 2: "),
         ("model: a\ndraft: b\nmodel: c", "layout x.yaml, line 3: the key 'model' is written twice"),
-        ("stages:\n  - name: a\n    name: b", "layout x.yaml, line 3: the key 'name' is written twice"),
-        ("? [a]\n: 1", "layout x.yaml, line 1: found unhashable key"),
         ("model: !!python/name:os.system", "layout x.yaml, line 1: could not determine a constructor"),
         ("model: 2026-13-01", "layout x.yaml is not YAML: month must be in 1..12"),
         ("model: \x01", "layout x.yaml is not YAML: unacceptable character"),
@@ -161,16 +116,11 @@ KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
     [
         ({"stages": STAGES, "modl": "m"}, "unknown key 'modl' in layout x.yaml; did you mean 'model'?"),
         (
-            {"stages": STAGES, "q": 1},
-            f"unknown key 'q' in layout x.yaml; known keys: {KEYS}",
-        ),
-        (
             {"stages": STAGES, 7: 1},
             f"unknown key 7 in layout x.yaml; known keys: {KEYS}",
         ),
         ({}, "layout x.yaml lacks the key 'stages'"),
         ({"stages": []}, "layout x.yaml has no stages; it needs at least one"),
-        ({"stages": None}, "'stages' in layout x.yaml must be a list of stages, but is nothing"),
         ({"stages": {"a": 1}}, "'stages' in layout x.yaml must be a list of stages, but is a mapping"),
         ({"stages": STAGES, "model": 7}, "'model' in layout x.yaml must be text, but is 7"),
         ({"stages": STAGES, "draft": ""}, "'draft' in layout x.yaml must be text of at least one character, but is ''"),
@@ -178,7 +128,6 @@ KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
             {"stages": STAGES, "dtype": "int8"},
             "dtype 'int8' of layout x.yaml is unknown; known: auto, float32, float16, bfloat16",
         ),
-        ([], "layout x.yaml must be a mapping with the key 'stages', but is a list"),
     ],
 )
 def test_wrong_at_the_top(mapping: Any, message: str):
@@ -190,10 +139,7 @@ def test_wrong_at_the_top(mapping: Any, message: str):
     [
         ({"name": "b", "layrs": 2}, "unknown key 'layrs' in stage 2 of layout x.yaml; did you mean 'layers'?"),
         ({"name": "b"}, "stage 2 of layout x.yaml lacks the key 'layers'"),
-        ({"layers": 2}, "stage 2 of layout x.yaml lacks the key 'name'"),
-        ({"name": "b", "layers": "2"}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is '2'"),
         ({"name": "b", "layers": 2.0}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is 2.0"),
-        ({"name": "b", "layers": True}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is True"),
         (
             {"name": "b", "layers": 0, "address": "local"},
             "stage 'b' of layout x.yaml holds 0 layers; it needs at least 1",
@@ -207,12 +153,6 @@ def test_wrong_at_the_top(mapping: Any, message: str):
 )
 def test_wrong_in_a_stage(stage: Any, message: str):
     assert error_of_dict({"stages": [STAGES[0], stage]}) == message
-
-
-def test_a_long_value_is_shown_in_short():
-    message = error_of_dict({"stages": [*STAGES, "m" * 1000]})
-    assert message.endswith("m...")
-    assert len(message) < 200
 
 
 # ----- the page about it ------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The documentation points to things that exist: pages, anchors, modules, commands and options.
 
 A page or module that is renamed, a heading that is reworded or an option that is removed breaks what points to it
-without any error. These tests read the pages as text and ask the file system and the command line's parser. They say
-which test runs a command that a page shows, and run the page of the library, which is one program.
+without any error. These tests read the pages as text and ask the file system and the command line's parser. They run
+the page of the library, which is one program.
 """
 
 import pkgutil
@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ CONTENTS = ROOT / "docs" / "README.md"
 FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
-OF_SCRIPTS = {"--book", "--fix", "--write", "--fast", "--all", "--drafter-minutes"}
+OF_SCRIPTS = {"--book", "--fix", "--write", "--all", "--drafter-minutes"}
 
 FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -36,8 +36,9 @@ CALL = re.compile(r"(?:\$ )?(?:time )?(?:\.venv/bin/)?(?:splitinfer +|scripts/(?
 HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+def wrong(pages: Iterable[Path], faults: Callable[[Path], Collection[str]]) -> dict[str, Collection[str]]:
+    """The pages that have faults, by name."""
+    return {str(page.relative_to(ROOT)): found for page in pages if (found := faults(page))}
 
 
 def code_in_lines(page: Path) -> list[str]:
@@ -79,26 +80,20 @@ def _leads_somewhere(page: Path, target: str) -> bool:
     return not anchor or (there.suffix == ".md" and anchor in anchors(there.read_text()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path):
-    assert broken(page) == []
+def test_links_lead_somewhere():
+    assert wrong(PAGES, broken) == {}
 
 
 MARKER = re.compile(r"^(<{7} |={7}$|>{7} )", re.MULTILINE)  # of two versions that were to be merged
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_merge_was_finished(page: Path):
-    assert not MARKER.search(page.read_text())
+def test_every_merge_was_finished():
+    assert wrong(PAGES, lambda page: MARKER.findall(page.read_text())) == {}
 
 
 def test_every_page_of_docs_is_in_the_table_of_contents():
     listed = {(CONTENTS.parent / target).resolve() for target in links(CONTENTS.read_text())}
     assert {page for page in PAGES if page.is_relative_to(CONTENTS.parent)} - {CONTENTS} - listed == set()
-
-
-def test_the_front_page_leads_to_the_table_of_contents():
-    assert "docs/README.md" in links(FRONT.read_text())
 
 
 def test_the_book_has_every_page_and_every_name_of_python():
@@ -147,9 +142,8 @@ def missing_files(page: Path) -> set[str]:
     return {name for name in named if not any((folder / name).exists() for folder in folders)}
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=name_of)
-def test_files_exist(page: Path):
-    assert missing_files(page) == set()
+def test_files_exist():
+    assert wrong(CURRENT, missing_files) == {}
 
 
 def test_a_missing_file_is_found(tmp_path: Path):
@@ -200,10 +194,15 @@ def known_options() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in CURRENT if page.name != "commands.md"], ids=name_of)
-def test_commands_can_be_parsed(page: Path):
-    refused = {command: refusal(command) for command in commands(page.read_text())}
-    assert {command: why for command, why in refused.items() if why is not None} == {}
+def refused(page: Path) -> dict[str, str]:
+    """The commands on ``page`` that the command line would not take, and why."""
+    found = {command: refusal(command) for command in commands(page.read_text())}
+    return {command: why for command, why in found.items() if why is not None}
+
+
+def test_commands_can_be_parsed():
+    assert wrong([page for page in CURRENT if page.name != "commands.md"], refused) == {}
+    assert sum(1 for _ in commands(FRONT.read_text())) >= 5, "commands are found"
 
 
 def unknown_options(page: Path) -> set[str]:
@@ -212,19 +211,14 @@ def unknown_options(page: Path) -> set[str]:
     return named - known_options() - OF_SCRIPTS
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=name_of)
-def test_options_exist(page: Path):
-    assert unknown_options(page) == set()
+def test_options_exist():
+    assert wrong(CURRENT, unknown_options) == {}
 
 
 def test_an_unknown_option_is_found(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("`--layout FILE`, `--prompt=TEXT`, `--fix` and `--no-such-option 3`")
     assert unknown_options(page) == {"--no-such-option"}
-
-
-def test_the_front_page_shows_commands():
-    assert sum(1 for _ in commands(FRONT.read_text())) >= 5
 
 
 @pytest.mark.parametrize(
@@ -234,64 +228,14 @@ def test_a_wrong_command_is_refused(command: str):
     assert refusal(command) is not None
 
 
-# ----- who runs what the pages show --------------------------------------------------------------------
-
-SHOWN = re.compile(r"(?:\$ )?(?:time )?((?:\.venv/bin/)?(?:splitinfer|python|mkdocs)|scripts/\w+)( .*|$)")
-
 # The first pattern that fits a command says which tests run it, or what it needs that tests do not have.
-RUN = {
-    r"splitinfer keys ": "tests/server/test_api_keys.py",
-    r"splitinfer pair": "tests/test_keyring.py",
-    r"splitinfer cache ": "tests/kvstore/test_maintenance.py",
-    r"splitinfer models (ls|rm)": "tests/store",
-    r"splitinfer service ": "tests/service",
-    r"splitinfer (up|down|status|init)": "tests/launch",
-    r"splitinfer discover": "tests/discovery",
-    r"splitinfer plan --profiles": "tests/placement",
-    r"splitinfer simulate": "tests/sim",
-    r"splitinfer plan --live": "tests/llm",
-    r"splitinfer (coord|chat|serve) .*demo": "tests/cluster",
-    r"splitinfer worker": "tests/cluster",
-    r"splitinfer bench ": "tests/bench",
-    r"splitinfer selftest": "tests/probes",
-    r"scripts/check$": "scripts/test",
-}
-NEED = {
-    r".*(mini\.local|air\.local|OWNER/MODEL|…|40-26|mine\.yaml|my\.yaml)": "other machines, or a model of your own",
-    r"splitinfer --(install|show)-completion": "the user's shell",
-    r"scripts/(demo|test|bench|on_gpu|check_packages|soak)": "minutes: an environment, a release, a GPU, an hour",
-    r"(\.venv/bin/)?(python|pytest|mkdocs)": "minutes, a network",
-}
-LONG = {"scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"'}
+FRONT_COMMANDS = ("scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"')
 
 
-def shown(page: Path) -> list[str]:
-    """The commands in the blocks of a page, without their comments."""
-    blocks = (line.strip() for block in FENCE.finditer(page.read_text()) for line in block[0].splitlines())
-    found = (SHOWN.match(line) for line in blocks)
-    words = (f"{match[1]}{match[2].partition(' #')[0]}".strip() for match in found if match)
-    return [each.replace(".venv/bin/splitinfer", "splitinfer") for each in words]
-
-
-def fate(command: str) -> str | None:
-    """What runs a command, or what it needs; ``None`` if nobody has said."""
-    return next((said for pattern, said in [*NEED.items(), *RUN.items()] if re.match(pattern, command)), None)
-
-
-@pytest.mark.parametrize("page", CURRENT, ids=name_of)
-def test_every_command_is_run_or_says_what_it_needs(page: Path):
-    assert [command for command in shown(page) if fate(command) is None] == []
-
-
-def test_what_runs_commands_exists():
-    assert [place for place in RUN.values() if not (ROOT / place).exists()] == []
-    assert fate("splitinfer no-such-command") is None
-    assert {command for command in LONG if command in shown(FRONT)} == LONG
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("command", sorted(LONG))
+@pytest.mark.nightly
+@pytest.mark.parametrize("command", FRONT_COMMANDS)
 def test_the_front_page_s_commands_run(command: str):
+    assert command in FRONT.read_text()
     line = command.replace("splitinfer coord", f"{sys.executable} -m splitinfer coord")
     done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr

@@ -1,18 +1,11 @@
-"""Variables that MLX reads when it opens its device: they are set before, and a user's own values win. And what a
-test has changed of its process does not stay."""
+"""Variables that MLX reads when it opens its device: they are set before, and a user's own values win."""
 
-import doctest
 import json
 import os
 import subprocess
 import sys
 
-import left_over
-import mlx.core as mx
 import pytest
-
-from splitinfer.system import apple
-from splitinfer.system.apple import command_buffers
 
 SHOW = """
 import json, os, sys
@@ -46,24 +39,3 @@ def test_command_buffers_are_longer_on_a_mac(module: str):
 def test_a_value_that_is_set_stays():
     own = {"MLX_MAX_OPS_PER_BUFFER": "50"}
     assert variables("darwin", "splitinfer", **own) == DEFAULTS | own
-
-
-def test_only_large_chips_have_the_longest():
-    assert doctest.testmod(apple).failed == 0
-    small = ("Apple M1", "Apple M2 Pro", "", "Apple M4 Maximal")
-    assert {command_buffers(chip)["MLX_MAX_MB_PER_BUFFER"] for chip in small} == {"100"}
-    assert command_buffers("Apple M3 Ultra")["MLX_MAX_MB_PER_BUFFER"] == "400"
-
-
-def test_elsewhere_nothing_is_set():
-    assert variables("linux", "splitinfer") == {}
-
-
-def test_what_a_test_leaves_in_the_process_is_named_and_put_back():
-    before = left_over.OfProcess()
-    os.environ["LEFT_BY_A_TEST"] = "1"
-    mx.set_cache_limit(12_345)
-    assert before.put_back() == "$LEFT_BY_A_TEST: None before, 1 now"
-    assert "LEFT_BY_A_TEST" not in os.environ
-    assert mx.set_cache_limit(before._limits[1]) == before._limits[1]
-    assert before.put_back() == ""

@@ -30,12 +30,6 @@ def test_who_is_admitted_is_known_to_all_who_look(tmp_path: Path) -> None:
     assert not here.forget(KEY)
 
 
-def test_the_file_may_be_written_by_hand(tmp_path: Path) -> None:
-    (tmp_path / "peers").write_text(f"\n{KEY}\n{'cd' * 32} studio\n")
-    assert Keyring(tmp_path).admits(KEY)
-    assert Keyring(tmp_path).admits("cd" * 32)
-
-
 @pytest.mark.parametrize("text", ["nonsense\n", f"{KEY[:-1]} short\n", "\x00" * 64])
 def test_a_damaged_file_admits_nobody(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "peers").write_text(f"{KEY} good\n{text}")
@@ -58,11 +52,6 @@ def test_a_damaged_key_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(text)
     with pytest.raises(ConfigError, match="does not contain a key"):
         Keyring(tmp_path).own()
-
-
-def test_what_is_no_key_is_not_admitted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a key"):
-        Keyring(tmp_path).admit("studio", "")
 
 
 def test_a_stranger_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import psutil
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from splitinfer.bench import link as links
 from splitinfer.bench.link import kinds
 from splitinfer.bench.modes import measure
-from splitinfer.bench.shared.child_process import ChildProcess
-from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
+from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.bench.shared.options import Options
 from splitinfer.errors import PeerError
 
@@ -22,6 +20,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_IDLE_SECONDS", 0.5)
 
 
+@pytest.mark.nightly
 def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(psutil.Process().children())
     assert measure("link", Options(trials=2)) == 0
@@ -42,15 +41,6 @@ def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str])
     assert any("bandwidth, wanted is 0.7 at least" in line for line in lines)
 
 
-def test_who_cannot_be_measured_is_left_out(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [*kinds()[:2], Kind("smoke signals", "smoke://hill")]
-    with links._pairs(wanted) as (pairs, left_out):
-        assert [pair.kind.name for pair in pairs] == ["bare ZeroMQ", "tcp"]
-    assert "no transport for smoke://" in left_out["smoke signals"]
-    with pytest.raises(PeerError, match="smoke"), links._pairs(wanted[::-1]):
-        pass
-
-
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     made = Pair(Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True))
@@ -67,11 +57,3 @@ def test_an_end_that_dies_is_said(pair: Pair) -> None:
     psutil.Process(pair._ends[1].pid).kill()
     with pytest.raises(PeerError, match="tcp, encrypted: LinkClosed"):
         pair.round_trips(10, 100_000)
-
-
-def test_orders_that_cannot_be_obeyed() -> None:
-    with closing(ChildProcess("splitinfer.bench.shared.link_pair")) as end:
-        assert "no link to ping" in end.ask({"ping": 1, "rounds": 1})["error"]
-        assert "AddressError" in end.ask({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
-        there = end.ask({"listen": BARE, "curve": False, "checksum": True})
-    assert there["address"].startswith("bare:tcp://127.0.0.1:")

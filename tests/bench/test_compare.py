@@ -3,8 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,11 @@ from splitinfer.bench.compare import run
 from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
 from splitinfer.bench.compare.page import page, tables
 from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
-from splitinfer.bench.compare.work import Cell, Kind, Pace, Part, Tasks, fitting, parts, with_fewer_trials
+from splitinfer.bench.compare.work import Kind, Pace, fitting, parts, with_fewer_trials
 from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.random_model import Shape, make
 from splitinfer.config import read_layout
-from splitinfer.errors import ConfigError
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 
@@ -87,6 +84,7 @@ def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     layout_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -137,6 +135,7 @@ def one_stage(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return Options(layout=str(path), trials=1, decode_tokens=8, token_budget=64)
 
 
+@pytest.mark.nightly
 def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run.Plain, "kept", with_a_wrong_token)
     found = run.measure(one_stage)
@@ -145,60 +144,7 @@ def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyP
     assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
 
 
-def test_beside_an_emulated_accelerator_mlx_lm_judges_and_is_not_measured(
-    one_stage: Options, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(run, "emulated_machine", lambda: Path("two-large"))
-    found = run.measure(one_stage)
-    assert {name: worst(each) for name, each in found["verdicts"].items()} == {PIPELINE: RIGHT}
-    assert found["judged_by"] == "plain mlx-lm"
-    for name in (PLAIN, PARALLEL, BY_LAYERS):
-        assert {cell["why_not"] for cell in found["systems"][name].values()} == {run._EMULATED}
-
-
-class Judge:
-    """In place of plain mlx-lm, which reads ten tokens a second."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.asked = 0.0, list[tuple[int, ...]]()
-        monkeypatch.setattr(run.time, "monotonic", lambda: self.now)
-
-    def rounding(self, tokens: Sequence[int]) -> dict[str, Any]:
-        return {"exact": True}
-
-    def judge(self, prompt: Sequence[int], answer: tuple[int, ...]) -> list[float]:
-        self.now += (len(prompt) + len(answer)) / 10
-        self.asked.append(answer)
-        return [0.0 if token < 10 else 1.0 for token in answer]
-
-
-def test_an_answer_of_several_systems_is_judged_once_and_what_there_is_no_time_for_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    judge = Judge(monkeypatch)
-    work = run._Comparison(Options(layout="demo"))
-    lengths = {"stream": 100, "prompt_900": 900, "prompt_2000": 2000, "prompt_4000": 4000}
-    work.parts = [Part(Kind.PROMPT if length > 100 else Kind.STREAM, length, 2) for length in lengths.values()]
-    work.cells = {PLAIN: {name: Cell([length / 10] if length < 4000 else []) for name, length in lengths.items()}}
-    work.tasks = Tasks(1, 20, {name: [1] * length for name, length in lengths.items()}, {})
-    last = {"prompt_2000": (4,), "prompt_4000": (5,)}
-    work.answers = {
-        "a": {"stream": (1, 2), "prompt_900": (3,), **last},
-        "b": {"stream": (1, 12), "prompt_900": (3,)},
-    }
-    work.closes_at = 120.0
-    found = run._judged(work, judge)  # type: ignore[arg-type]
-    assert judge.asked == [(1, 2), (1, 12), (3,)]
-    assert {name: [(each["part"], each["verdict"]) for each in those] for name, those in found.items()} == {
-        "a": [("stream", RIGHT), ("prompt_900", RIGHT)],
-        "b": [("stream", WRONG), ("prompt_900", RIGHT)],
-    }
-    assert work.left_out == [
-        {"what": "judging the answer of a to 2,000 tokens", "why": "it would take 200 s, and 10 s are left"},
-        {"what": "judging the answer of a to 4,000 tokens", "why": "no time was left"},
-    ]
-
-
+@pytest.mark.nightly
 def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "PROMPTS", (200,))
     monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[1:2])
@@ -242,21 +188,6 @@ def test_a_stage_that_drops_a_layer_of_long_prompts_is_told(drops_a_layer: Optio
     assert "after 200 tokens wrong: " in str(tables(found)[0].caption)
 
 
-def test_it_is_told_without_a_reference_too(drops_a_layer: Options, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "free_bytes", lambda: 0)
-    found = run.measure(drops_a_layer)["verdicts"][PIPELINE]
-    assert {each["verdict"] for each in found if each["prompt_tokens"] < DROPS_FROM} == {RIGHT}
-    assert [each["verdict"] for each in found if each["prompt_tokens"] == 200] == [WRONG] * 3
-
-
-def test_what_cannot_be_tried_without_a_reference_is_named(one_stage: Options):
-    found = run.measure(replace(one_stage, baseline=False))
-    assert [each["verdict"] for each in found["verdicts"][PIPELINE]] == [RIGHT, RIGHT]
-    (table,) = tables(found)
-    for said in ("nothing was measured (left out by --no-baseline)", "no layer can move", "the first 4 layers beside"):
-        assert said in str(table.caption)
-
-
 def test_an_error_in_the_report_names_no_machine_address_or_path(tmp_path: Path):
     stages = [{"name": "anna", "layers": 1}, {"name": "back", "layers": 1, "address": "tcp://bens-mini.local:5577"}]
     file = tmp_path / "layout.yaml"
@@ -269,8 +200,3 @@ def test_an_error_in_the_report_names_no_machine_address_or_path(tmp_path: Path)
         "its llama has no pipeline; 16 tokens/s": "its llama has no pipeline; 16 tokens/s",
     }.items():
         assert run.without_names(said, layout) == told
-
-
-def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(layout_file: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"the report cannot be written to .*: there is no folder"):
-        measure("compare", Options(layout=str(layout_file), report=tmp_path / "none" / "report.html"))

@@ -47,12 +47,6 @@ def test_a_process_is_pinned_with_all_its_threads() -> None:
         child.communicate(b"")
 
 
-def test_describe_says_what_figures_depend_on() -> None:
-    found = machine.describe()
-    assert {"processor", "processors", "memory_bytes", "platform", "python", "versions", "device"} <= set(found)
-    assert found["versions"]["mlx"]
-
-
 @pytest.mark.parametrize(
     ("preloaded", "found", "then"),
     [
@@ -81,9 +75,3 @@ def test_which_blas_is_read_from_the_mapped_files() -> None:
     assert preloaded_blas(f"{wheel}{line}{OPENBLAS}\n") == OPENBLAS
     assert preloaded_blas(f"{wheel}{line}/usr/lib64/libopenblas.so.0\n") == "/usr/lib64/libopenblas.so.0"
     assert preloaded_blas(f"{wheel}7f0 rw-p 0 00:00 0 \n{line}/usr/lib/liblapack.so.3\n") is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_this_process_computes_with_something() -> None:
-    assert blas.computed_by()
-    assert blas.computed_by(2**31 - 1) is None

@@ -2,8 +2,6 @@
 
 import doctest
 import statistics
-from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,11 +9,6 @@ from hypothesis import strategies as st
 
 from splitinfer.bench.shared import measure
 from splitinfer.bench.shared.measure import Counters, Run, causes, ratios, summarize
-from splitinfer.bench.shared.options import Options
-from splitinfer.bench.shared.systems import Stages
-from splitinfer.bench.shared.workload import Task
-from splitinfer.bench.speed.run import settings_of
-from splitinfer.llm import NO_DRAFT
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -24,8 +17,7 @@ seconds = st.floats(1e-6, 1e3)
 def test_a_summary_lies_within_its_values(values: list[float]) -> None:
     found = summarize(values)
     assert found["low"] <= found["median"] <= found["high"]
-    assert found["median"] == statistics.median(values)
-    assert found["values"] == values
+    assert (found["median"], found["values"]) == (statistics.median(values), values)
     assert 0 <= found["spread"] <= 100 * (found["high"] - found["low"]) / found["median"] + 1e-6
 
 
@@ -42,53 +34,12 @@ def test_a_slow_trial_divides_out(pairs: list[tuple[float, float]], slower: floa
     assert slowed["values"] == pytest.approx(found["values"])
 
 
-def test_the_first_token_is_no_part_of_the_rate() -> None:
-    run = Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0))
-    assert (run.ttft, run.seconds_per_token) == (5.0, 1.0)
-
-
 @pytest.mark.parametrize(("before", "tokens", "seconds"), [(1, 2, 0.5), (2, 2, 1.25), (1, 3, 1.0)])
 def test_seconds_are_of_the_tokens_that_were_counted(before: int, tokens: int, seconds: float) -> None:
-    """Whoever reads the counters may be some tokens behind the engine."""
+    """Whoever reads the counters may be some tokens behind the engine. The first token is no part of the rate."""
     spent = Counters((0.0,), (0,), (0,), tokens)
-    assert Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0), spent, before).counted_seconds_per_token == seconds
-
-
-def test_the_counters_say_which_tokens_they_cover() -> None:
-    """The reader sees its first token when the engine has made two, and its third when there are three."""
-    found = Stages("late", Behind((0, 2, 3))).run(Task("decode", 0, (1,), 4))  # type: ignore[arg-type]
-    assert found.spent is not None
-    assert (found.before, found.spent.tokens) == (2, 1)
-    assert found.counted_seconds_per_token == 2.0
-
-
-class Behind:
-    """An ``LLM`` whose counters are ahead of its events: at each reading so many tokens have been made."""
-
-    layout = SimpleNamespace(num_stages=1)
-
-    def __init__(self, made: tuple[int, ...]) -> None:
-        self.made = iter(made)
-        self.output = SimpleNamespace(token_ids=[], token_times=[], error=None)
-
-    def stats(self) -> dict[str, object]:
-        return stats([0.0], 0, [0], next(self.made))
-
-    def submit(self, _prompt: object, _params: object, **_: object) -> "Behind":
-        return self
-
-    def __iter__(self) -> Iterator[None]:
-        for at in (1.0, 2.0, 4.0, 9.0):
-            self.output.token_ids.append(7)
-            self.output.token_times.append(at)
-            yield
-
-
-def test_drafts_are_left_out_of_the_speed() -> None:
-    """With drafts the stages compute at once, and a token's time is no sum of theirs."""
-    options = Options("demo.yaml")
-    assert options.found_layout.draft is not None
-    assert settings_of(options, 100).draft == NO_DRAFT
+    run = Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0), spent, before)
+    assert (run.ttft, run.seconds_per_token, run.counted_seconds_per_token) == (5.0, 1.0, seconds)
 
 
 def stats(busy: list[float], steps: int, sent: list[int], tokens: int, **more: float) -> dict[str, object]:
@@ -101,13 +52,10 @@ def test_time_by_cause_worked_out_by_hand() -> None:
     before = Counters.of(stats([1.0, 2.0], 4, [400, 0], 3, away_seconds=2.5))
     after = Counters.of(stats([1.4, 2.5], 14, [1400, 0], 13, away_seconds=3.07))
     spent = after - before
-    assert spent.tokens == 10
-    assert spent.steps == (10, 10)
+    assert (spent.tokens, spent.steps) == (10, (10, 10))
     found = causes(spent, 0.1)
     assert found.compute == pytest.approx((0.04, 0.05))
-    assert found.hops_and_host == pytest.approx(0.01)
-    assert found.hops == pytest.approx(0.007)
-    assert found.host == pytest.approx(0.003)
+    assert (found.hops_and_host, found.hops, found.host) == pytest.approx((0.01, 0.007, 0.003))
 
 
 def test_no_cause_has_less_than_no_time() -> None:
@@ -116,18 +64,12 @@ def test_no_cause_has_less_than_no_time() -> None:
 
 
 def test_hops_and_host_stay_together_where_the_engine_does_not_tell() -> None:
-    spent = Counters.of(stats([0.4], 10, [0], 10)) - Counters.of(stats([0.0], 0, [0], 0))
-    found = causes(spent, 0.05)
+    found = causes(Counters.of(stats([0.4], 10, [0], 10)) - Counters.of(stats([0.0], 0, [0], 0)), 0.05)
     assert (found.hops, found.host) == (None, None)
     assert found.hops_and_host == pytest.approx(0.01)
 
 
-@given(
-    st.lists(st.floats(0, 10), min_size=1, max_size=4),
-    st.integers(1, 100),
-    st.floats(0, 10),
-    seconds,
-)
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=4), st.integers(1, 100), st.floats(0, 10), seconds)
 def test_causes_add_up_to_the_whole(busy: list[float], tokens: int, away: float, wall: float) -> None:
     zeros = (0,) * len(busy)
     found = causes(Counters(tuple(busy), zeros, zeros, tokens, away), wall)

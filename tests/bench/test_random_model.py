@@ -57,21 +57,11 @@ def test_few_bits_and_experts_are_as_mlx_lm_stores_them(more: dict[str, int], tm
         assert tokens_of(llm, prompt(20), max_tokens=8) == plain_greedy(tmp_path, prompt(20), 8)
 
 
-@pytest.mark.parametrize("shape", [Shape(**SMALL), Shape(**FEW_BITS)], ids=["float32", "4 bits"])
-def test_the_model_in_memory_is_the_one_that_is_written(shape: Shape, tmp_path: Path) -> None:
-    make(tmp_path, shape, seed=3)
-    written = dict(tree_flatten(load(str(tmp_path))[0].parameters()))
-    built = dict(tree_flatten(build(shape, seed=3).parameters()))
-    assert built.keys() == written.keys()
-    assert all(mx.array_equal(built[name], written[name]).item() for name in built)
+def test_the_seed_makes_the_model() -> None:
+    def weights(seed: int) -> dict[str, mx.array]:
+        return dict(tree_flatten(build(Shape(**SMALL, dtype="float16"), seed=seed).parameters()))
 
-
-def test_the_seed_makes_the_model(tmp_path: Path) -> None:
-    def weights(name: str, seed: int) -> dict[str, mx.array]:
-        make(tmp_path / name, Shape(**SMALL, dtype="float16"), seed=seed, num_files=1)
-        return mx.load(str(tmp_path / name / "model-00001-of-00001.safetensors"))  # type: ignore[return-value]
-
-    one, again, other = weights("a", 1), weights("b", 1), weights("c", 2)
+    one, again, other = weights(1), weights(1), weights(2)
     assert all(mx.array_equal(one[name], again[name]).item() for name in one)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert one[name].dtype == mx.float16
@@ -95,14 +85,10 @@ def test_every_text_comes_back(text: str, vocab: int) -> None:
         ({"heads": 5}, "cannot be cut into 5 heads"),
         ({"kv_heads": 3}, "cannot share 3 KV heads"),
         ({"vocab": 200}, "vocab must be at least 257"),
-        ({"layers": 0}, "layers must be at least 1"),
         ({"architecture": "t5"}, "known: qwen2"),
-        ({"dtype": "int4"}, "known: float32"),
-        ({"bits": 5}, "bits 5 is unknown; known: 0, 2"),
         ({"bits": 4}, "multiples of 64"),
         ({"experts": 4, "experts_per_token": 2}, "for qwen3, not for qwen2"),
         ({"architecture": "qwen3", "experts": 4}, "cannot go to 0 of 4"),
-        ({"architecture": "qwen3", "experts_per_token": 2}, "cannot go to 2 of 0"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:

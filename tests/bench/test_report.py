@@ -72,23 +72,14 @@ def findings(**changes: Any) -> Findings:
         (BASELINE, "decode"): [decode(0.1), decode(0.1), decode(0.1)],
         (BASELINE, "prefill"): [prefill(4.0), prefill(4.0), prefill(4.0)],
     }
+    workload = {
+        "trials": 3, "prompt_tokens": 100, "decode_tokens": 5, "stream_prompt_tokens": 7, "stream_tokens": 8,
+    }  # fmt: skip
     known: dict[str, Any] = {
-        "measured_on": on,
-        "layout": {"stages": [{"layers": 2}, {"layers": 3}]},
-        "model": {"name": "m", "dtype": "float32"},
-        "workload": {
-            "trials": 3,
-            "prompt_tokens": 100,
-            "decode_tokens": 5,
-            "stream_prompt_tokens": 7,
-            "stream_tokens": 8,
-        },
-        "prompt_tokens": 100,
-        "chunk": 30,
-        "stages": {PIPELINE: ["front", "back"]},
-        "runs": runs,
-        "notes": ["this is made up"],
-    }
+        "measured_on": on, "layout": {"stages": [{"layers": 2}, {"layers": 3}]}, "workload": workload,
+        "model": {"name": "m", "dtype": "float32"}, "prompt_tokens": 100, "chunk": 30, "runs": runs,
+        "stages": {PIPELINE: ["front", "back"]}, "notes": ["this is made up"],
+    }  # fmt: skip
     return Findings(**{**known, **changes})
 
 
@@ -152,14 +143,6 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(path) == len(pattern) and all(b in ("*", a) for a, b in zip(path, pattern, strict=True))
 
 
-def test_hops_and_host_are_told_apart_where_they_can_be() -> None:
-    runs = {**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=3 * 0.055)] * 3}
-    by_cause = document(findings(runs=runs))["systems"][PIPELINE]["decode"]["ms_per_token_by_cause"]
-    assert by_cause["hops"]["median"] == pytest.approx(15)
-    assert by_cause["host"]["median"] == pytest.approx(5)
-    assert by_cause["hops_and_host"]["median"] == pytest.approx(20)
-
-
 def test_throughputs_have_their_figures() -> None:
     found = document(findings(**together()))
     ours = found["systems"][PIPELINE]["throughput"]["2"]
@@ -183,26 +166,6 @@ def test_throughputs_have_their_figures() -> None:
     assert found == json.loads(json.dumps(found))
 
 
-def test_the_table_shows_throughputs() -> None:
-    text = shown(document(findings(**together())))
-    rows = {cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("│")) > 3}
-    assert rows["throughput at 2, tokens/s"][-2].split()[0] == "1.5"
-    assert rows["pipeline / mlx-lm's pipeline"][-2].split()[0] == "3"
-    assert [cell.strip() for cell in rows["sequences"][2:-2]] == ["4", "2", "4"]
-    assert rows["physical limit"][-2].split()[0] == "1.67"  # the last row of that name
-    assert "(150 + 250) / 250 ms" in text
-    assert "on all 2 processors, throughput at 2: 16 ±0.0% tokens/s; the pipeline's is 0.75" in text
-    assert "baseline_all" not in text
-
-
-def test_what_the_stages_stood_still_for_is_a_table_of_its_own() -> None:
-    (gaps,) = gap_tables(document(findings(**together())))
-    text = drawn(gaps)
-    assert text.count("link") == 2
-    assert "nothing to do" not in text  # there was none
-    assert gap_tables(document(findings())) == []
-
-
 def shown(found: dict[str, Any]) -> str:
     return drawn(table(found))
 
@@ -213,12 +176,24 @@ def drawn(picture: Table) -> str:
     return paper.getvalue()
 
 
-def test_the_table_shows_medians_and_where_they_come_from() -> None:
-    text = shown(document(findings()))
+def test_the_tables_show_medians_and_where_they_come_from() -> None:
+    found = document(findings(**together()))
+    text = shown(found)
     for words in ("m, float32, cut 2 + 3", "an abacus", "compute on front", "front on 0", "far on none", "beads"):
         assert words in text
-    assert "note: this is made up" in text
-    assert "0.5" in next(line for line in text.splitlines() if "decode, tokens/s" in line)
+    for words in ("note: this is made up", "(150 + 250) / 250 ms", "on all 2 processors, throughput at 2: 16"):
+        assert words in text
+    rows = {cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("│")) > 3}
+    assert rows["throughput at 2, tokens/s"][-2].split()[0] == "1.5"
+    assert rows["pipeline / mlx-lm's pipeline"][-2].split()[0] == "3"
+    assert [cell.strip() for cell in rows["sequences"][2:-2]] == ["4", "2", "4"]
+    assert "baseline_all" not in text
+    assert "link:" not in text
+    on = {**findings().measured_on, "link": {"preset": "wifi"}}
+    assert "link: emulated wifi" in shown(document(findings(measured_on=on)))
+    (gaps,) = gap_tables(found)
+    assert drawn(gaps).count("link") == 2
+    assert "nothing to do" not in drawn(gaps)  # there was none
 
 
 @pytest.mark.parametrize(("other_step", "ratio"), [(1.0, "2"), (8.0, "0.5")])
@@ -231,12 +206,6 @@ def test_the_table_compares_with_the_better_baseline(other_step: float, ratio: s
     assert line.split("│")[-2].split()[0] == ratio
     assert found["ratios"][f"{PIPELINE}/{BASELINE_BEST}"]["decode_speed"] is None
     assert found["ratios"][f"{WHOLE}/{BASELINE_BEST}"]["ttft"]["median"] == 1 / other_step
-
-
-def test_an_emulated_link_is_named() -> None:
-    known = findings().measured_on
-    assert "link:" not in shown(document(findings()))
-    assert "link: emulated wifi" in shown(document(findings(measured_on={**known, "link": {"preset": "wifi"}})))
 
 
 def test_a_pipeline_alone_is_reported_too() -> None:

@@ -23,20 +23,11 @@ def test_the_window_worked_out_by_hand() -> None:
     assert found.itl == (1,) * 6
     assert (found.last_ttft, found.seconds) == (3, 10)
     found.check()
+    paused = run([1, 9, 10, 11, 12, 13], [9, 10, 11, 12, 13, 14])
+    assert (paused.tokens_per_second, paused.itl) == (2, (1,) * 4), "while prompts are read nothing is counted"
 
 
-def test_a_pause_while_prompts_are_read_does_not_count() -> None:
-    found = run([1, 9, 10, 11, 12, 13], [9, 10, 11, 12, 13, 14])
-    assert found.tokens_per_second == 2
-    assert found.itl == (1,) * 4
-
-
-@given(
-    st.lists(st.floats(0, 0.9), min_size=1, max_size=9),
-    st.integers(8, 30),
-    st.integers(0, 3),
-    st.floats(0.01, 10),
-)
+@given(st.lists(st.floats(0, 0.9), min_size=1, max_size=9), st.integers(8, 30), st.integers(0, 3), st.floats(0.01, 10))
 def test_where_a_step_lies_in_its_round_does_not_matter(
     places: list[float], tokens: int, later: int, period: float
 ) -> None:
@@ -55,7 +46,4 @@ def test_answers_that_never_all_go_on_at_once_are_refused() -> None:
 def test_seconds_of_a_step() -> None:
     window = {"steps": 4, "stages": [{"busy_seconds": 2.0}, {"busy_seconds": 1.0}]}
     assert step_seconds(window) == (0.5, 0.25)
-
-
-def test_examples_in_the_text() -> None:
     assert doctest.testmod(throughput).failed == 0

@@ -1,7 +1,5 @@
 """What is run: the same from the same seed, never the same twice within it."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +7,6 @@ from splitinfer.bench.shared.workload import DECODE_PROMPT, KINDS, STEP_SIZES, W
 
 workloads = st.builds(
     Workload,
-    stream_prompt_tokens=st.integers(1, 40),
-    stream_tokens=st.integers(5, 40),
     trials=st.integers(1, 6),
     prompt_tokens=st.integers(1, 300),
     decode_tokens=st.integers(4, 50),
@@ -39,16 +35,7 @@ def test_no_prompt_comes_twice() -> None:
     prompts += [p for n in work.streams for trial in range(-1, 20) for p in work.batch(n, trial, 2).prompts]
     assert len(set(prompts)) == len(prompts) == 42 + 21 * 20
     assert Workload(20, 64, 8, 300, seed=2).task("prefill", 0).prompt not in prompts
-
-
-@given(workloads, st.integers(1, 5), st.integers(1, 3))
-def test_more_stages_have_more_of_the_same_prompts(work: Workload, streams: int, stages: int) -> None:
-    few, many = work.batch(streams, 0, 1), work.batch(streams, 0, stages)
-    assert len(many.prompts) == streams * stages
-    assert many.prompts[:streams] == few.prompts
-    assert {len(prompt) for prompt in many.prompts} == {work.stream_prompt_tokens}
-    assert many.max_tokens == work.stream_tokens
-    assert replace(work, streams=(streams,)).longest >= work.stream_prompt_tokens + work.stream_tokens
+    assert work.batch(2, 0, 2).prompts[:2] == work.batch(2, 0, 1).prompts, "more stages have more of the same"
 
 
 @given(st.lists(st.integers(), unique=True, min_size=1, max_size=4), st.integers(1, 4))
@@ -56,8 +43,7 @@ def test_everybody_has_the_same_turns_and_they_alternate(systems: list[int], tri
     order = list(turns(systems, trials))
     assert len(set(order)) == len(order) == trials * len(KINDS) * len(systems)
     assert len(list(turns(systems, trials, (4, 8)))) == len(order) + trials * 2 * len(systems)
-    whose = [system for _, _, system in order]
-    assert whose == systems * (trials * len(KINDS))
+    assert [system for _, _, system in order] == systems * (trials * len(KINDS))
     assert [trial for trial, _, _ in order] == sorted(trial for trial, _, _ in order)
 
 

@@ -7,12 +7,9 @@ from hypothesis import strategies as st
 from zeroconf import ServiceInfo
 
 from splitinfer.discovery.announcement import (
-    FINGERPRINT_DIGITS,
     MOST_LABEL,
     announced_name,
-    fingerprint_of,
     from_properties,
-    new_id,
     to_properties,
 )
 from splitinfer.discovery.announcer import service_info
@@ -32,13 +29,6 @@ def test_what_zeroconf_sends_is_read_back():
     assert from_properties(read.properties, 5577) == MINI
 
 
-def test_a_fingerprint_is_no_part_of_the_key_and_others_have_others():
-    own = fingerprint_of("ab" * 32)
-    assert len(own) == FINGERPRINT_DIGITS
-    assert own not in "ab" * 32
-    assert own != fingerprint_of("ab" * 31 + "ac")
-
-
 @pytest.mark.parametrize("name", ["x" * 300, "Zoë" * 60, "mini.local", "a\nb\x1b[31m", "日" * 60])
 def test_a_name_of_any_kind_fits(name: str):
     made = announced(name=announced_name(name), device=name)
@@ -49,10 +39,6 @@ def test_a_name_of_any_kind_fits(name: str):
     assert read is not None
     assert read.name == made.name
     assert read.name.isprintable()
-
-
-def test_two_runs_have_two_labels():
-    assert announced(id=new_id()).label != announced(id=new_id()).label
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
-from announcing import CABLE, ETHERNET, MINI, VPN, announced
+from announcing import CABLE, ETHERNET, MINI, announced
 
 from splitinfer.cli.serve_worker import is_announced
 from splitinfer.discovery.announcement import Announcement
 from splitinfer.discovery.announcer import (
     Announcer,
     Announcing,
-    addresses_of,
     from_line,
 )
 from splitinfer.errors import ConfigError
@@ -58,16 +57,6 @@ def test_a_cable_that_is_plugged_in_later_is_announced():
     assert world.log[1:] == ["close", "announce mini at 10.77.0.1 192.168.7.1"]
 
 
-def test_without_any_interface_it_waits_for_one():
-    world = World()
-    world.interfaces = []
-    world.announcer.announce(MINI)
-    assert world.log == []
-    world.interfaces = [ETHERNET]
-    world.announcer.look()
-    assert world.log == ["announce mini at 192.168.7.1"]
-
-
 def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
     world = World()
     world.failure = "No such device"
@@ -85,23 +74,6 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureF
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_an_update_that_fails_is_made_good_later():
-    world = World()
-    world.announcer.announce(MINI)
-    world.failure = "it died"
-    world.announcer.announce(announced(free=5))
-    world.failure, world.time = "", 31.0
-    world.announcer.look()
-    assert world.log == ["announce mini at 192.168.7.1", "close", "announce mini at 192.168.7.1"]
-
-
-def test_which_addresses_are_announced():
-    interfaces = (CABLE, ETHERNET, VPN)
-    assert addresses_of("0.0.0.0", interfaces) == ("10.77.0.1", "192.168.7.1")
-    assert addresses_of("::", interfaces) == ("10.77.0.1", "fe80::1", "192.168.7.1")
-    assert addresses_of("100.64.0.1", interfaces) == ("100.64.0.1",)
-
-
 def test_free_memory_is_announced_only_now_and_then_and_if_it_changed():
     lines: list[bytes] = []
     time, free = [0.0], [MINI.free]
@@ -113,14 +85,6 @@ def test_free_memory_is_announced_only_now_and_then_and_if_it_changed():
     announcing.close()
     assert [from_line(line.decode()) for line in lines] == [MINI, announced(free=5 * 10**9)]
     pipe.stdin.close.assert_called()
-
-
-def test_a_worker_that_is_not_announced_starts_nothing():
-    start = Mock()
-    announcing = Announcing(None, "", lambda: 0, start=start)
-    announcing.tick()
-    announcing.close()
-    start.assert_not_called()
 
 
 def test_the_process_ends_when_its_worker_does():

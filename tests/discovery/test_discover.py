@@ -1,8 +1,6 @@
 """A whole look around in a made-up network: lists, layouts with names, and sentences."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -210,12 +208,6 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
     assert said == [("mini", "found at tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms")]
 
 
-def test_a_key_of_the_keyring(keyring: Keyring):
-    keyring.admit(KEY, "mini")
-    found = find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(worker("10.77.0.2")))
-    assert found.stages[1].key == KEY
-
-
 def test_without_a_key_nobody_is_taken(keyring: Keyring):
     with pytest.raises(LayoutError, match="has no address and no key"):
         find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(worker("10.77.0.2")))
@@ -262,23 +254,6 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
     both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
     found = find_stages(named, keyring, LONG, around(*both))
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
-
-
-def test_two_stages_cannot_be_one_worker(keyring: Keyring):
-    named = layout({"name": "mini", "layers": 6, "key": KEY}, {"name": "air", "layers": 6, "key": KEY})
-    with pytest.raises(LayoutError, match="both at"):
-        find_stages(named, keyring, LONG, around(worker("10.77.0.2")))
-
-
-def test_the_time_ends_a_search_that_has_not_found_enough():
-    asked: list[Worker] = []
-    around(worker("10.77.0.2"), worker("10.77.0.3"), asked=asked).look(0.0, lambda _: False)
-    assert len(asked) == 1
-
-
-def test_zeroconf_is_not_imported_before_it_is_needed():
-    code = "import sys, splitinfer.cli.serve_worker, splitinfer.discovery.discover; sys.exit('zeroconf' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ----- a better way than the one that is known --------------------------------------------------------

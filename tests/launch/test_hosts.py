@@ -43,12 +43,6 @@ def test_hosts_get_names_of_their_own():
         from_words(f"h{i}" for i in range(MOST_HOSTS + 1))
 
 
-def test_where_a_worker_is_reached():
-    assert Host("a", "a").url("a.local") == "tcp://a.local:5577"
-    assert Host("a", "a", "10.0.0.2", 7000).url("a.local") == "tcp://10.0.0.2:7000"
-    assert Host("a", "a").url("fe80::1%en5") == "tcp://[fe80::1%en5]:5577"
-
-
 ENTRIES = [
     {"ssh": "studio.local", "ips": ["192.168.1.1"], "rdma": [None, "rdma_en2"]},
     {"ssh": "eve@mini", "ips": ["192.168.1.2", "10.0.0.2"], "rdma": ["rdma_en2", None]},

@@ -25,7 +25,7 @@ from splitinfer.launch.answers import (
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line, origin
 from splitinfer.launch.ssh import Ended
-from splitinfer.launch.steps import Steps, problems, refused, status_rows, unanswered
+from splitinfer.launch.steps import Steps, problems, refused, unanswered
 from splitinfer.wire.messages import Versions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
@@ -78,13 +78,6 @@ def test_a_connection_that_breaks_twice_is_told():
     assert "the same command finds it again" in made.said[-1]
 
 
-def test_a_worker_of_another_machine_is_named():
-    theirs = replace(STARTED, is_new=False, worker=replace(WORKER, by="a\x1bir", is_own=False))
-    made = MadeUp(mini=[SEEN, theirs])
-    made.steps.up([MINI])
-    assert "a worker is there, started by `up` of a ir" in made.said[-1]
-
-
 def test_down_says_what_it_stopped_and_what_still_runs():
     left = replace(WORKER, how=How.SERVICE, by="", is_own=False)
     made = MadeUp(mini=[Stopped((WORKER,), (left,))], air=[Stopped((), ())])
@@ -97,13 +90,6 @@ def test_down_says_what_it_stopped_and_what_still_runs():
     assert made.said[-1] == "✓ air: no worker runs that `up` from here has started"
     made = MadeUp(mini=[DROPPED])
     assert made.steps.down([MINI]) == [None]  # a second try would not know what the first has stopped
-
-
-def test_status_has_a_row_for_each_worker():
-    assert MadeUp(mini=[SEEN]).steps.status([MINI]) == [SEEN]
-    row = ("mini", "0.1.0", "40.0 of 64.0 GB", "port 5577", "by `up`, 1 min ago", "2.00 GB", "10.0.0.1")
-    assert status_rows(MINI, SEEN) == [row, ("", "", "", "port 5578", "by anna", "", "")]
-    assert status_rows(MINI, replace(SEEN, workers=(), theirs={}))[0][3] == "none runs"
 
 
 @pytest.mark.parametrize(
@@ -138,17 +124,7 @@ def test_no_answer_is_one_sentence(output: str, said: str):
     assert text.isprintable()
 
 
-def test_the_other_port_of_the_last_port():
-    assert "eve@mini.local:65534" in refused(Refusal("x", True), replace(MINI, port=65535), OWN)
-
-
 # ----- answers -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("answer", [SEEN, STARTED, Stopped((WORKER,), ()), Refusal("x", True)])
-def test_answers_come_back_as_they_were(answer: Seen):
-    noise = "Welcome to mini!\n{}\n"
-    assert understand(f"{noise}{MARK} {encode(answer)}\n{MARK} none\n", MARK) == answer
 
 
 def test_requests_come_back_as_they_were():
@@ -160,12 +136,6 @@ def test_requests_come_back_as_they_were():
     for changes in ({"key": "x"}, {"port": 0}, {"do": "rm"}):
         with pytest.raises(ValueError, match="validation error"):
             decode_request(json.dumps({**json.loads(asked.encode()), **changes}))
-
-
-def test_lines_without_the_mark_are_nobodys():
-    assert understand(encode(SEEN), MARK) is None
-    assert understand(f"x{MARK} {encode(SEEN)}", MARK) is None
-    assert understand(f"{MARK}4 {encode(SEEN)}", MARK) is None
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """What runs on a machine, what is found and started there; the script of /bin/sh on made-up homes."""
 
 import dataclasses
-import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,11 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from splitinfer.cli import serve_worker
-from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.launch import on_host, processes
-from splitinfer.launch.answers import Do, How, Refusal, Request, Seen, Started, Stopped
+from splitinfer.launch.answers import Do, How, Refusal, Request, Started, Stopped
 from splitinfer.launch.on_host import carry_out
 from splitinfer.launch.place import read, state_folder, write
 from splitinfer.launch.processes import (
@@ -26,13 +22,9 @@ from splitinfer.launch.processes import (
     Record,
     command_of,
     decode,
-    from_ps,
-    others_workers,
-    own_workers,
 )
 from splitinfer.launch.script import script
 from splitinfer.wire.messages import Versions
-from transports import LinkOptions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
 STUDIO, AIR = "ab" * 32, "cd" * 32
@@ -62,22 +54,6 @@ PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
 )
 def test_which_command_lines_are_workers(line: str, command: Command | None):
     assert command_of(line.split()) == command
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "10.0.0.1"])
-def test_loopback_is_this_machine_only(host: str):
-    assert Command(host).is_loopback is (host in ("127.0.0.1", "localhost", "::1"))
-
-
-def test_workers_by_whose_they_are():
-    both = [
-        Process(1, "eve", True, PYTHON),
-        Process(2, "anna", False, (*PYTHON, "--port", "5578")),
-        Process(3, "eve", True, ("vi",)),
-    ]
-    assert list(own_workers(both)) == [5577]
-    assert others_workers(both) == {5578: "anna"}
-    assert from_ps("x\n 9\n 12 /x/splitinfer worker\n") == {12: ("/x/splitinfer", "worker")}
 
 
 # ----- starting and stopping -----------------------------------------------------------------------
@@ -184,23 +160,6 @@ def test_down_stops_what_up_has_started_and_nothing_else(running: list[Process])
     assert [each.pid for each in running] == [8, 9, 10]
 
 
-def test_a_look_shows_all_and_changes_nothing(running: list[Process]):
-    running.append(of_up(worker(), STUDIO))
-    running.append(worker(8, "--port", "5578", user="anna"))
-    seen = carry_out(dataclasses.replace(START, do=Do.LOOK), ("/x/splitinfer",))
-    assert isinstance(seen, Seen)
-    assert seen.program == ("/x/splitinfer",)
-    assert [each.is_own for each in seen.workers] == [True]
-    assert seen.theirs == {5578: "anna"}
-    assert not Keyring().admits(STUDIO)
-    assert 0 < seen.free <= seen.total
-
-
-def test_a_failure_is_an_answer(running: list[Process], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    assert isinstance(carry_out(START, ()), Refusal)
-
-
 def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A stand-in for a worker, which says what one says and then waits, in a session of its own."""
     code = "import signal; print('worker mini waits at tcp://0.0.0.0:5577', flush=True); signal.pause()"
@@ -243,15 +202,6 @@ def test_a_worker_that_ends_at_once_says_why(
     state_folder().mkdir(parents=True)
     (state_folder() / "worker-5577.log").write_text("of an earlier worker: waits at tcp://0.0.0.0:5577\n")
     assert answer in refusal().text
-
-
-def test_the_log_says_what_is_looked_for():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match=on_host._IN_USE):
-            serve_worker._listen(f"rdma://127.0.0.1:{taken.getsockname()[1]}", LinkOptions())
-    assert f"worker %s{on_host._WAITS}%s" in inspect.getsource(serve_worker.serve)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
@@ -329,27 +279,3 @@ def test_the_script_begins_with_what_answered_before(home: Path):
     other = home / "o'ther/splitinfer"
     install(other)
     assert run(home, script("@m", "{}", (str(other),))) == [f"@m {{}} by {other}"]
-
-
-def test_the_script_asks_a_python_that_has_it(home: Path):
-    python = home / "bin/python3"
-    install(python)
-    text = (
-        python.read_text().replace("cat\n", '[ "$1" = -c ] && exit 0\n').replace('"$3 $4 by $5"', '"$5 $6 by $7 $8 $9"')
-    )
-    python.write_text(text)
-    done = script("@m", "{}").replace("main() {", f"PATH={home}/bin:$PATH\nmain() {{", 1)
-    assert run(home, done)[0] == f"@m {{}} by {python} -m splitinfer"
-
-
-def test_the_script_finds_nothing(home: Path):
-    assert run(home, script("@m", "{}", (), "/a place/that is/not there"))[-1] == "@m none"
-
-
-# ----- files ---------------------------------------------------------------------------------------
-
-
-def test_files_that_cannot_be_written_are_said(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
-        write(tmp_path / "file" / "up" / "last.json", "")

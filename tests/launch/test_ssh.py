@@ -70,12 +70,6 @@ def test_there_is_no_ssh(tmp_path: Path):
         assert ssh.hostname(MINI) == "mini.local"
 
 
-def test_a_flood_is_cut_off(program: Path, tmp_path: Path):
-    (tmp_path / "does").write_text("head -c 3000000 /dev/zero; exit 0\n")
-    with Ssh([str(program)]) as ssh:
-        assert len(ssh.run(MINI, "").output) == 2**20
-
-
 def test_where_an_alias_leads(program: Path, tmp_path: Path):
     (tmp_path / "does").write_text("printf 'user eve\\nhostname 10.0.0.7\\nport 22\\n'; exit 0\n")
     with Ssh([str(program)]) as ssh:

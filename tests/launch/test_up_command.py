@@ -7,16 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from splitinfer.cli import app, automatic
-from splitinfer.cli.options import PipelineOptions
-from splitinfer.config import Layout
-from splitinfer.core.layout import lay_out
-from splitinfer.discovery import discover
+from splitinfer.cli import app
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
 from splitinfer.launch.answers import Do, Refusal, Request, Stopped, encode, understand
@@ -24,9 +18,6 @@ from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.ssh import Ended
 from splitinfer.launch.steps import Steps
-from splitinfer.llm import Settings
-from splitinfer.llm.automatic import Chosen
-from splitinfer.placement.asked import Aim
 from splitinfer.shutdown import shutdown
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
@@ -72,29 +63,6 @@ def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
     assert command._known((), None) == last.hosts
 
 
-def test_up_plans_for_the_best_ways_and_writes_the_layout(machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch):
-    workers = [{"name": "mini", "address": "tcp://mini.local:5577", "key": STARTED.key}]
-    cable = {**workers[0], "address": "tcp://10.77.0.2:5577"}
-    asked: list[object] = []
-
-    def planned(model: str, found: list[dict[str, str]], _settings: Settings, options: PipelineOptions) -> Chosen:
-        asked.extend([model, found, options.aim])
-        stages = [("studio", 8, None), ("mini", 4, found[0]["address"], {"key": found[0]["key"]})]
-        return Chosen(
-            Layout(lay_out(stages), model, name="(planned)"), "Planned for throughput: because " + "it is " * 40
-        )
-
-    monkeypatch.setattr(automatic, "planned", planned)
-    monkeypatch.setattr(discover, "best_addresses", lambda _workers, **_: {"mini": cable["address"]})
-    chosen = command._planned(PipelineOptions(aim=Aim.THROUGHPUT), "demo", workers)
-    assert asked == ["demo", [cable], Aim.THROUGHPUT]
-    text = command._layout_file().read_text()
-    assert text.startswith("# Planned for throughput: because")
-    assert max(map(len, text.splitlines())) < 200
-    again = Layout.from_dict(yaml.safe_load(text))
-    assert (again.stages, again.model) == (chosen.layout.stages, "demo")
-
-
 def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     machines.broken = {"air"}
     last = Last(from_words(["mini", "air"]), "demo")
@@ -107,15 +75,6 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
     assert command._meant((), None, 5577, None) == last
 
 
-def test_hosts_of_which_none_started_replace_nobody(machines: MadeUpMachines):
-    last = Last(from_words(["mini"]), "demo")
-    command._bring_up(last)
-    machines.broken = {"air"}
-    with pytest.raises(ConfigError, match="air did not start"):
-        command._bring_up(Last(from_words(["air"]), "demo"))
-    assert command._known((), None) == last.hosts
-
-
 def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     hosts = (MINI, AIR)
     assert (command._down(hosts), command._status(hosts)) == (0, 0)
@@ -124,13 +83,6 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, caps
     assert "40.0 of 64.0 GB" in " ".join(said.out.split())
     machines.broken = {"air"}
     assert (command._down(hosts), command._status(hosts)) == (1, 1)
-
-
-def test_up_takes_a_pipelines_options_but_for_what_it_finds_itself():
-    up = get_command(app).commands["up"]  # type: ignore[attr-defined]
-    names = {name for each in up.params for name in each.opts}
-    assert {"--model", "--draft", "--context", "--serve", "--hostfile"} <= names
-    assert not {"--layout", "--workers"} & names
 
 
 @pytest.mark.parametrize(

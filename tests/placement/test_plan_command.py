@@ -58,6 +58,7 @@ def test_three_cuts_and_a_layout(plan):
     assert layout.model == "other/model"
 
 
+@pytest.mark.nightly
 def test_the_machines_that_the_book_describes_can_be_planned_for(plan, monkeypatch: pytest.MonkeyPatch):
     book = Path(__file__).parents[2] / "docs" / "fast" / "planning.md"
     (machines,) = re.findall(r"^```yaml\n(.*?)^```$", book.read_text(), re.MULTILINE | re.DOTALL)

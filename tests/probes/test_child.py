@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.errors import CannotFit
 from splitinfer.probes import child, gpu
-from splitinfer.probes.child import Report, Result, run_for, run_probe, run_probes, share_of
+from splitinfer.probes.child import Report, Result, run_probe, run_probes, share_of
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
 from splitinfer.probes.registry import Probe
 
@@ -73,13 +72,6 @@ def test_a_probe_knows_its_options_its_limit_and_its_environment():
     assert found.group == "a title"
 
 
-def test_a_probe_that_fails_says_why_and_keeps_what_it_found():
-    code = "find('first'); tell(found={**empty, 'outcome': 'failed', 'reason': 'failed'}); sys.exit(1)"
-    result = ran(code)
-    assert [each.name for each in result.findings] == ["first", ""]
-    assert (result.findings[1].fault, result.processes) == (Fault.TRANSPORT, 1)
-
-
 @pytest.mark.parametrize(("patience_s", "reason"), [(0.5, Reason.HUNG), (30.0, Reason.NO_TIME)])
 def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, reason: Reason):
     """It was hanging if it had been silent for long; else it was slow, and has not run."""
@@ -94,16 +86,6 @@ def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, 
     assert shown(result)[1][::2] == ("for ever", reason)
     assert result.findings[1].fault is (Fault.TIME if reason is Reason.NO_TIME else Fault.TRANSPORT)
     assert ended(result.findings[0].numbers["pid"])
-
-
-def test_a_silent_probe_does_not_hang():
-    result = run_probe(
-        replace(PROBE, is_silent=True),
-        1.5,
-        patience_s=0.1,
-        command=(sys.executable, "-c", "import time; time.sleep(60)"),
-    )
-    assert shown(result) == [("", Outcome.NOT_RUN, Reason.NO_TIME)]
 
 
 def test_a_probe_goes_on_behind_what_is_known():
@@ -131,11 +113,6 @@ def test_a_probe_that_ends_before_it_tries_anything_is_not_tried_again():
     assert result.ending is not None
     assert result.ending.sentence == "its process ended with exit code 9 (no such library)"
     assert (result.ending.reason, result.processes) == (Reason.CRASHED, 1)
-
-
-def test_no_process_is_started_without_time():
-    result = ran("raise SystemExit", limit=0.5)
-    assert (shown(result), result.processes) == ([("", Outcome.NOT_RUN, Reason.NO_TIME)], 0)
 
 
 # -- several probes ----------------------------------------------------------------------------------------------------
@@ -172,17 +149,6 @@ def test_a_probe_that_overran_gets_what_the_others_left():
     limits = {"a": [], "b": [], "c": []}
     run_probes(probes, 540.0, "", run)
     assert limits["b"][0] == pytest.approx(150.0)  # with more time a probe may take more
-
-
-def test_on_a_machine_that_does_much_else_nothing_hangs_so_soon():
-    patience: list[float] = []
-
-    def run(_probe: Probe, limit: float, _folder: str, **more: Any) -> Result:
-        patience.append(more["patience_s"])
-        return Result((), None, 9.0, limit)
-
-    run_probes([replace(PROBE, name="a"), replace(PROBE, name="b")], 180.0, "", run)
-    assert patience == [15.0, 90.0]
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------
@@ -223,24 +189,6 @@ def test_a_device_that_failed_ends_the_process(text: str, is_lost: bool, monkeyp
     code = child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append)
     found = [line["found"]["name"] for line in lines if "found" in line]
     assert (code, found) == ((3, ["first"]) if is_lost else (0, ["first", "second"]))
-
-
-def test_an_error_is_a_finding_with_its_place():
-    lines: list[dict[str, Any]] = []
-    assert child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append) == 1
-    assert lines[-1]["found"]["error"] == "KeyError"
-    assert lines[-1]["found"]["at"].startswith("splitinfer.probes.gpu:")
-
-
-def test_a_model_that_does_not_fit_is_a_fault_of_the_memory_and_not_of_what_was_tried():
-    found = child.broken("greedy", CannotFit("0 B free"))
-    assert (found.fault, found.reason, found.error) == (Fault.MEMORY, Reason.LOW_MEMORY, "CannotFit")
-    assert PROBE.own(found).fault is Fault.MEMORY
-
-
-def test_a_command_may_print_much():
-    found = run_for([sys.executable, "-c", "print('x' * 300_000)"], 20)
-    assert (found.code, len(found.out)) == (0, 300_001)
 
 
 def test_its_process_ends_without_a_word_from_its_threads():

@@ -1,7 +1,6 @@
 """The command, on this machine: with nothing, with workers of its own, with some that are not there, and with keys."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,13 @@ from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
 from splitinfer.config import Layout
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
-from splitinfer.probes.advice import Hidden, codecs_of, hidden_of
+from splitinfer.probes.advice import Hidden, hidden_of
 from splitinfer.probes.doctor import (
-    Report,
-    inspect,
-    machine_of,
-    page,
-    run_doctor,
     survey_layout,
 )
-from splitinfer.probes.evidence import MACOS, Output, look, other_processes, ways_to
-from splitinfer.probes.finding import Finding, Outcome
-from splitinfer.probes.findings import every_finding
-from splitinfer.probes.page import print_page
-from splitinfer.probes.rdma import requirements
-from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
 
 
@@ -75,51 +61,6 @@ def test_this_machine(tmp_path: Path) -> None:
     assert "RDMA over Thunderbolt" in running.out
 
 
-def test_a_mac_on_which_nothing_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("splitinfer.probes.evidence.platform.system", lambda: "Darwin")
-    monkeypatch.setattr("splitinfer.probes.evidence.this_process", lambda: Origin(Start.UNKNOWN))
-    seen = look(None)
-    assert set(seen.outputs) == set(MACOS)
-    assert [each.name for each in every_finding(seen) if each.name != "process"] == []
-    vm_stat = Output((Path(__file__).parent / "recorded" / "vm_stat_roomy.txt").read_text())
-    machine = machine_of(replace(seen, outputs={**seen.outputs, "memory": vm_stat, "macos": Output("26.3")}))
-    print_page(page(Report({**machine, "system": "Darwin", "swap_used_bytes": 537e6}, tuple(requirements(seen)))))
-    out = capsys.readouterr().out
-    assert "macOS 26.3, Python" in out
-    assert "of it            free 37.5 GB, cached files 14.9 GB, app memory" in out
-    assert "swap files 537 MB" in out
-    assert "May work. Could not check" in out or "Not available. Missing" in out
-
-
-def test_other_processes_are_found() -> None:
-    with worker() as there:
-        found = {each.pid: each for each in other_processes()}
-        assert found[there.process.pid].command == "worker"
-    assert there.process.pid not in {each.pid for each in other_processes()}
-
-
-def test_the_way_to_a_worker() -> None:
-    """Nothing is asked about one on this machine, or whose name has no address."""
-    hosts = {"b": "127.0.0.1", "c": "no-such-machine.invalid", "e": "192.0.2.9"}
-    addresses = {"d": "local", **{name: f"tcp://{host}:1" for name, host in hosts.items()}}
-    (found,) = ways_to(layout_of(*({"name": name, "address": address} for name, address in addresses.items())))
-    assert (found.worker, found.host, found.address) == ("e", "192.0.2.9", "192.0.2.9")
-    assert found.route.text or found.route.why
-    assert ways_to(None) == ()
-
-
-def test_what_is_wrong_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command stays on one line, however long it is."""
-    long = "sudo tool --option " + "x" * 200
-    findings = (Finding("power", Outcome.FAILED, "it is off", long), Finding("gpu", Outcome.NOTE, "it is hot"))
-    report = inspect(None, 1, lambda _: None)
-    print_page(page(replace(report, findings=findings)))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == ["1 failed, 1 note", "✗ power: it is off", f"  → {long}", "· gpu: it is hot"]
-    print_page(page(replace(report, findings=())))
-    assert capsys.readouterr().out.startswith("Nothing was found that keeps stages from running here.")
-
-
 def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
     code, running = doctor("--layout", str(write(tmp_path, "local", "local", model="demo")), "--json")
     assert code == 0, running.err
@@ -154,24 +95,6 @@ def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
         assert "w2 → a: not measured" in running.out
         assert "to each generated token" not in running.out
         assert running.err == ""
-        again = doctor("--layout", str(write(tmp_path, there.address)))  # and it is free for the next
-        assert again[0] == 0
-
-
-def test_a_worker_that_cannot_reach_the_next() -> None:
-    """It is measured by the coordinator, and so is the next; between them there is nothing."""
-    with worker() as first, worker() as second:
-        found = layout_of({"name": "w1", "address": first.address}, {"name": "w2", "address": second.address})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
-            )
-            patch.setattr("splitinfer.engine.coordinator.worker_group._REPLY_SECONDS", 30.0)
-            result = survey_layout(found, 5, lambda _: None)
-    assert [link.figures is not None for link in result.links] == [True, False, True]
-    assert "tcp://127.0.0.1:9" in result.links[1].problem
-    assert "answers, but nothing listens on that port" in result.links[1].problem
-    assert not result.is_whole
 
 
 def test_another_version_is_one_sentence() -> None:
@@ -186,22 +109,7 @@ def test_another_version_is_one_sentence() -> None:
     assert result.links[0].problem == seen.problem
 
 
-def test_figures_are_those_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of made-up measurements: of the coordinator's links to the first and to the last, and of the one between."""
-    own, between = LinkMeasurement(0.02, 0.02, 1e6, 2e6), LinkMeasurement(0.03, 0.04, 5e5, 3e6)
-    monkeypatch.setattr(WorkerGroup, "measure_link", lambda *_: own)
-    monkeypatch.setattr(WorkerGroup, "measure_next", lambda *_: between)
-    with stages.worker("inproc") as first, stages.worker("inproc") as second:
-        layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
-        report = survey_layout(layout, 5, lambda _: None)
-    assert [link.figures for link in report.links] == [own, between, own]
-    num_bytes = report.hidden.num_bytes  # down both wires, and a result back
-    assert report.token_seconds == pytest.approx(0.02 + num_bytes / 1e6 + 0.03 + num_bytes / 5e5 + 0.02)
-    assert report.hidden.source == "assumed"
-    codecs = [link.advice and link.advice.codec != "none" for link in report.links]
-    assert codecs == [True, True, None]  # 1 MB/s is slower than any processor compresses
-
-
+@pytest.mark.nightly
 def test_links_over_rdma_and_what_takes_its_place() -> None:
     """MLX's ring carries the first link; JACCL is not to be had here, so tcp carries the second, and that is said."""
     with worker() as first, worker() as second:
@@ -217,6 +125,7 @@ def test_links_over_rdma_and_what_takes_its_place() -> None:
     assert (back.transport, back.note) == ("tcp", "")
 
 
+@pytest.mark.nightly
 def test_links_with_keys(tmp_path: Path) -> None:
     """Two encrypted workers that do not know each other: the second is told whom to expect."""
     with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
@@ -231,6 +140,7 @@ def test_links_with_keys(tmp_path: Path) -> None:
         assert {link.transport for link in report.links} == {"tcp (encrypted)"}
 
 
+@pytest.mark.nightly
 def test_a_frozen_worker_is_not_waited_for_long() -> None:
     with worker() as there:
         layout = layout_of({"name": "w1", "address": there.address})
@@ -242,17 +152,6 @@ def test_a_frozen_worker_is_not_waited_for_long() -> None:
     assert not result.is_whole
     assert "w1" in result.workers[0].problem
     assert "accepts connections, but no worker answers" in result.workers[0].problem
-
-
-def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    with stages.worker("inproc") as there:
-        layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
-        assert run_doctor(layout, connect_timeout=5, as_json=False, notice=told.append) == 0
-    out = capsys.readouterr().out
-    assert "s0 → s1" in out
-    assert "The links add" in out
-    assert told == ["s0 to s1"]
 
 
 def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -269,14 +168,3 @@ def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
     for text in ('{"model_type": "x", "hidden_size": "wide"}', "{"):
         (tmp_path / "config.json").write_text(text)
         assert of(str(tmp_path)).source == "assumed"
-
-
-def test_codecs_are_timed() -> None:
-    for hidden, names in (
-        (Hidden(4096, "bfloat16", ""), ["fp8", "int8"]),
-        (Hidden(100, "float32", ""), ["fp16", "fp8", "int8"]),
-        (Hidden(10**6, "float32", ""), []),
-    ):
-        found = codecs_of(hidden)
-        assert [each.name for each in found] == names
-        assert all(each.seconds > 0 and each.num_bytes < hidden.num_bytes for each in found)

@@ -70,25 +70,6 @@ def test_what_cannot_be_read_is_none(read: Callable[[str], Any], text: str):
     assert read(text) is None
 
 
-def test_other_words_of_the_same():
-    assert parsing.rdma_is_enabled("RDMA: Disabled") is False
-    assert parsing.version("ProductName:\t\tmacOS\nProductVersion:\t\t26.3\nBuildVersion:\t\t25D5087f\n") == (26, 3)
-    assert parsing.gpus("NVIDIA GB10, 580.95.05, [N/A], [N/A], Not Active, Not Active")[0].memory is None
-    mini = parsing.thunderbolt_ports(recorded("thunderbolt_tb4_mac_connected.json"))
-    assert mini is not None
-    assert mini[0] == Port("1", 40.0, True, "Mac mini")
-
-
-def test_a_mac_behind_a_dock_is_found():
-    whole = json.loads(recorded("thunderbolt_tb5_dock.json"))
-    studio = json.loads(recorded("thunderbolt_tb5_studio.json"))
-    mac = studio["SPThunderboltDataType"][4]["_items"]
-    whole["SPThunderboltDataType"][0]["_items"][0]["_items"] = mac
-    ports = parsing.thunderbolt_ports(json.dumps(whole))
-    assert ports is not None
-    assert ports[2].mac == "MacBook Pro"
-
-
 # -- what is no output of theirs ---------------------------------------------------------------------------------------
 
 READERS: list[Callable[[str], Any]] = [
@@ -118,27 +99,6 @@ def test_outputs_of_other_commands_and_halves(read: Callable[[str], Any]):
         for end in range(0, len(text), max(1, len(text) // 12)):
             read(text[:end])
             read(text[end:])
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.just("Up to 120 Gb/s"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["_items", "_name", "receptacle_1_tag", "current_speed_key", "receptacle_status_key"])
-            | st.sampled_from(["domain_uuid_key", "receptacle_id_key", "SPThunderboltDataType"]),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=20,
-)
-
-
-@given(JSON)
-def test_any_document(document: Any):
-    parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": document}))
-    parsing.thunderbolt_ports(json.dumps({"SPThunderboltDataType": [document]}))
 
 
 def test_a_document_without_a_bottom():

@@ -1,18 +1,14 @@
 """The selftest: probes that are planted, and the probes themselves, here and small."""
 
-import errno
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from effort import long
 from planted import LINUX, MAC
 from stages import worker
 
@@ -28,7 +24,6 @@ from splitinfer.probes.reference import PlainModel
 from splitinfer.probes.registry import Probe, worker_address
 from splitinfer.probes.selftest import run_selftest
 from splitinfer.system.gpu_roads import ABOUT, Road
-from transports import Unreachable
 
 # -- probes that are planted -------------------------------------------------------------------------------------------
 
@@ -103,15 +98,6 @@ def test_the_road_that_goes_wrong_is_named(road: Road, tmp_path: Path, capsys: p
     assert json.loads(file.read_text())["measured"]["gpu roads"] == {"one process": {"road": road}}
 
 
-def test_where_no_road_is_to_blame_that_is_said(capsys: pytest.CaptureFixture[str]):
-    run = WithBadRoad("SPLITINFER_NOTHING")
-    assert run_selftest(run=run) == 10
-    assert "· one process: it goes wrong without each of these, too: launching a step" in capsys.readouterr().out
-    assert len(run.without) == len(Road) - 1, "one process has no rdma"
-    assert run_selftest(None, 6.0, run=run) == 10
-    assert "there was no time to try it without launching a step" in capsys.readouterr().out
-
-
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
     run = Planted()
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -160,38 +146,15 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert "token 3 of 6 is" in found[1].sentence
 
 
-@pytest.mark.parametrize(("link", "fault"), [("wifi", Fault.SPEED), long("10gbe", 0)])
-def test_a_slow_link_is_named(link: str, fault: int):
+def test_a_slow_link_is_named():
     with worker("tcp") as address:
-        there = asdict(worker_address(f"emulated+{address}?link={link}", None))
+        there = asdict(worker_address(f"emulated+{address}?link=wifi", None))
         found = found_by(way.measure, worker=there)
-    assert exit_code(found) == fault
+    assert exit_code(found) == Fault.SPEED
     assert found[-1].numbers["welcome"]["versions"] == found[-1].numbers["own_versions"]
 
 
-def test_a_port_where_nothing_listens_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    found = found_by(way.measure, worker=asdict(worker_address(f"127.0.0.1:{port}", None)))
-    assert faults(found) == [("connection", Fault.WORKER, Reason.NOTHING_LISTENS)]
-
-
-@pytest.mark.parametrize(
-    ("error", "number", "is_name"),
-    [
-        (socket.gaierror(8, "nodename nor servname provided"), 8, True),
-        (TimeoutError(), errno.ETIMEDOUT, False),
-        (OSError(errno.EHOSTUNREACH, "No route to host"), errno.EHOSTUNREACH, False),
-        (OSError("odd"), errno.EINVAL, False),
-    ],
-)
-def test_what_the_system_says_is_told_apart(
-    error: OSError, number: int, is_name: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
-    assert way.knock("mini", 5577) == Unreachable("mini", number, is_name)
-
-
+@pytest.mark.nightly
 @pytest.mark.own_device
 def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
     """As if it were a GPU, each of them is missed."""
@@ -207,16 +170,15 @@ def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
 # -- from outside ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--worker", "emulated+tcp://mini?link=x"], long(["--key", "ab" * 32])])
-def test_a_wrong_command_line_is_refused(arguments: list[str]):
-    command = [sys.executable, "-m", "splitinfer", "selftest", *arguments]
+def test_a_wrong_command_line_is_refused():
+    command = [sys.executable, "-m", "splitinfer", "selftest", "--worker", "emulated+tcp://mini?link=x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("splitinfer: ")
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_whole_run(tmp_path: Path):
     file = tmp_path / "selftest.json"
     command = [sys.executable, "-m", "splitinfer", "selftest", "--seconds", "230", "--json", str(file)]

@@ -14,9 +14,8 @@ from recordings import RDMA_READY, said
 from splitinfer.core.json_text import dumps
 from splitinfer.probes.branches import BRANCHES
 from splitinfer.probes.child import Result
-from splitinfer.probes.evidence import MACOS, Output, Seen
-from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, failed, passed
-from splitinfer.probes.findings import AREAS
+from splitinfer.probes.evidence import MACOS, Seen
+from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
 from splitinfer.probes.rdma import requirements, verdict
 from splitinfer.probes.registry import selftest_probes
 from splitinfer.probes.sharing import CONTAINS, CONTAINS_NOT, KIND, document, shareable
@@ -114,39 +113,6 @@ def test_every_finding_is_in_it_by_its_name():
     } in found["checks"]  # fmt: skip
     advice = next(one for one in found["checks"] if one["name"] == "power")
     assert (advice["outcome"], advice["fault"]) == ("warning", 0)
-
-
-def test_all_areas_and_requirements_have_names_that_may_be_in_it():
-    nothing = dict.fromkeys(MACOS, Output(None, "no"))
-    for each in requirements(Seen(nothing, "Darwin", False, {})):
-        assert shareable({each.name: "failed"})
-    assert [area for area in AREAS if shareable(area) != area] == []
-
-
-def test_a_run_that_found_nothing_has_a_document():
-    assert made({})["machine"] is None
-    slow = Finding("", Outcome.NOT_RUN, "", fault=Fault.TIME, reason=Reason.NO_TIME)
-    assert made({"tcp": Result((), slow)})["exit_code"] == 16
-
-
-def test_an_exception_of_somebody_elses_is_another():
-    theirs = replace(failed("", Reason.FAILED, "", ""), error="AliceError", at="alice.models:3")
-    one = made({"tcp": Result((theirs,))})["checks"][0]
-    assert (one["error"], one["at"]) == ("other", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "shared"),
-    [
-        ("0.32.4", "0.32.4"), ("26.2", "26.2"), ("6.8.0-45-generic", "6.8.0"), ("x6.8", None), ("6.8\n", None),
-        ("1.2.3.4", None), ("Apple M4 Max", "Apple M4 Max"), ("AMD EPYC of alice", "AMD"), ("NVIDIA H200",
-        "NVIDIA H200"),
-        ("NVIDIA ALICE", None), ("drafts in blocks of 8", "drafts in blocks of 8"), ("transports.tcp:3",
-        "transports.tcp:3"),
-    ],
-)  # fmt: skip
-def test_forms(text: str, shared: str | None):
-    assert shareable(text) == (shared or ("NVIDIA" if text == "NVIDIA ALICE" else None))
 
 
 VALUES = st.recursive(

@@ -15,7 +15,7 @@ from splitinfer.service.definition import Definition
 from splitinfer.service.place import Place, run
 from splitinfer.service.systemd import Systemd
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

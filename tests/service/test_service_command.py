@@ -67,17 +67,7 @@ def test_folders_are_absolute_and_the_default_is_written_down(
     )
 
 
-def test_an_open_worker_is_warned_of(there: StandIns):
-    assert "can use it, and read what crosses" in called("install", "worker", "--host", "0.0.0.0", "--insecure")[1]
-
-
 @pytest.mark.parametrize("words", [["--port", "0"], ["--port", "70000"], ["--prot", "1"], ["--child"]])
 def test_what_the_worker_would_not_take_is_not_installed(words: list[str], there: StandIns):
     assert called("install", "worker", *words)[0] == 2
     assert there.calls() == []
-
-
-@pytest.mark.parametrize("words", [["remove", "wroker"], ["status", "wroker"]])
-def test_another_name_is_refused(words: list[str], there: StandIns):
-    with pytest.raises(Exception, match="there is no service wroker; there is: worker"):
-        CliRunner().invoke(app, ["service", *words], catch_exceptions=False)

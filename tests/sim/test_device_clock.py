@@ -123,6 +123,7 @@ def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():
 # -- capacity ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_search_for_capacity_knows_such_devices():
     lengths, rates = fitted(made_up_lengths(40), 0.02, 4000), dict[str, float]()
     for name, machine in EXAMPLES.items():
@@ -134,6 +135,7 @@ def test_the_search_for_capacity_knows_such_devices():
     assert 50 > rates["two-small"] > 2 * rates["two-large"] > 2 * rates["three-large"] / 3 > 0
 
 
+@pytest.mark.nightly
 def test_cuts_by_the_costs_of_each_layer():
     machine = read_machine(Path("each-layer"))
     asked = Search(

@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from effort import long
 
 from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.costs.model import CostModel
@@ -66,8 +65,12 @@ def test_a_step_launched_ahead_hides_the_host():
     assert ends[1] == pytest.approx(2 * 100 * 0.01, rel=0.05)
 
 
-@pytest.mark.parametrize("buffers", [None, 88], ids=["computes at launch", "launches ahead"])
-@pytest.mark.parametrize("acceptance", [long(0.0), 0.6, long(0.9)])
+@pytest.mark.parametrize(
+    "buffers", [pytest.param(None, marks=pytest.mark.nightly), 88], ids=["computes at launch", "launches ahead"]
+)
+@pytest.mark.parametrize(
+    "acceptance", [pytest.param(0.0, marks=pytest.mark.nightly), 0.6, pytest.param(0.9, marks=pytest.mark.nightly)]
+)
 def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers: int | None):
     """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.flight``'s
     series. Where devices launch ahead, drafts stand in line behind the first stage's step, so its time is divided in

@@ -216,15 +216,6 @@ def test_a_copy_that_grows_is_still_sent(path: Path, told: Manifest, source: Sou
     assert copy.read(FILE, 0, 9) == before == source.read(FILE, 0, 9)
 
 
-def test_a_file_that_was_replaced_before_it_was_read_is_not_sent(source: Source, tmp_path: Path):
-    path = tmp_path / "model" / FILE
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(data)
-    with pytest.raises(ModelError, match="has changed while it was copied"):
-        source.read(FILE, 0, 9)
-
-
 @pytest.mark.parametrize(
     ("file", "begin", "end"),
     [

@@ -14,7 +14,6 @@ from splitinfer.store.manifest import (
     Manifest,
     SmallFile,
     is_small_file,
-    is_tensor,
     is_weight_file,
     pack,
     unpack,
@@ -45,12 +44,6 @@ def test_no_other_names(name: str):
 @pytest.mark.parametrize("name", USUAL)
 def test_the_usual_names(name: str):
     assert is_small_file(name)
-
-
-def test_a_tensor_has_no_hidden_name():
-    assert not is_tensor("__metadata__")
-    assert not is_tensor("a\x1b[2Jb")
-    assert is_tensor("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_a_manifest_comes_back_as_it_was():

@@ -9,7 +9,6 @@ from weights import CONFIG, FILE, TOTAL, described, spans_of, written
 
 from splitinfer.errors import ModelError
 from splitinfer.store.copied_file import write_whole
-from splitinfer.store.manifest import SmallFile, with_files
 from splitinfer.store.models import ModelStore, StoredModel
 
 ALL = (0, 1, 2, 3, 4)
@@ -91,13 +90,6 @@ def test_a_damaged_manifest_is_no_model(store: ModelStore, tmp_path: Path):
     assert store.begin(described()).tensors()  # what was copied is still good
 
 
-def test_another_machine_may_name_more_files(store: ModelStore):
-    store.begin(described())
-    told = with_files(described(), [SmallFile("tokenizer.json", 5)])
-    for each in (told, described()):
-        assert [file.name for file in store.begin(each).manifest.files] == ["config.json", "tokenizer.json"]
-
-
 def test_the_folder_must_not_be_a_link(store: ModelStore, tmp_path: Path):
     store.path.mkdir()
     (tmp_path / "victim").mkdir()
@@ -130,13 +122,6 @@ def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path
         with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer of this machine"):
             model.remove()
         assert len(model.tensors()) == 5
-    assert model.remove() > 0
-
-
-def test_who_forgets_a_model_uses_it_no_more(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path)
-    held = [model.hold()]
-    held.clear()
     assert model.remove() > 0
 
 
@@ -175,33 +160,3 @@ def _wait(waited: list[int]) -> None:
     waited.append(1)
     if len(waited) == 3:
         raise InterruptedError
-
-
-def test_a_store_that_is_only_read_is_not_written_to(
-    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    model, real = copied(store, tmp_path), os.open
-
-    def refuse(path: Path, flags: int, *mode: int) -> int:
-        if flags & os.O_CREAT:
-            raise PermissionError(13, "Permission denied")
-        return real(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with model.hold():
-        assert len(model.tensors()) == 5
-
-
-def test_two_processes_write_the_same_small_file(store: ModelStore, monkeypatch: pytest.MonkeyPatch):
-    folder, replace, other = store.begin(described()).folder, Path.replace, [b"other"]
-
-    def in_between(self: Path, target: Path) -> Path:
-        """The other begins and ends before this one gives its file its name."""
-        if other:
-            write_whole(folder, "config.json", other.pop())
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", in_between)
-    write_whole(folder, "config.json", CONFIG)
-    assert (folder / "config.json").read_bytes() == CONFIG
-    assert not list(folder.glob("*.partial"))

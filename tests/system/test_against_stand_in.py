@@ -14,7 +14,7 @@ from processes import until
 from splitinfer.engine.device.steps import StepsUnderWay
 from splitinfer.system import apple, free_memory, qos
 from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
-from transports import at_thread_start, connect, listen
+from transports import connect, listen
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("cc")
@@ -54,12 +54,6 @@ def test_a_class_is_the_calling_threads_own(mac: ctypes.CDLL):
     assert (mac.stand_in_own_qos(), mac.stand_in_own_priority(), seen) == (0x11, 0, [0])
 
 
-def test_a_refused_class_is_no_error(mac: ctypes.CDLL):
-    mac.stand_in_refuse(1)
-    qos.serve_requests()
-    qos.write_behind()
-
-
 def test_nothing_is_called_on_other_systems(stand_in: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(apple, "library", lambda path: pytest.fail(path))
     qos.serve_requests()
@@ -85,16 +79,6 @@ def test_the_threads_that_requests_wait_for_are_user_initiated(mac: ctypes.CDLL)
         link.close("done")
     assert {name for name, _ in seen} == {"waiter", "transports"}
     assert {number for _, number in seen} == {0x19}
-
-
-def test_what_threads_call_first_can_be_chosen():
-    called = threading.Event()
-    at_thread_start(called.set)
-    try:
-        with listen("tcp://127.0.0.1:0"):
-            assert called.wait(10)
-    finally:
-        at_thread_start(qos.serve_requests)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,21 +149,6 @@ def test_no_two_see_the_same_bytes_free(tmp_path: Path):
     assert other.others() == Others(0, 7)
 
 
-def test_a_duplicate_of_the_locks_descriptor_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mine, other, copies = Ledger(tmp_path, group=1), Ledger(tmp_path, group=2), list[int]()
-    wait = ledgers._wait_for_lock
-
-    def waited(descriptor: int, *rest: Any) -> None:
-        copies.append(os.dup(descriptor))
-        wait(descriptor, *rest)
-
-    monkeypatch.setattr(ledgers, "_wait_for_lock", waited)
-    mine.claim("stage", held=0, load=7)
-    assert other.others() == Others(0, 7)
-    for copy in copies:
-        os.close(copy)
-
-
 def test_a_stopped_process_keeps_nobody_from_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -217,13 +201,3 @@ def test_files_of_somebody_else_are_left_out(tmp_path: Path):
     assert mine.others() == Others()
     assert not (tmp_path / "123-aa").exists()
     assert (tmp_path / "folder").exists()
-
-
-def test_the_folder_is_the_users_and_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("platform.node", lambda: "Ada's Mac/mini.local")
-    assert ledgers._default_folder() == tmp_path / "splitinfer" / "memory" / "Ada_s_Mac_mini.local"
-    assert ledgers.of_this_process() is ledgers.of_this_process()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert ledgers._default_folder().parent == Path.home() / "Library" / "Caches" / "splitinfer" / "memory"

@@ -24,28 +24,11 @@ def test_a_mac_that_has_read_files_has_more_than_psutil_says():
     assert pages.available_bytes > psutil_says
 
 
-def test_newer_lines_are_left_out():
-    pages = recorded("vm_stat_tagged.txt")
-    assert (pages.free, pages.speculative, pages.compressor) == (35_025, 171_926, 591_421)
-    assert pages.available_bytes == 22_204_596_224, "what the one who recorded it counted as reclaimable"
-
-
 def test_idle_memory_of_programs_counts_as_half():
     pages = recorded("vm_stat_intel_16.txt")
     assert pages.page_size == 4096
     assert pages.idle_anonymous == 1_499_041 - (1_183_495 - 12_001) - 55_091 == 272_456
     assert pages.available_bytes == (29_997 + 1_183_495 + 55_091 + 136_228) * 4096
-
-
-def test_categories_are_activity_monitors():
-    assert recorded("vm_stat_intel_16.txt").by_category() == {
-        "free": 29_997 * 4096,
-        "cached files": (1_183_495 + 55_091) * 4096,
-        "app memory": (1_830_468 - 55_091) * 4096,
-        "wired": 763_254 * 4096,
-        "compressed": 386_023 * 4096,
-        "compressible": 136_228 * 4096,
-    }
 
 
 def test_what_is_available_is_no_more_than_what_is_not_used():

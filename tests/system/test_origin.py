@@ -1,8 +1,6 @@
 """How a process was started, from the environments that terminals, ssh and launchd give it."""
 
-import os
-
-from splitinfer.system.origin import Origin, Start, origin_of, this_process
+from splitinfer.system.origin import Origin, Start, origin_of
 
 ITERM = Origin(Start.PROGRAM, "iTerm")
 
@@ -26,8 +24,3 @@ def test_origins():
     assert of({}) == Origin(Start.UNKNOWN)
     assert str(ITERM) == "iTerm"
     assert str(of(job)) == "agent io.splitinfer.worker"
-
-
-def test_nothing_is_asked_on_linux():
-    if os.uname().sysname == "Linux":
-        assert this_process() == Origin(Start.UNKNOWN)

@@ -52,15 +52,3 @@ def test_what_a_killed_process_leaves_is_removed_but_not_at_once(tmp_path: Path,
     monkeypatch.setattr(private_sockets, "_YOUNG", -60.0)
     assert listening(folder) == {}
     assert [each.name for each in folder.iterdir()] == ["no number"]
-
-
-def test_a_socket_of_a_process_that_had_the_same_number(tmp_path: Path):
-    (tmp_path / str(os.getpid())).touch()
-    listener = PrivateListener(tmp_path)
-    (connection,) = listening(tmp_path).values()
-    connection.close()
-    listener.close()
-
-
-def test_no_folder_is_nobody(tmp_path: Path):
-    assert listening(tmp_path / "none") == {}

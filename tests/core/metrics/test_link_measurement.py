@@ -5,8 +5,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from effort import thorough
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, figures, probe
@@ -93,7 +92,6 @@ def test_what_cannot_be_told_is_infinite():
     assert figures([0.01], (1000, [0.01]), (1000, [0.002])) == LinkMeasurement(0.005, 0.005, math.inf, math.inf)
 
 
-@settings(max_examples=thorough(30, 300))
 @given(st.data())
 def test_no_timing_is_too_odd(data: st.DataObject):
     """Clocks stand still, machines sleep: figures come out all the same, after a bounded number of questions."""

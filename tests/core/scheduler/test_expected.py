@@ -9,7 +9,6 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from effort import thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -266,7 +265,7 @@ class GoesOn:
         return plan is not None
 
 
-@settings(max_examples=thorough(15, 300), suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.sampled_from([3, 9, 40]))
 def test_any_history_has_the_plans_that_it_has_without(seed: int, block: int):
     """What is launched as expected is what is planned then (``House.step``), and nothing else differs either."""

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-from effort import long
 from pipeline_sim import PipelineSim, Stage
 from toy import House, blocks, drain, small
 
@@ -163,8 +162,10 @@ def sequence(seq_id: int, prompt: int, answer: int) -> Sequence:
     return Sequence(seq_id, [seq_id, *(i % 5 for i in range(1, prompt))], SamplingParams(max_tokens=answer), 0)
 
 
-@pytest.mark.parametrize("slo", [0.08, 0.2])
-@pytest.mark.parametrize("num_stages", [1, long(2), 3])
+@pytest.mark.parametrize(
+    ("num_stages", "slo"),
+    [(3, 0.08), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((1, 0.2), (2, 0.2)))],
+)
 def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
     """Steps are as large as the objective lets them be, whatever that is in tokens; learned while it runs."""
     config = SchedulerConfig(

@@ -3,7 +3,6 @@
 from random import Random
 
 import pytest
-from effort import thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
@@ -150,7 +149,7 @@ class AnyOrder:
         self.house.begun = None
 
 
-@settings(max_examples=thorough(40, 800), suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3), st.sampled_from([3, 1024]))
 def test_any_order(random: Random, block: int, min_chunk: int, opened_first: int):
     with small(block=block, min_chunk=min_chunk), pytest.MonkeyPatch.context() as patch:

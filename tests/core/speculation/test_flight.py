@@ -65,11 +65,13 @@ def run_time(rig: RowCosts, flight: Flight, right: int) -> float:
             heard = verdicts[-1]
 
 
-@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.9])
 @pytest.mark.parametrize(
-    "flight", [Flight(3, 4, 2), Flight(1, 1, 2), Flight(7, 8, 2), Flight(2, 6, 3), Flight(5, 2, 4)]
-)
-@pytest.mark.parametrize("stages", [2, 3])
+    ("flight", "acceptance", "stages"),
+    [
+        (Flight(3, 4, 2), 0.3, 2), (Flight(1, 1, 2), 0.9, 3), (Flight(7, 8, 2), 0.8, 2), (Flight(2, 6, 3), 0.6, 3),
+        (Flight(5, 2, 4), 0.8, 3),
+    ],
+)  # fmt: skip
 def test_it_is_what_dice_give(flight: Flight, acceptance: float, stages: int) -> None:
     r = rig(stages=stages)
     assert tokens_per_second(r, flight, acceptance) == pytest.approx(flown(r, flight, acceptance, 30_000, 5), rel=0.02)

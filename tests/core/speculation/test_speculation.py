@@ -3,8 +3,7 @@
 from random import Random
 
 import pytest
-from effort import thorough
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, blocks, next_token, small
 
@@ -48,7 +47,6 @@ def right_guesses(proposal: Proposal, count: int | None = None) -> list[Draft]:
 FLIGHTS = st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1, 4))
 
 
-@settings(max_examples=thorough(40, 400))
 @given(
     st.integers(0, 10_000), FLIGHTS, st.floats(0, 1), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5),
     st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 12, 7]), st.sampled_from([None, 4, 9, 0]),
