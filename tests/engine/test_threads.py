@@ -1,7 +1,14 @@
-"""A thread that has used MLX leaves nothing behind that would need an interpreter."""
+"""What MLX computes for a thread does not preempt it, and leaves nothing behind that would need an interpreter."""
 
+import os
 import subprocess
 import sys
+import threading
+
+import mlx.core as mx
+import pytest
+
+from splitinfer.engine.threads import clears_streams
 
 ENDS = """
 import threading
@@ -25,3 +32,22 @@ def test_a_process_ends_at_once_behind_a_thread_that_has_compiled():
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has a class of threads for batch work")
+def test_what_computes_for_a_thread_is_woken_without_preempting_it():
+    """Where both share a processor, each of a step's operations cost two switches between them."""
+    found, before = dict[str, set[int]](), set(os.listdir("/proc/self/task"))
+
+    @clears_streams
+    def run():
+        mx.eval(mx.ones((3,)) + 1)
+        started = set(os.listdir("/proc/self/task")) - before
+        found["started"] = {os.sched_getscheduler(int(thread)) for thread in started}
+        found["own"] = {os.sched_getscheduler(0)}
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert os.SCHED_BATCH in found["started"]
+    assert found["own"] == {os.SCHED_OTHER}
