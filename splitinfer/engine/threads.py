@@ -38,8 +38,8 @@ def clears_streams(run: Callable[P, None]) -> Callable[P, None]:
 
 
 def _begin_computing() -> None:
-    """Have MLX start the thread that computes for this one, in the class for batch work, which it inherits. A class that
-    somebody has chosen for this process stays."""
+    """Have MLX start the thread that computes for this one, in the class for batch work, which it inherits. Another
+    class than the usual one was chosen for this process, and stays."""
     if not hasattr(os, "SCHED_BATCH") or on_gpu() or os.sched_getscheduler(0) != os.SCHED_OTHER:  # 0: this thread's
         return
     with contextlib.suppress(OSError):  # a system may forbid it

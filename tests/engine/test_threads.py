@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from splitinfer.engine.threads import clears_streams
 
+TASKS = Path("/proc/self/task")  # of this process: its threads
 ENDS = """
 import threading
 import mlx.core as mx
@@ -35,15 +37,14 @@ def test_a_process_ends_at_once_behind_a_thread_that_has_compiled():
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has a class of threads for batch work")
-def test_what_computes_for_a_thread_is_woken_without_preempting_it():
+def test_what_computes_for_a_thread_is_woken_without_preempting_it() -> None:
     """Where both share a processor, each of a step's operations cost two switches between them."""
-    found, before = dict[str, set[int]](), set(os.listdir("/proc/self/task"))
+    found, before = dict[str, set[int]](), set(TASKS.iterdir())
 
     @clears_streams
-    def run():
+    def run() -> None:
         mx.eval(mx.ones((3,)) + 1)
-        started = set(os.listdir("/proc/self/task")) - before
-        found["started"] = {os.sched_getscheduler(int(thread)) for thread in started}
+        found["started"] = {os.sched_getscheduler(int(task.name)) for task in set(TASKS.iterdir()) - before}
         found["own"] = {os.sched_getscheduler(0)}
 
     thread = threading.Thread(target=run)
