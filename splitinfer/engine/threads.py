@@ -1,15 +1,30 @@
-"""Ends threads that have used MLX.
+"""Threads that use MLX: those that compute for them, and how they end.
+
+On a processor MLX computes on one more thread for each that uses it, and wakes that for every operation. Where a stage
+is pinned both share a processor, and Linux takes it from the thread that hands the operations over: dozens of times a
+step, more often or less often by what the two have had of it before. A thread of the class for batch work is woken
+without that. It runs when the other waits, once a step. Where there are more processors the two run beside each other,
+and a thread of that class would only begin later.
 
 MLX keeps streams and compiled functions per thread. What a thread leaves behind is freed when the operating system's
 thread ends, which is after Python's ``join``: freeing compiled functions then needs an interpreter that may be shutting
 down, and aborts. So a thread gives them up itself, at its end.
 """
 
+import contextlib
+import os
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import mlx.core as mx
+
+from splitinfer.engine.cpu_affinity import has_own_processor
+from splitinfer.models.memory import on_gpu
+
+_TASKS = Path("/proc/self/task")
+_LOOK_EVERY = 1.0  # seconds: processes are pinned after they were started
 
 P = ParamSpec("P")
 
@@ -25,3 +40,52 @@ def clears_streams(run: Callable[P, None]) -> Callable[P, None]:
             mx.clear_streams()
 
     return running
+
+
+class ComputingThread:
+    """The thread on which MLX computes for the one that makes this, which must not have used MLX yet. Used on that."""
+
+    def __init__(self) -> None:
+        self._task = _start_computing()
+        self._is_batch, self._next = False, 0.0
+
+    def update(self, now: float) -> None:
+        """Call often: have it preempt the other while they do not share one processor. ``now``: in seconds."""
+        if self._task is None or now < self._next:
+            return
+        self._next, is_batch = now + _LOOK_EVERY, has_own_processor()
+        if is_batch != self._is_batch:
+            self._is_batch = is_batch
+            with contextlib.suppress(OSError):  # it has ended
+                _set_class(self._task, os.SCHED_BATCH if is_batch else os.SCHED_OTHER)
+
+
+def _start_computing() -> int | None:
+    """Have MLX start the thread that computes for this one; its number, ``None`` where there are no classes, or where
+    another than the usual one was chosen for this process."""
+    if not hasattr(os, "SCHED_BATCH") or on_gpu() or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return None
+    before = set(_TASKS.iterdir())
+    try:
+        _set_class(0, os.SCHED_BATCH)  # of this thread; one that it starts has it, too, and is known by that
+        mx.eval(mx.zeros((1,)))
+        started = [int(task.name) for task in set(_TASKS.iterdir()) - before]
+        return next((task for task in started if _take_back(task)), None)
+    except OSError:  # a system may forbid it
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            _set_class(0, os.SCHED_OTHER)
+
+
+def _take_back(task: int) -> bool:
+    """Give a thread of the class for batch work the usual one; whether it was of that class."""
+    with contextlib.suppress(OSError):  # it has ended
+        if os.sched_getscheduler(task) == os.SCHED_BATCH:
+            _set_class(task, os.SCHED_OTHER)
+            return True
+    return False
+
+
+def _set_class(task: int, policy: int) -> None:
+    os.sched_setscheduler(task, policy, os.sched_param(0))

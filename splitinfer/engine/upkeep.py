@@ -1,5 +1,6 @@
 """What both loops do besides acting on events, the coordinator's and the workers': the machine stays awake, its other
-processes know what this one holds, likely steps are built ahead, and an idle device is kept awake."""
+processes know what this one holds, what computes preempts nothing on a pinned stage, likely steps are built ahead, and
+an idle device is kept awake."""
 
 import queue
 import time
@@ -7,6 +8,7 @@ from typing import Generic, TypeVar
 
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.engine.threads import ComputingThread
 from splitinfer.models.memory import HeldReport
 from splitinfer.system.keep_awake import KeepAwake
 
@@ -18,12 +20,16 @@ class Upkeep(Generic[T]):
 
     def __init__(self, inbox: Mailbox[T]) -> None:
         self._inbox, self._awake, self._held = inbox, KeepAwake(), HeldReport()
+        self._computing: ComputingThread | None = None  # of the loop's thread
 
     def watch_machine(self, *, is_needed: bool) -> None:
-        """Keep the machine awake while it ``is_needed``, and report what is held."""
+        """Keep the machine awake while it ``is_needed``, and report what is held. Call it on the loop's thread, before
+        that uses MLX."""
         now = time.monotonic()
         self._awake.update(is_needed, now)
         self._held.update(now)
+        self._computing = self._computing or ComputingThread()
+        self._computing.update(now)
 
     def until_release(self) -> float | None:
         """Seconds until the machine may sleep."""
