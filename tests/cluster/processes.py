@@ -216,6 +216,17 @@ def coordinator(layout: Path, *args: str) -> Iterator[Running]:
         running.end()
 
 
+def local_workers(coordinator: psutil.Process | None = None) -> dict[str, psutil.Process]:
+    """The living local workers of a coordinator, of this process if none is given, by their stages' names."""
+    found = {}
+    for child in (coordinator or psutil.Process()).children():
+        with suppress(psutil.Error):  # it has ended
+            line = child.cmdline()
+            if "--name" in line and child.status() != psutil.STATUS_ZOMBIE:
+                found[line[line.index("--name") + 1]] = child
+    return found
+
+
 def write_layout(folder: Path, addresses: Sequence[str], model: str = "demo", layers: int = 12) -> Path:
     """A layout file that cuts ``layers`` evenly over the coordinator and workers at ``addresses``."""
     share = layers // (len(addresses) + 1)

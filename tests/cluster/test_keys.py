@@ -16,7 +16,7 @@ from splitinfer.demo import TARGET
 from splitinfer.errors import PeerError, Refused
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
-from transports import KeyPair, LinkOptions, LinkRefused, Security, connect
+from transports import LinkOptions, LinkRefused, Security, connect
 
 PROMPT = "Once upon a time there was"
 PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)
@@ -100,6 +100,7 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
         )
 
 
+@pytest.mark.nightly
 def test_a_local_worker_before_one_with_a_key(tmp_path: Path, expected: list[int]) -> None:
     """It comes with this machine's key."""
     with beyond_loopback(tmp_path, "air") as air:
@@ -119,14 +120,7 @@ def is_refused(there: str, options: LinkOptions) -> bool:
     return False
 
 
-def test_a_peer_without_the_key_gets_nothing(tmp_path: Path) -> None:
-    with beyond_loopback(tmp_path, "mini") as mini:
-        for options in (LinkOptions(), LinkOptions(security=Security(KeyPair.make(), key(mini)))):
-            with pytest.raises(LinkRefused):
-                connect(address(mini), timeout=5, options=options)
-        assert mini.is_alive
-
-
+@pytest.mark.nightly
 def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[int]) -> None:
     with beyond_loopback(tmp_path, "mini") as mini:
         keyring(tmp_path, "mini").admit(Keyring().own().public, "studio")
@@ -143,6 +137,7 @@ def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[
                 assert llm.stats()["rejoins"] == 1
 
 
+@pytest.mark.nightly
 def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> None:
     with beyond_loopback(tmp_path, "mini", "--insecure") as mini:
         mini.sees("--insecure: any host that reaches tcp://.* can use this worker")
@@ -152,17 +147,3 @@ def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> N
         there["stages"][1]["key"] = "ab" * 32  # type: ignore[index]
         with pytest.raises(PeerError, match="A worker with --insecure, or on its own machine only, has no key"):
             LLM(there)
-
-
-def test_on_loopback_there_are_no_keys(tmp_path: Path) -> None:
-    with worker(name="near") as near:
-        assert near.address
-        assert "key" not in near.err
-    assert not (tmp_path / "config").exists()
-
-
-def test_it_sleeps_when_nobody_is_there(tmp_path: Path) -> None:
-    """Whoever answers for keys sleeps, too."""
-    with beyond_loopback(tmp_path, "mini") as mini:
-        assert mini.address
-        until(lambda: mini.process.cpu_percent(1.0) < 2.0, "an idle worker takes under 2 % of a processor", 20)

@@ -6,8 +6,10 @@ import contextlib
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from campaigns import link_kills
 from contract import SECONDS, reason_at
 from echoes import EXIT, echo
 
@@ -20,25 +22,36 @@ ADDRESSES = {
     "rdma": "rdma://127.0.0.1:0?backend=ring",
     "curve+rdma": "curve+rdma://127.0.0.1:0?backend=ring",
 }
-every_scheme = pytest.mark.parametrize("address", ADDRESSES.values(), ids=ADDRESSES)
-three_schemes = pytest.mark.parametrize(
-    "address", list(ADDRESSES.values())[:3], ids=list(ADDRESSES)[:3]
-)  # for slow tests
-both_sides = pytest.mark.parametrize("side", ["connector", "listener"])
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 
 
-@every_scheme
-@both_sides
+def by_default(*usual: tuple[str, str]) -> pytest.MarkDecorator:
+    """Each scheme with each side that we can be; those that are not usual run nightly."""
+    cases = [(scheme, side) for scheme in ADDRESSES for side in ("connector", "listener")]
+    return pytest.mark.parametrize(
+        ("address", "side"),
+        [
+            pytest.param(
+                ADDRESSES[scheme],
+                side,
+                id=f"{scheme}-{side}",
+                marks=() if (scheme, side) in usual else pytest.mark.nightly,
+            )
+            for scheme, side in cases
+        ],
+    )
+
+
+@by_default(("tcp", "connector"), ("rdma", "listener"))
 def test_a_killed_peer_is_noticed_at_once(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGKILL)
         assert "lost" in reason_at(link)  # and not silent, which takes seconds to show
 
 
-@every_scheme
-def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
-    with echo("listener", LinkOptions(), address) as (link, child):
+@by_default(("tcp", "listener"), ("rdma", "connector"))
+def test_a_peer_that_exits_is_noticed_at_once(side: str, address: str) -> None:
+    with echo(side, LinkOptions(), address) as (link, child):
         link.send(Frame(EXIT))
         assert "lost" in reason_at(link)
         assert child.wait(SECONDS) == 0
@@ -46,8 +59,7 @@ def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
         assert child.stderr.read() == ""
 
 
-@three_schemes
-@both_sides
+@by_default(("tcp", "listener"))
 def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         started = time.monotonic()
@@ -59,8 +71,7 @@ def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> Non
         assert took > 0.7
 
 
-@three_schemes
-@both_sides
+@by_default(("tcp", "connector"))
 def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -69,8 +80,7 @@ def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> N
         child.send_signal(signal.SIGCONT)
 
 
-@three_schemes
-@both_sides
+@by_default(("tcp", "listener"))
 def test_abort_frees_a_sender_that_waits(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -107,8 +117,7 @@ def _wait_until_stuck(sent: list[Frame]) -> None:
         time.sleep(0.1)
 
 
-@every_scheme
-@both_sides
+@by_default(("tcp", "connector"))
 def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str) -> None:
     small, large = LinkOptions(max_part_bytes=1 << 20), LinkOptions()
     here, there = (large, small) if side == "connector" else (small, large)
@@ -122,3 +131,11 @@ def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str
         assert receiver.recv(SECONDS).header == b"fits"
         reason_at(receiver)
         reason_at(sender)
+
+
+@pytest.mark.nightly
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    count = link_kills.campaign(20, 5, tmp_path)
+    assert count.faults == []
+    assert sum(count.kills.values()) == 20
+    assert count.frames > 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -25,9 +24,6 @@ import transports
 from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable, emulated
 from transports.framing import Kind, encode
 from transports.rdma import handshake, link, transport
-from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
-from transports.rdma.child_process import ChildProcess
-from transports.rdma.groups import Group
 from transports.rdma.messages import Stream
 
 RING = "rdma://127.0.0.1:0?backend=ring"
@@ -150,37 +146,6 @@ def test_nothing_is_left_over() -> None:
 def named_segments() -> set[Path]:
     """Shared memory that would outlive us, where the system shows it."""
     return set(Path("/dev/shm").glob("splitinfer-*"))
-
-
-def test_an_idle_link_costs_nothing() -> None:
-    with pair(RING, LinkOptions()) as (here, there):
-        here.send(Frame(b"hello"))
-        there.recv(SECONDS)
-        time.sleep(0.2)
-        children = [child_of(here), child_of(there)]
-        before = time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children)
-        time.sleep(1.0)
-        assert time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children) - before < 0.15
-
-
-@both_ends
-def test_who_closes_a_link_that_failed_does_not_hide_why(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an application does that hears of the end before the peer has been told."""
-    with pair(RING) as links:
-        one = links[end]
-        assert isinstance(one, link.RdmaLink)
-        own, close = one._thread, one._control.close
-
-        def late(reason: str = "") -> None:
-            if threading.current_thread() is own:
-                time.sleep(0.2)
-            close(reason)
-
-        monkeypatch.setattr(one._control, "close", late)
-        child_of(one).kill()
-        assert "signal 9" in reason_at(one)
-        one.close()
-        assert "signal 9" in reason_at(links[1 - end])
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -393,84 +358,3 @@ def test_an_emulated_rdma_link() -> None:
         here.send(Frame(b"hello"))
         assert both.accept(SECONDS).recv(SECONDS).header == b"hello"
         here.abort()
-
-
-# -- between a process and its child -----------------------------------------------------------------------------------
-
-
-def test_the_gather_that_jaccl_needs_goes_by_way_of_the_parents() -> None:
-    """Two handshakes with children of our own making, as JACCL's would ask: each gives some bytes and gets both's."""
-    got: dict[int, bytes] = {}
-    ends = [_Fake(rank, got) for rank in (0, 1)]
-    with pair(TCP) as controls, closing(ends[0]), closing(ends[1]):
-        shakes = []
-        for control, fake in zip(controls, ends, strict=True):
-            shakes.append(handshake._Handshake(control, QUICK, ("", None)))
-            shakes[-1].group = Group(fake, ("", None))  # type: ignore[arg-type]
-        threads = [threading.Thread(target=shake.finish, args=(rank,)) for rank, shake in enumerate(shakes)]
-        threads += [threading.Thread(target=fake.play) for fake in ends]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert got == {0: b"rank 0rank 1", 1: b"rank 0rank 1"}
-
-
-class _Fake:
-    """A carrier whose child is this object."""
-
-    def __init__(self, rank: int, got: dict[int, bytes]) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel, self._child = Channel(ours), Channel(theirs)
-        self._rank, self._got = rank, got
-
-    def close(self) -> None:
-        self.channel.socket.close()
-        self._child.socket.close()
-
-    def play(self) -> None:
-        self._child.send(Word.ALIVE)
-        self._child.send(Word.GATHER, text=b"rank %d" % self._rank)
-        record = self._child.recv(SECONDS)
-        assert record is not None
-        assert record.word is Word.GATHERED
-        self._got[self._rank] = record.text
-        self._child.send(Word.READY)
-
-
-def test_a_channel_keeps_words_apart_and_ends_with_its_other_end() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
-    assert ours.recv(0.01) is None
-    theirs.send(Word.GATHER, text=bytes(100_000))
-    theirs.send(Word.GOT, 1 << 40, 7)
-    first, second = ours.recv(SECONDS), ours.recv(SECONDS)
-    assert first is not None
-    assert second is not None
-    assert (first.word, len(first.text)) == (Word.GATHER, 100_000)
-    assert (second.word, second.offset, second.size, second.text) == (Word.GOT, 1 << 40, 7, b"")
-    with pytest.raises(ChannelClosedError, match=r"does not read|unavailable"):
-        _send_alive_for_ever(ours)
-    theirs.socket.close()
-    with pytest.raises(ChannelClosedError):
-        ours.recv(SECONDS)
-    ours.socket.close()
-
-
-def _send_alive_for_ever(channel: Channel) -> None:
-    while True:
-        channel.send(Word.ALIVE)
-
-
-def test_a_child_that_is_told_nonsense_says_why() -> None:
-    process = ChildProcess()
-    try:
-        process.start(Job(0, "ring", 1, 5, 0.1, 0.1))
-        process.channel.send(Word.WAKE)
-        words = []
-        while (record := process.channel.recv(SECONDS)) is not None and record.word is not Word.FAILED:
-            words.append(record.word)
-        assert words[0] is Word.UP
-        assert record is not None
-        assert record.text == b"WAKE in place of GO"
-    finally:
-        process.end()
