@@ -22,34 +22,27 @@ ADDRESSES = {
     "rdma": "rdma://127.0.0.1:0?backend=ring",
     "curve+rdma": "curve+rdma://127.0.0.1:0?backend=ring",
 }
+SIDES = ("connector", "listener")
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 
 
-def by_default(*usual: tuple[str, str]) -> pytest.MarkDecorator:
+def by_default(*usual: str) -> pytest.MarkDecorator:
     """Each scheme with each side that we can be; those that are not usual run nightly."""
-    cases = [(scheme, side) for scheme in ADDRESSES for side in ("connector", "listener")]
+    cases = {f"{scheme}-{side}": (ADDRESSES[scheme], side) for scheme in ADDRESSES for side in SIDES}
+    marks = {name: () if name in usual else pytest.mark.nightly for name in cases}
     return pytest.mark.parametrize(
-        ("address", "side"),
-        [
-            pytest.param(
-                ADDRESSES[scheme],
-                side,
-                id=f"{scheme}-{side}",
-                marks=() if (scheme, side) in usual else pytest.mark.nightly,
-            )
-            for scheme, side in cases
-        ],
+        ("address", "side"), [pytest.param(*case, id=name, marks=marks[name]) for name, case in cases.items()]
     )
 
 
-@by_default(("tcp", "connector"), ("rdma", "listener"))
+@by_default("tcp-connector", "rdma-listener")
 def test_a_killed_peer_is_noticed_at_once(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGKILL)
         assert "lost" in reason_at(link)  # and not silent, which takes seconds to show
 
 
-@by_default(("tcp", "listener"), ("rdma", "connector"))
+@by_default("tcp-listener", "rdma-connector")
 def test_a_peer_that_exits_is_noticed_at_once(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         link.send(Frame(EXIT))
@@ -59,7 +52,7 @@ def test_a_peer_that_exits_is_noticed_at_once(side: str, address: str) -> None:
         assert child.stderr.read() == ""
 
 
-@by_default(("tcp", "listener"))
+@by_default("tcp-listener")
 def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         started = time.monotonic()
@@ -71,7 +64,7 @@ def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> Non
         assert took > 0.7
 
 
-@by_default(("tcp", "connector"))
+@by_default("tcp-connector")
 def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -80,7 +73,7 @@ def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> N
         child.send_signal(signal.SIGCONT)
 
 
-@by_default(("tcp", "listener"))
+@by_default("tcp-listener")
 def test_abort_frees_a_sender_that_waits(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -117,7 +110,7 @@ def _wait_until_stuck(sent: list[Frame]) -> None:
         time.sleep(0.1)
 
 
-@by_default(("tcp", "connector"))
+@by_default("tcp-connector")
 def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str) -> None:
     small, large = LinkOptions(max_part_bytes=1 << 20), LinkOptions()
     here, there = (large, small) if side == "connector" else (small, large)

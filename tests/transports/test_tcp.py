@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import signal
 import socket
 import threading
-import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +19,7 @@ from echoes import echo, process
 import transports
 from transports import Frame, LinkOptions, LinkRefused, LinkTimeout
 from transports.framing import VERSION, Kind, encode
-from transports.listener_hub import UNKNOWN, WarningLimiter, _Connection, _name_peer, _shut_connection
+from transports.listener_hub import WarningLimiter
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -205,14 +201,6 @@ def test_nothing_leaks() -> None:
     until(lambda: me.num_threads() <= num_threads, "native threads end")
 
 
-@pytest.mark.nightly
-def test_an_idle_link_costs_nothing() -> None:
-    with pair(LOOPBACK, LinkOptions()):
-        before = time.process_time()
-        time.sleep(1.0)
-        assert time.process_time() - before < 0.1
-
-
 @pytest.mark.parametrize(
     "how",
     ["pass", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("link.close('bye')", "listener.close()"))],
@@ -260,21 +248,6 @@ def test_names_and_ipv6(host: str) -> None:
         assert listener.accept(SECONDS).recv(SECONDS).header == b"hi"
 
 
-def test_a_name_nobody_knows() -> None:
-    with pytest.raises(transports.AddressError, match="cannot resolve"):
-        transports.listen("tcp://nobody.invalid:5577")
-
-
-def test_a_number_that_is_a_files_by_now_leaves_nothing_of_the_file(tmp_path: Path) -> None:
-    """zmq tells of a descriptor when its connection may be gone, and the number another thing's."""
-    with open(tmp_path / "locked", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert _name_peer(file.fileno()) == UNKNOWN
-        _shut_connection(_Connection(file.fileno(), "127.0.0.1:1", 0.0))
-    with open(tmp_path / "locked", "w") as again:  # a duplicate that is left open would hold the lock
-        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def test_complaints_are_rationed() -> None:
     limiter = WarningLimiter()
     assert limiter.allows("10.0.0.1:1", now=0.0)
@@ -299,34 +272,3 @@ def test_ctrl_c_while_waiting_leaves_the_link_as_it_is() -> None:
         timer.join()
         here.send(Frame(b"two"))
         assert there.recv(SECONDS).header == b"two"
-
-
-@pytest.mark.nightly
-def test_a_reader_on_a_port_with_several_links_waits_for_nobody() -> None:
-    """Links come and go while one of them is read; every frame comes at once."""
-    with transports.listen(LOOPBACK, options=QUICK) as listener:
-        first = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        there = listener.accept(SECONDS)
-        waits = []
-        for turn in range(6):
-            with contextlib.ExitStack() as stack:
-                for _ in range(turn % 3):
-                    stack.callback(transports.connect(listener.address, timeout=SECONDS, options=QUICK).abort)
-                    stack.callback(listener.accept(SECONDS).abort)
-                for index in range(10):
-                    threading.Timer(0.02, first.send, [Frame(bytes([index]))]).start()
-                    began = time.monotonic()
-                    assert there.recv(SECONDS).header == bytes([index])
-                    waits.append(time.monotonic() - began)
-        assert max(waits) < 1.0
-        first.close()
-
-
-def test_a_wake_that_a_reader_has_taken_does_not_stop_the_network_thread() -> None:
-    """Both poll the same pipe. The thread may see the byte before the reader takes it, and get the loop after that."""
-    with pair("tcp://127.0.0.1:0") as (here, there):
-        hub = here._hub  # type: ignore[attr-defined]
-        with hub._loop_lock:
-            hub._attend([hub._wake_out])
-        here.send(Frame(b"still"))
-        assert there.recv(SECONDS).header == b"still"
