@@ -51,17 +51,6 @@ def test_one_of_two_workers_is_killed(victim: str, tmp_path: Path):
         assert len(peers.generate(other.address, num_tokens=3)) == 3
 
 
-@pytest.mark.parametrize("is_local", [False, True], ids=["remote", "local"])
-def test_a_worker_freezes(is_local: bool, tmp_path: Path):
-    with worker() as remote, generating(tmp_path, ["local" if is_local else remote.address]) as running:
-        frozen = running.children()[0] if is_local else remote.process
-        freeze(frozen)
-        ends_with_one_sentence(running, "nothing received")
-        if not is_local:
-            frozen.resume()
-            remote.sees("is gone|session ended")  # as it is thawed while it listens, or while it sends
-
-
 def test_the_coordinator_freezes(tmp_path: Path):
     """The worker gives it up and serves the next; the frozen one hears so when it wakes."""
     with worker() as remote, generating(tmp_path, [remote.address]) as running:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import stages
 from peers import Peer, hello
@@ -15,7 +14,7 @@ import splitinfer
 from splitinfer.demo import TARGET
 from splitinfer.errors import PeerError, Refused
 from splitinfer.keyring import Keyring
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM
 from transports import LinkOptions, LinkRefused, Security, connect
 
 PROMPT = "Once upon a time there was"
@@ -100,41 +99,12 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
         )
 
 
-@pytest.mark.nightly
-def test_a_local_worker_before_one_with_a_key(tmp_path: Path, expected: list[int]) -> None:
-    """It comes with this machine's key."""
-    with beyond_loopback(tmp_path, "air") as air:
-        keyring(tmp_path, "air").admit(Keyring().own().public, "studio")
-        three = layout(air)
-        three["stages"][0]["layers"] = 3  # type: ignore[index]
-        three["stages"].insert(1, {"name": "near", "layers": 3, "address": "local"})  # type: ignore[attr-defined]
-        with LLM(three) as llm:
-            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
-
-
 def is_refused(there: str, options: LinkOptions) -> bool:
     try:
         connect(there, timeout=5, options=options).close()
     except LinkRefused:
         return True
     return False
-
-
-@pytest.mark.nightly
-def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[int]) -> None:
-    with beyond_loopback(tmp_path, "mini") as mini:
-        keyring(tmp_path, "mini").admit(Keyring().own().public, "studio")
-        there, port = layout(mini), address(mini).rpartition(":")[2]
-        with LLM(there, settings=Settings(rejoin_timeout=60)) as llm:
-            request = llm.submit(PROMPT, splitinfer.SamplingParams(max_tokens=60, ignore_eos=True))
-            for event in request:
-                if event.token_ids:
-                    break
-            psutil.Process(mini.pid).kill()
-            with beyond_loopback(tmp_path, "mini", "--port", port) as again:
-                again.sees("waits at")
-                assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
-                assert llm.stats()["rejoins"] == 1
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
+import left_over
 import psutil
 import pytest
 import yaml
@@ -24,7 +25,7 @@ from splitinfer.kvstore.files import Folder
 Chat = list[dict[str, str]]
 TALE: Chat = [{"role": "user", "content": "Once upon a time"}]
 LONG_TALE: Chat = [{"role": "user", "content": "Once there was a poor woodcutter who lived in the forest. " * 36}]
-NUM_TOKENS, STRUCK_AFTER = 120, 8
+NUM_TOKENS, STRUCK_AFTER = 80, 8
 ANSWER = {"temperature": 0.8, "seed": 7, "ignore_eos": True}
 BLOCK = 256  # tokens of KV in a file
 
@@ -33,7 +34,7 @@ class Pipeline:
     """The processes, and what a client asks of them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._client = folder, httpx.Client()
         self.worker = self._start_worker(0)
         self.address = self.worker.address
         self._layout = folder / "layout.yaml"
@@ -49,7 +50,9 @@ class Pipeline:
             "--drain-seconds", "60",
         )  # fmt: skip
         url = self.server.sees(r"serving demo at (http://127.0.0.1:\d+)/v1")[1]
+        self._client.close()
         self._client = httpx.Client(base_url=url, timeout=120)
+        left_over.keep()
 
     def _start_worker(self, port: int) -> RunningWorker:
         kv = str(self._folder / "kv of b")
@@ -59,6 +62,7 @@ class Pipeline:
         """At the place of the one that is gone."""
         self.worker.end()
         self.worker = self._start_worker(int(self.address.rpartition(":")[2]))
+        left_over.keep()
 
     @property
     def local_worker(self) -> psutil.Process:
@@ -110,8 +114,11 @@ class Pipeline:
         assert self.counter("rejoins") == rejoins + 1
 
     def close(self) -> None:
+        self._client.close()
+        children = [self.server.process, self.worker.process, *self.server.children()]
         self.server.end()
         self.worker.end()
+        until(lambda: are_gone(children), "nobody is left")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from splitinfer.llm import LLM
 TALE = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1")
 LONG = (*TALE, "--max-tokens", "8000")  # to the end of its context: several seconds
 NUM_SHORT = 100  # tokens: a second, perhaps
-NOT_WAITING = ("--rejoin-timeout", "0")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
@@ -119,16 +118,6 @@ def test_sigterm_lets_a_short_answer_end(tmp_path: Path, remote: RunningWorker):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", [TERM, INT])
-def test_the_second_signal_does_not_wait(number: int, tmp_path: Path, remote: RunningWorker):
-    with phase("answering", tmp_path, remote.address) as running:
-        running.signal(TERM)
-        written = len(running.out)
-        until(lambda: len(running.out) > written + 40, "it goes on")
-        ends(running, number)
-
-
-@pytest.mark.nightly
 def test_impatient_ctrl_c(tmp_path: Path, remote: RunningWorker):
     """Again and again, while it is ending."""
     with phase("answering", tmp_path, remote.address) as running:
@@ -142,31 +131,8 @@ def test_impatient_ctrl_c(tmp_path: Path, remote: RunningWorker):
         has_ended(running, children, 130)
 
 
-@pytest.mark.nightly
-def test_sigterm_after_an_answer_ends_the_chat(tmp_path: Path, remote: RunningWorker):
-    """Nobody closes its standard input: it is interrupted there, and has no further turn."""
-    layout = write_layout(tmp_path, [remote.address])
-    with coordinator(layout, "--chat", "--max-tokens", "60", "--temp", "0") as running:
-        running.types("Hello\n")
-        running.prints(r"\w")
-        running.types("And then?\n")
-        ends(running, TERM)
-
-
 @pytest.mark.parametrize("number", [INT, pytest.param(TERM, marks=pytest.mark.nightly)])
 def test_an_idle_worker_is_told_to_end(number: int):
     with worker() as idle:
         assert idle.address
         ends(idle, number)
-
-
-@pytest.mark.nightly
-def test_a_local_worker_is_told_to_end(tmp_path: Path):
-    """Somebody ends the child instead of the coordinator."""
-    with coordinator(write_layout(tmp_path, ["local"]), *LONG, *NOT_WAITING) as running:
-        running.prints(".{40}")
-        children = running.children()
-        children[0].send_signal(TERM)
-        has_ended(running, children, 1)
-        (sentence,) = running.complaints
-        assert "the worker was stopped" in sentence

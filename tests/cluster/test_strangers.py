@@ -148,13 +148,6 @@ def test_two_hundred_connections_and_two_hundred_links_that_say_nothing(victim: 
 
 
 @pytest.mark.nightly
-def test_a_link_that_beats_and_says_nothing(victim: RunningWorker):
-    with unknown(victim) as silent:
-        assert "lost" in silent.ending
-        victim.sees(r"dropped tcp://\S+: it sent no message for 10 s")
-
-
-@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(psutil, "RLIMIT_NOFILE"), reason="this system sets no limits for other processes")
 def test_more_connections_than_descriptors(victim: RunningWorker):
     before, limits = victim.process.num_fds(), victim.process.rlimit(psutil.RLIMIT_NOFILE)
@@ -308,16 +301,6 @@ def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: 
 
 
 @pytest.mark.nightly
-def test_a_worker_that_listens_to_itself(victim: RunningWorker):
-    """A stage whose next stage is itself does no harm to the next coordinator."""
-    with greeted(victim) as peer:
-        assert isinstance(peer.say(load(stage=0, bounds=(0, 6, 12))).hear(), Ready)
-        peer.say(Connect(victim.address, "")).hear()
-        slices = (at(1, 0, 5, 6),)
-        peer.say(Step(StepPlan(0, (new(1),), slices), TensorSpec("float32", (2, 192))), TWO[1])
-
-
-@pytest.mark.nightly
 def test_echoes_that_nobody_reads_take_no_memory(victim: RunningWorker):
     """Two thousand times the most that one may ask for, 8 GB, on a connection that is never read from."""
     before = victim.rss
@@ -335,12 +318,3 @@ def test_echoes_that_nobody_reads_take_no_memory(victim: RunningWorker):
             largest = max(largest, victim.rss - before)
             time.sleep(0.02)
     assert largest < MOST_GROWTH
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [-1, MOST_BYTES + 1])
-def test_an_echo_of_a_size_that_none_has(size: int, victim: RunningWorker):
-    with greeted(victim) as peer:
-        (fault,) = peer.send(msgpack.packb({"kind": "echo", "reply_bytes": size})).rest()
-        assert isinstance(fault, Fault)
-        assert f"an echo of {size} bytes; it may have 4,194,304" in fault.reason
