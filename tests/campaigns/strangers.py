@@ -150,8 +150,8 @@ def strangers(victim: Victim, num_knocks: int, seed: int) -> dict[str, object]:
     assert victim.options.security is not None
     port = int(victim.address.rpartition(":")[2])
     good = Handshake.listened_to(port, victim.options, codec.encode(hello()))
-    door, chance = Door(port, good), random.Random(seed)
-    return _weather(victim, num_knocks, lambda _: knock(door, chance))
+    door, chance = Door(port, victim.options.security, good), random.Random(seed)
+    return _weather(victim, num_knocks, lambda number: knock(door, chance, number))
 
 
 def _weather(victim: Victim, count: int, strike: Callable[[int], str]) -> dict[str, object]:

@@ -7,8 +7,9 @@ ZMTP with CURVE, from the side that knocks (rfc.zeromq.org/spec/23 and 26):
     INITIATE (the long-term key) ->        here it is asked who is admitted
     <- READY, or ERROR                     only then messages, sealed
 
-A knock is bytes, made of a good handshake that was listened to: damaged, cut, too long, in another order, said again.
-Whoever has no key must hear nothing but WELCOME and ERROR (``words``).
+Most knocks are bytes, made of a good handshake that was listened to: damaged, cut, too long, in another order, said
+again. The others are live handshakes of libzmq with the wrong key, mechanism or server. Whoever has no key must hear
+nothing but WELCOME and ERROR (``words``).
 """
 
 import random
@@ -20,13 +21,14 @@ from dataclasses import dataclass
 
 from campaigns import fuzz
 
-from transports import Frame, LinkOptions, connect
+from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect
 
 GREETING = 64  # bytes
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _COMMAND, _LONG = 4, 2  # flags of a ZMTP frame
 _PATIENCE = 0.02  # seconds until it is believed that no more will be said
 _ANSWER_SECONDS = 2.0
+_LIVE_EVERY = 10  # they take as long as ten others
 TO_A_STRANGER = frozenset({"WELCOME", "ERROR"})
 
 
@@ -66,9 +68,9 @@ def words(said: bytes) -> list[str]:
 
 
 @contextmanager
-def tapped(port: int) -> Iterator[tuple[str, bytearray]]:
-    """The way to a worker for one connection, and what is said there on it."""
-    said = bytearray()
+def tapped(port: int) -> Iterator[tuple[str, bytearray, bytearray]]:
+    """The way to a worker for one connection, and what is said on it there and back."""
+    said, answered = bytearray(), bytearray()
 
     def pass_on(one: socket.socket, other: socket.socket, heard: bytearray) -> None:
         with suppress(OSError):
@@ -81,7 +83,7 @@ def tapped(port: int) -> Iterator[tuple[str, bytearray]]:
 
     def join() -> None:
         with door.accept()[0] as near, socket.create_connection(("127.0.0.1", port)) as far:
-            back = threading.Thread(target=pass_on, args=(far, near, bytearray()), daemon=True)
+            back = threading.Thread(target=pass_on, args=(far, near, answered), daemon=True)
             back.start()
             pass_on(near, far, said)
             back.join()
@@ -89,7 +91,7 @@ def tapped(port: int) -> Iterator[tuple[str, bytearray]]:
     with socket.create_server(("127.0.0.1", 0)) as door:
         joined = threading.Thread(target=join, daemon=True)
         joined.start()
-        yield f"tcp://127.0.0.1:{door.getsockname()[1]}", said
+        yield f"tcp://127.0.0.1:{door.getsockname()[1]}", said, answered
         joined.join(5)
 
 
@@ -104,7 +106,7 @@ class Handshake:
     @classmethod
     def listened_to(cls, port: int, options: LinkOptions, first_word: bytes) -> "Handshake":
         """One that an admitted peer makes."""
-        with tapped(port) as (address, heard):
+        with tapped(port) as (address, heard, _):
             link = connect(address, timeout=5, options=options)
             link.send(Frame(first_word))
             link.close("thank you")
@@ -118,9 +120,10 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """An encrypted worker's port, and a handshake of somebody who is admitted."""
+    """An encrypted worker's port; who is admitted, and a handshake of theirs."""
 
     port: int
+    admitted: Security
     good: Handshake
 
 
@@ -233,10 +236,23 @@ def _rest(connection: socket.socket, seconds: float, most: int = 100) -> bytes:
     return heard
 
 
-def knock(door: Door, chance: random.Random) -> str:
+def _live(door: Door, chance: random.Random) -> tuple[str, bytes]:
+    """A handshake of libzmq's with the wrong key, server or mechanism: which, and what came back."""
+    own, there = door.admitted.own, door.admitted.peer
+    wrong = {"key": Security(KeyPair.make(), there), "server": Security(own, KeyPair.make().public), "mechanism": None}
+    kind = chance.choice([*wrong])
+    with tapped(door.port) as (address, _, answered), suppress(TransportError):
+        connect(address, timeout=1, options=LinkOptions(security=wrong[kind])).abort("enough")
+    return f"wrong {kind}", bytes(answered)
+
+
+def knock(door: Door, chance: random.Random, number: int) -> str:
     """One stranger; which sort. Raises AssertionError if it hears what it must not."""
-    way = chance.choice(BYTES)
-    kind, heard = way.__name__.strip("_"), told(door, way(door, chance), chance)
+    if number % _LIVE_EVERY == 0:
+        kind, heard = _live(door, chance)
+    else:
+        way = chance.choice(BYTES)
+        kind, heard = way.__name__.strip("_"), told(door, way(door, chance), chance)
     assert set(words(heard)) <= TO_A_STRANGER, f"{kind}: a stranger heard {words(heard)}"
     assert b"SPLI" not in heard, f"{kind}: bytes of ours, and not even sealed"
     return kind
