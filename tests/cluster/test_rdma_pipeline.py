@@ -17,7 +17,7 @@ from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
 from transports.emulated_jaccl.world import World
 from transports.rdma.groups import kept_groups
 
-PARAMS = splitinfer.SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=4)
+PARAMS = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"
 RING = {"transport": "rdma", "backend": "ring"}
 
