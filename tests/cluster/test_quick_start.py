@@ -42,7 +42,7 @@ def run(line: str, clone: Path) -> str:
     """What a line of a shell prints."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SPLITINFER_CUDA": "0"}
     words = ["bash", "-o", "pipefail", "-c", line]
-    done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout

@@ -17,6 +17,7 @@ import left_over
 import psutil
 import pytest
 import yaml
+from held_port import held_port
 from interrupts import freeze
 from processes import Running, RunningWorker, are_gone, local_workers, until
 
@@ -33,14 +34,13 @@ BLOCK = 256  # tokens of KV in a file
 class Pipeline:
     """The processes, and what a client asks of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._client = folder, httpx.Client()
-        self.worker = self._start_worker(0)
-        self.address = self.worker.address
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self.port, self._client = folder, port, httpx.Client()
         self._layout = folder / "layout.yaml"
-        stages = [{"name": name, "layers": 4} for name in "abc"]
-        stages[1]["address"], stages[2]["address"] = self.address, "local"
+        addresses = ({}, {"address": f"tcp://127.0.0.1:{port}"}, {"address": "local"})
+        stages = [{"name": name, "layers": 4} | where for name, where in zip("abc", addresses, strict=True)]
         self._layout.write_text(yaml.safe_dump({"model": "demo", "stages": stages}))
+        self.start_worker()
         self.start_server()
         self.undisturbed = "".join(self.stream())
 
@@ -54,14 +54,9 @@ class Pipeline:
         self._client = httpx.Client(base_url=url, timeout=120)
         left_over.keep()
 
-    def _start_worker(self, port: int) -> RunningWorker:
+    def start_worker(self) -> None:
         kv = str(self._folder / "kv of b")
-        return RunningWorker("worker", "--no-announce", "--name", "b", "--port", str(port), "--kv-dir", kv)
-
-    def start_worker_again(self) -> None:
-        """At the place of the one that is gone."""
-        self.worker.end()
-        self.worker = self._start_worker(int(self.address.rpartition(":")[2]))
+        self.worker = RunningWorker("worker", "--no-announce", "--name", "b", "--port", str(self.port), "--kv-dir", kv)
         left_over.keep()
 
     @property
@@ -123,9 +118,10 @@ class Pipeline:
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    made = Pipeline(tmp_path_factory.mktemp("pipeline"))
-    yield made
-    made.close()
+    with held_port() as port:  # nobody else gets it while the worker is gone
+        made = Pipeline(tmp_path_factory.mktemp("pipeline"), port)
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize(
@@ -135,13 +131,14 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     ids=["SIGKILL", "SIGTERM", "SIGINT"],
 )  # fmt: skip
 def test_a_worker_that_ends_is_started_again_at_the_same_place(number: int, code: int, reason: str, pipeline: Pipeline):
-    port = pipeline.address.rpartition(":")[2]
     with pipeline.in_a_stream():
         pipeline.worker.signal(number)
         pipeline.until_it_waits("b")
         assert pipeline.worker.wait(30) == code
-        pipeline.server.sees(f"{reason}.* start it there again with: splitinfer worker --host 0.0.0.0 --port {port}")
-        pipeline.start_worker_again()
+        pipeline.server.sees(
+            f"{reason}.* start it there again with: splitinfer worker --host 0.0.0.0 --port {pipeline.port}"
+        )
+        pipeline.start_worker()
     pipeline.server.sees("all stages are back")
 
 
