@@ -6,10 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from campaigns import link_kills
 from contract import SECONDS, reason_at
 from echoes import EXIT, echo
 
@@ -124,11 +122,3 @@ def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str
         assert receiver.recv(SECONDS).header == b"fits"
         reason_at(receiver)
         reason_at(sender)
-
-
-@pytest.mark.nightly
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    count = link_kills.campaign(20, 5, tmp_path)
-    assert count.faults == []
-    assert sum(count.kills.values()) == 20
-    assert count.frames > 0
