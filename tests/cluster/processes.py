@@ -33,11 +33,6 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def figure(text: str) -> None:
-    """A measured figure, for the report of pytest -rP."""
-    sys.stdout.write(f"{text}\n")
-
-
 class _Stream:
     """One of a process's output streams, read in the background."""
 
