@@ -251,7 +251,7 @@ def test_a_message_that_makes_no_sense(
 ):
     with door(victim) as peer:
         known = len(victim.complaints)
-        if answers is Result | Fault:
+        if answers == Result | Fault:
             heard = [peer.send(header, *parts).hear()]
         else:
             heard = peer.send(header, *parts).rest() if door is not greeted else order(peer, header)

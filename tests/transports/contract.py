@@ -221,7 +221,6 @@ def check_abort(address: str) -> None:
     for end in (0, 1):
         with pair(address) as links:
             mine, peers = links[end], links[1 - end]
-            peers.send(Frame(b"never read"))
             caught: list[LinkClosed] = []
             waiting = threading.Thread(target=_recv_until_closed, args=(mine, caught))
             waiting.start()
@@ -234,6 +233,12 @@ def check_abort(address: str) -> None:
             mine.abort("again")
             mine.close("and again")
             assert reason_at(mine) == "had enough"
+    with pair(address) as (here, there):
+        here.send(Frame(b"never read"))
+        here.beat(1)
+        until(lambda: there.peer_progress == 1, "arrival")
+        there.abort("had enough")
+        assert reason_at(there) == "had enough"
 
 
 def _recv_until_closed(link: Link, caught: list[LinkClosed]) -> None:
