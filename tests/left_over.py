@@ -202,6 +202,12 @@ _left_over = LeftOver()
 _of_process: list[OfProcess] = []
 
 
+def keep() -> None:
+    """What lives now may outlive its test: it took the place of something that a fixture of a module had begun, and
+    that fixture ends it."""
+    _left_over.keep()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[object]:
     if fixturedef.scope == "function":

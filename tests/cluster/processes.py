@@ -15,7 +15,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 30.0  # a cold start on a machine that is busy with other tests
+START_SECONDS = 60.0  # a cold start on a machine that is busy with other tests
 LOAD_LINE = re.compile(r"stage .* needs .* free")  # what the coordinator says while it loads
 
 
@@ -31,11 +31,6 @@ def until(happened: Callable[[], object], what: str, seconds: float = START_SECO
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     """What a process starts with, if not as this one: its folders of caches and keys, mostly."""
     return {**os.environ, **changes}
-
-
-def figure(text: str) -> None:
-    """A measured figure, for the report of pytest -rP."""
-    sys.stdout.write(f"{text}\n")
 
 
 class _Stream:
@@ -214,6 +209,17 @@ def coordinator(layout: Path, *args: str) -> Iterator[Running]:
         yield running
     finally:
         running.end()
+
+
+def local_workers(coordinator: psutil.Process | None = None) -> dict[str, psutil.Process]:
+    """The living local workers of a coordinator, of this process if none is given, by their stages' names."""
+    found = {}
+    for child in (coordinator or psutil.Process()).children():
+        with suppress(psutil.Error):  # it has ended
+            line = child.cmdline()
+            if "--name" in line and child.status() != psutil.STATUS_ZOMBIE:
+                found[line[line.index("--name") + 1]] = child
+    return found
 
 
 def write_layout(folder: Path, addresses: Sequence[str], model: str = "demo", layers: int = 12) -> Path:

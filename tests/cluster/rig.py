@@ -22,7 +22,7 @@ import psutil
 import tiny
 from cable import Cable
 from coordinating import Answer, Coordinator
-from processes import RunningWorker, are_gone, until
+from processes import RunningWorker, are_gone, local_workers, until
 from trained import of_kind
 
 from splitinfer.core.layout import LOCAL
@@ -128,15 +128,6 @@ class Machine:
         self.worker.end()
 
 
-@dataclass(frozen=True)
-class Life:
-    """What one coordinator's process has done, and its memory in bytes when it was looked at first and last."""
-
-    counts: Counter[str]
-    rss_at_first: int
-    rss: int
-
-
 class Rig:
     """A coordinator on the stages of a shape. ``expected``: what it says to each request when nothing happens;
     ``kind``: of a drafter with random weights on the last stage, in place of one that knows what will be said."""
@@ -155,7 +146,7 @@ class Rig:
         }
         self.num_killed = 0  # writers that may have left half a file
         self._usual: tuple[int, int] | None = None
-        self._lives: dict[int, Life] = {}
+        self._counts: dict[int, Counter[str]] = {}  # what each coordinator's process has done
         self.usual: dict[int, float] = {}  # seconds an undisturbed run takes, by how many streams
         self.expected: list[list[int]] = []
         self.coordinator = self._new_coordinator()
@@ -230,8 +221,7 @@ class Rig:
 
     def local_workers(self) -> dict[str, psutil.Process]:
         """The coordinator's children, by their stages' names."""
-        lines = ((child, child.cmdline()) for child in self.coordinator.process.children())
-        return {line[line.index("--name") + 1]: child for child, line in lines if "--name" in line}
+        return local_workers(self.coordinator.process)
 
     def processes(self) -> list[psutil.Process]:
         """The coordinator and all workers."""
@@ -299,20 +289,15 @@ class Rig:
 
     def _remember(self, stats: Mapping[str, Any]) -> None:
         """How far this coordinator has come."""
-        if not stats or not self.coordinator.is_alive:
-            return
-        process, drafts = self.coordinator.process, stats["speculation"]
-        rss = process.memory_info().rss
-        began = self._lives[process.pid].rss_at_first if process.pid in self._lives else rss
-        counts = Counter(tokens=stats["generated_tokens"], rejoins=stats["rejoins"], fetched=stats["fetched_tokens"])
-        counts += Counter(drafts=drafts["sent"], drafts_right=drafts["accepted"], blocks_void=drafts["void_blocks"])
-        self._lives[process.pid] = Life(counts, began, rss)
+        if stats:
+            drafts = stats["speculation"]
+            counts = Counter(tokens=stats["generated_tokens"], rejoins=stats["rejoins"])
+            counts += Counter(drafts=drafts["sent"], drafts_right=drafts["accepted"], blocks_void=drafts["void_blocks"])
+            self._counts[self.coordinator.process.pid] = counts + Counter(fetched=stats["fetched_tokens"])
 
     def figures(self) -> dict[str, object]:
-        """What all coordinators of this rig did between trials, and the most that one grew, in MiB."""
-        lives = list(self._lives.values())
-        growth = max((life.rss - life.rss_at_first for life in lives), default=0)
-        return {"rig": self.shape.name, **sum((life.counts for life in lives), Counter()), "grew": growth >> 20}
+        """What all coordinators of this rig did between trials."""
+        return {"rig": self.shape.name, **sum(self._counts.values(), Counter())}
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ def said(*arguments: str) -> str:
         running.end()
 
 
+@pytest.mark.nightly
 def test_weights_travel_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From a worker that holds the model to this machine's store, by `models pull`; from this machine, as a
     coordinator, over an encrypted link to a worker on a machine that has nothing of it and no internet."""

@@ -1,22 +1,21 @@
 """Workers whose device fails, has no memory left or stands still while their process lives: real processes, and the
 same tokens."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import long
 from failing_worker import CODE
-from processes import coordinator, figure, worker, write_layout
-from test_rejoin import workers
+from processes import START_SECONDS, coordinator, local_workers, worker, write_layout
 
 import splitinfer
 from splitinfer import cleanup
 from splitinfer.core import liveness
-from splitinfer.engine.coordinator import local_workers
+from splitinfer.engine.coordinator import local_workers as product
 from splitinfer.llm import LLM
+
+pytestmark = pytest.mark.nightly
 
 TWO = {"model": "demo", "stages": [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": "local"}]}
 PARAMS = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=4)
@@ -38,34 +37,25 @@ def expected() -> list[list[int]]:
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize(("fails", "is_replaced"), [("wait:5", True), long("memory:9", False), long("launch:9", True)])
+@pytest.mark.parametrize(
+    ("fails", "is_replaced"),
+    [("wait:5", True), ("memory:9", False), ("launch:9", True), ("stands:12", True)],
+)
 def test_a_local_worker_whose_device_fails(
     fails: str, is_replaced: bool, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_workers, "cleanup", _Starting)
-    monkeypatch.setenv("FAILS", f"{fails}:{tmp_path / 'mark'}")
-    with LLM(TWO) as llm:
-        before, began = workers()["b"], time.monotonic()
-        assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
-        figure(f"{fails}: all done {time.monotonic() - began:.2f} s later")
-        assert (tmp_path / "mark").exists()
-        assert llm.stats()["rejoins"] == 1
-        assert before.is_running() != is_replaced, "one whose device has no memory left keeps its weights"
-
-
-def test_a_local_worker_whose_device_stands_still_is_replaced(
-    expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process sends heartbeats all the time, so only what the steps should have taken gives it away."""
-    monkeypatch.setattr(local_workers, "cleanup", _Starting)
+    """One that stands still sends heartbeats all the time: only what the steps should have taken gives it away. One
+    whose device has no memory left keeps its weights."""
+    monkeypatch.setattr(product, "cleanup", _Starting)
     monkeypatch.setattr(liveness, "_BEYOND", 1.0)
     monkeypatch.setattr(liveness, "_UNKNOWN", 3.0)
-    monkeypatch.setenv("FAILS", f"stands:12:{tmp_path / 'mark'}")
+    monkeypatch.setenv("FAILS", f"{fails}:{tmp_path / 'mark'}")
     with LLM(TWO) as llm:
-        before = workers()["b"]
+        before = local_workers()["b"]
         assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
-        assert not before.is_running()
+        assert (tmp_path / "mark").exists()
         assert llm.stats()["rejoins"] == 1
+        assert before.is_running() != is_replaced
 
 
 def test_a_worker_elsewhere_whose_device_fails_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +65,10 @@ def test_a_worker_elsewhere_whose_device_fails_ends(tmp_path: Path, monkeypatch:
         layout, port = write_layout(tmp_path, [remote.address]), remote.address.rpartition(":")[2]
         with coordinator(layout, "--raw", "--prompt", "The king", "--max-tokens", "40") as running:
             running.sees(r"worker b \(.*\) cannot go on: the device failed \(as a test wished\); waiting up to 60 s")
-            assert remote.wait(10) == 1
+            assert remote.wait(START_SECONDS) == 1
             assert "session ended: the device failed (as a test wished)" in remote.err
             with worker("--port", port, code=CODE):
-                assert running.wait(30) == 0
+                assert running.wait(START_SECONDS) == 0
             said, back = running.complaints
             assert said.endswith(f"start it there again with: splitinfer worker --host 0.0.0.0 --port {port}")
             assert "all stages are back" in back

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import stages
 from peers import Peer, hello
@@ -15,8 +14,8 @@ import splitinfer
 from splitinfer.demo import TARGET
 from splitinfer.errors import PeerError, Refused
 from splitinfer.keyring import Keyring
-from splitinfer.llm import LLM, Settings
-from transports import KeyPair, LinkOptions, LinkRefused, Security, connect
+from splitinfer.llm import LLM
+from transports import LinkOptions, LinkRefused, Security, connect
 
 PROMPT = "Once upon a time there was"
 PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)
@@ -100,17 +99,6 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
         )
 
 
-def test_a_local_worker_before_one_with_a_key(tmp_path: Path, expected: list[int]) -> None:
-    """It comes with this machine's key."""
-    with beyond_loopback(tmp_path, "air") as air:
-        keyring(tmp_path, "air").admit(Keyring().own().public, "studio")
-        three = layout(air)
-        three["stages"][0]["layers"] = 3  # type: ignore[index]
-        three["stages"].insert(1, {"name": "near", "layers": 3, "address": "local"})  # type: ignore[attr-defined]
-        with LLM(three) as llm:
-            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
-
-
 def is_refused(there: str, options: LinkOptions) -> bool:
     try:
         connect(there, timeout=5, options=options).close()
@@ -119,30 +107,7 @@ def is_refused(there: str, options: LinkOptions) -> bool:
     return False
 
 
-def test_a_peer_without_the_key_gets_nothing(tmp_path: Path) -> None:
-    with beyond_loopback(tmp_path, "mini") as mini:
-        for options in (LinkOptions(), LinkOptions(security=Security(KeyPair.make(), key(mini)))):
-            with pytest.raises(LinkRefused):
-                connect(address(mini), timeout=5, options=options)
-        assert mini.is_alive
-
-
-def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[int]) -> None:
-    with beyond_loopback(tmp_path, "mini") as mini:
-        keyring(tmp_path, "mini").admit(Keyring().own().public, "studio")
-        there, port = layout(mini), address(mini).rpartition(":")[2]
-        with LLM(there, settings=Settings(rejoin_timeout=60)) as llm:
-            request = llm.submit(PROMPT, splitinfer.SamplingParams(max_tokens=60, ignore_eos=True))
-            for event in request:
-                if event.token_ids:
-                    break
-            psutil.Process(mini.pid).kill()
-            with beyond_loopback(tmp_path, "mini", "--port", port) as again:
-                again.sees("waits at")
-                assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
-                assert llm.stats()["rejoins"] == 1
-
-
+@pytest.mark.nightly
 def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> None:
     with beyond_loopback(tmp_path, "mini", "--insecure") as mini:
         mini.sees("--insecure: any host that reaches tcp://.* can use this worker")
@@ -152,17 +117,3 @@ def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> N
         there["stages"][1]["key"] = "ab" * 32  # type: ignore[index]
         with pytest.raises(PeerError, match="A worker with --insecure, or on its own machine only, has no key"):
             LLM(there)
-
-
-def test_on_loopback_there_are_no_keys(tmp_path: Path) -> None:
-    with worker(name="near") as near:
-        assert near.address
-        assert "key" not in near.err
-    assert not (tmp_path / "config").exists()
-
-
-def test_it_sleeps_when_nobody_is_there(tmp_path: Path) -> None:
-    """Whoever answers for keys sleeps, too."""
-    with beyond_loopback(tmp_path, "mini") as mini:
-        assert mini.address
-        until(lambda: mini.process.cpu_percent(1.0) < 2.0, "an idle worker takes under 2 % of a processor", 20)

@@ -1,7 +1,6 @@
 """What a program that uses ``LLM`` sees when a worker dies, and what stays behind when it is done: nothing."""
 
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,7 @@ from processes import until
 
 import splitinfer
 from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.errors import PeerError, RequestError, SplitinferError, WorkerUnreachable
+from splitinfer.errors import SplitinferError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
 
@@ -27,9 +26,7 @@ def test_a_worker_dies_under_requests():
         (child,) = psutil.Process().children()
         child.kill()
         for request in (reader, waiting):
-            began = time.monotonic()
             output = request.result()
-            assert time.monotonic() - began < 3
             assert output.finish_reason == "error"
             assert output.error is not None
             assert "worker b" in output.error
@@ -44,38 +41,10 @@ def test_a_worker_dies_under_requests():
         llm.forget("nobody")
         reader.abort()
         llm.stats()
-        began = time.monotonic()
-        llm.close()
-        assert time.monotonic() - began < 3
-    until(lambda: not psutil.Process().children(), "no child is left", 3)
+    until(lambda: not psutil.Process().children(), "no child is left")
 
 
-def test_requests_that_cannot_be():
-    with LLM(LAYOUT, settings=Settings(context=100)) as llm:
-        for prompt, words in (
-            ([], "empty"),
-            ("", "empty"),
-            ([5] * 5000, r"5,000 tokens, but the context is 100, .*; the model has 4,096 \(see --context\)$"),
-            ([5] * 100, "100 tokens"),
-            ([5, 2048], "2048 is not in"),
-            ([-1], "-1 is not in"),
-            ([2**70], "is not in"),
-        ):
-            with pytest.raises(RequestError, match=words):
-                llm.submit(prompt)
-        for seq_id in (-1, 0, 10**30):
-            llm._engine.abort(seq_id)
-        llm.forget("nobody")
-        ended = llm.submit([5, 6], splitinfer.SamplingParams(max_tokens=1))
-        ended.result()
-        ended.abort()
-        full = llm.submit([5] * 94, LONG).result()
-        assert (full.finish_reason, len(full.token_ids)) == ("length", 6)
-    with pytest.raises(PeerError, match="closed"):
-        llm.submit([5])
-    llm.close()
-
-
+@pytest.mark.nightly
 def test_nothing_is_left_behind():
     def use() -> None:
         with LLM(LAYOUT) as llm:
@@ -85,9 +54,8 @@ def test_nothing_is_left_behind():
     threads, descriptors = set(threading.enumerate()), psutil.Process().num_fds()
     for _ in range(3):
         use()
-    until(lambda: set(threading.enumerate()) <= threads, "no thread is left", 5)
-    until(lambda: psutil.Process().num_fds() <= descriptors, "no descriptor is left", 5)
-    assert not [t.name for t in threading.enumerate() if t.name.split()[0] in {"engine", "acceptor", "transports"}]
+    until(lambda: set(threading.enumerate()) <= threads, "no thread is left")
+    until(lambda: psutil.Process().num_fds() <= descriptors, "no descriptor is left")
     assert not psutil.Process().children()
 
 
@@ -95,9 +63,7 @@ def test_closing_while_it_generates_ends_the_readers():
     llm = LLM(LAYOUT)
     request = llm.submit("Once upon a time", LONG)
     next(iter(request))
-    began = time.monotonic()
     llm.close()
-    assert time.monotonic() - began < 3
     assert request.result().finish_reason == "abort"
 
 
@@ -109,36 +75,28 @@ def test_an_error_while_loading_leaves_nothing_behind():
 
     with pytest.raises(SplitinferError, match="the caller's own mistake"):
         LLM(LAYOUT, notice=interrupt)
-    until(lambda: not psutil.Process().children(), "no child is left", 5)
-    until(lambda: set(threading.enumerate()) <= threads, "no thread is left", 5)
+    until(lambda: not psutil.Process().children(), "no child is left")
+    until(lambda: set(threading.enumerate()) <= threads, "no thread is left")
 
 
-def test_a_local_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("sys.executable", _script(tmp_path, "echo 'no such thing' >&2; exit 3"))
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("echo 'no such thing' >&2; exit 3", "no such thing"),
+        ("exit 3", "exit code 3"),
+        ("exec sleep 100", r"nothing received for 0\.5 s"),
+    ],
+)
+def test_a_local_worker_that_does_not_start(
+    does: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{does}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    if "sleep" in does:
+        monkeypatch.setattr("splitinfer.engine.coordinator.local_workers.START_TIMEOUT", 0.5)
     silent = LocalWorker("b")
-    with pytest.raises(WorkerUnreachable, match="the local worker b did not start: no such thing"):
+    with pytest.raises(WorkerUnreachable, match=f"the local worker b did not start: {reason}"):
         silent.address()
     silent.stop()
-    monkeypatch.setattr("sys.executable", _script(tmp_path, "exit 3"))
-    silent = LocalWorker("b")
-    with pytest.raises(WorkerUnreachable, match="the local worker b did not start: exit code 3"):
-        silent.address()
-    silent.stop()
-
-
-def test_a_local_worker_that_hangs_before_it_says_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("sys.executable", _script(tmp_path, "exec sleep 100"))
-    monkeypatch.setattr("splitinfer.engine.coordinator.local_workers.START_TIMEOUT", 0.5)
-    silent = LocalWorker("b")
-    began = time.monotonic()
-    with pytest.raises(WorkerUnreachable, match=r"the local worker b did not start: nothing received for 0\.5 s"):
-        silent.address()
-    silent.stop()
-    assert time.monotonic() - began < 4
-
-
-def _script(folder: Path, body: str) -> str:
-    path = folder / f"python-{abs(hash(body))}"
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import socket
-
 import pytest
 import zmq
 from contract import QUICK, SECONDS
@@ -53,14 +50,6 @@ def check_serves(address: str, listener: transports.Listener) -> None:
     link.abort()
 
 
-def test_keys_do_not_fit_a_listener_without() -> None:
-    with (
-        transports.listen(LOOPBACK, options=QUICK) as listener,
-        pytest.raises(LinkRefused, match="one end of the link is encrypted"),
-    ):
-        transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK))
-
-
 def test_a_listener_admits_whom_it_comes_to_know() -> None:
     known: set[str] = set()
     options = LinkOptions(
@@ -81,35 +70,6 @@ def test_two_listeners_of_one_process_admit_each_its_own() -> None:
         transports.connect(two.address, timeout=SECONDS, options=second).abort()
         with pytest.raises(LinkRefused):
             transports.connect(one.address, timeout=SECONDS, options=secured(QUICK, OTHER, OWN.public))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_nonsense_in_the_handshake_gets_nothing(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Bytes that are no ZMTP, half a greeting, a greeting and noise: not a byte of a frame comes back."""
-    noise = bytes((i * 37 + seed * 101) % 256 for i in range(4096))
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\x00" + bytes(31)
-    sent = [
-        noise,
-        b"",
-        greeting[:20],
-        greeting + noise,
-        greeting + b"\x04\xc8" + noise[:200],
-        b"GET / HTTP/1.1\r\n\r\n",
-    ]
-    with caplog.at_level(logging.CRITICAL), transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
-        host, port = listener.address.removeprefix("tcp://").rsplit(":", 1)
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as raw:
-            raw.settimeout(0.3)
-            raw.sendall(sent[seed])
-            got = b""
-            try:
-                while data := raw.recv(4096):
-                    got += data
-            except (TimeoutError, ConnectionError):
-                pass
-            assert b"SPLI" not in got
-            assert len(got) <= 64 + 200, "a greeting, and at most one command of the handshake"
-        check_serves(listener.address, listener)
 
 
 def test_damaged_frames_over_an_encrypted_link_end_it_and_nothing_else() -> None:

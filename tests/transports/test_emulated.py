@@ -1,4 +1,4 @@
-"""Emulated links: the contract over a slow wire, delays that are what the profile says, ends that follow the frames."""
+"""Emulated links: delays are what the profile says, ends follow the frames. ``test_contract.py`` has them, too."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ import time
 
 import psutil
 import pytest
-from contract import CHECKS, QUICK, SECONDS, num_threads_of_links, number, numbered, pair, reason_at, until
+from contract import SECONDS, num_threads_of_links, number, numbered, pair, reason_at, until
 
 import transports
 from transports import AddressError, Frame, Link, LinkClosed, LinkOptions, emulated
-from transports.emulated import PRESETS, EmulatedLink, LinkProfile
+from transports.emulated import PRESETS, LinkProfile
 from transports.emulated.wire import Timing
 
 CARRIERS = {"inproc": "inproc://emulated", "tcp": "tcp://127.0.0.1:0"}
 SLOW = LinkProfile(latency=0.001, jitter=0.001, bytes_per_second=1e9)
-# When a port is free again is tcp's own affair, and checked there.
-CARRIED_CHECKS = [
-    (inner, check) for inner in CARRIERS for check in CHECKS if (inner, check) != ("tcp", "address_in_use")
-]
-
-
-@pytest.mark.parametrize(("carrier", "check"), CARRIED_CHECKS)
-def test_contract_with_both_ends_emulated(carrier: str, check: str) -> None:
-    CHECKS[check](f"emulated+{CARRIERS[carrier]}?latency=0.001&jitter=0.001&bytes_per_second=1e9")
-
-
-@pytest.mark.parametrize(("carrier", "check"), CARRIED_CHECKS)
-def test_contract_with_one_end_emulated_both_ways(carrier: str, check: str) -> None:
-    with emulated.installed(SLOW):
-        CHECKS[check](CARRIERS[carrier])
+both_carriers = pytest.mark.parametrize("carrier", ["inproc", pytest.param("tcp", marks=pytest.mark.nightly)])
 
 
 def received_until_the_end(link: Link) -> tuple[list[Frame], LinkClosed]:
@@ -48,7 +34,7 @@ def received_until_the_end(link: Link) -> tuple[list[Frame], LinkClosed]:
 # what else the machine does.
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(PRESETS)[:2])
 def test_frames_arrive_after_latency_and_jitter(name: str) -> None:
     profile = PRESETS[name]
     timing, gap = Timing(profile), 2 * profile.latency + profile.jitter
@@ -60,7 +46,7 @@ def test_frames_arrive_after_latency_and_jitter(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(PRESETS)[:2])
 def test_frames_queue_behind_each_other(name: str) -> None:
     profile = PRESETS[name]
     assert profile.bytes_per_second is not None
@@ -76,7 +62,7 @@ def test_a_wire_that_was_idle_owes_nothing() -> None:
     assert timing.arrival(0.2, 100_000) == pytest.approx(0.45)
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@both_carriers
 def test_no_frame_is_early_from_one_side(carrier: str) -> None:
     with emulated.installed(LinkProfile(latency=0.001)), pair(CARRIERS[carrier]) as (here, there):
         there.deliver_to(lambda item: None if isinstance(item, LinkClosed) else there.send(item))
@@ -86,17 +72,6 @@ def test_no_frame_is_early_from_one_side(carrier: str) -> None:
             here.recv(SECONDS)
             assert time.monotonic() - started >= 0.002
         here.close()
-
-
-def test_no_frame_is_early_in_either_direction() -> None:
-    profile = LinkProfile(latency=0.05, bytes_per_second=1e6)
-    with emulated.installed(profile), pair("inproc://duplex") as (here, there):
-        started = time.monotonic()
-        here.send(Frame(b"", (bytes(100_000),)))
-        there.send(Frame(b"", (bytes(100_000),)))
-        here.recv(SECONDS)
-        there.recv(SECONDS)
-        assert time.monotonic() - started >= 0.15
 
 
 def test_jitter_keeps_the_order() -> None:
@@ -131,7 +106,7 @@ def test_send_waits_for_a_slow_wire() -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@both_carriers
 def test_close_flushes_what_is_on_the_wire(carrier: str) -> None:
     profile = LinkProfile(latency=0.2, jitter=0.05, bytes_per_second=1e6)
     with emulated.installed(profile), pair(CARRIERS[carrier]) as (here, there):
@@ -144,21 +119,7 @@ def test_close_flushes_what_is_on_the_wire(carrier: str) -> None:
         assert reason_at(there) == "all done"
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_close_gives_up_and_does_not_lie(carrier: str) -> None:
-    """What could not be flushed is dropped, and the peer does not take the rest for all."""
-    with emulated.installed(LinkProfile(bytes_per_second=10_000)), pair(CARRIERS[carrier]) as (here, there):
-        for index in range(50):
-            here.send(Frame(index.to_bytes(4, "little"), (bytes(1000),)))  # 5 s in all, and closing takes one at most
-        here.close("all done")
-        frames, ending = received_until_the_end(there)
-        assert [number(frame) for frame in frames] == list(range(len(frames)))
-        assert 0 < len(frames) < 50
-        assert "lost" in ending.reason
-        assert reason_at(here) == "all done"
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
+@both_carriers
 def test_abort_drops_what_is_on_the_wire(carrier: str) -> None:
     with emulated.installed(LinkProfile(latency=0.2)), pair(CARRIERS[carrier]) as (here, there):
         here.send(Frame(b"never arrives"))
@@ -169,7 +130,7 @@ def test_abort_drops_what_is_on_the_wire(carrier: str) -> None:
         assert reason_at(here) == "had enough"
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@both_carriers
 def test_the_peer_s_end_comes_after_its_delayed_frames(carrier: str) -> None:
     with emulated.installed(LinkProfile(latency=0.1)), pair(CARRIERS[carrier]) as (here, there):
         started = time.monotonic()
@@ -180,80 +141,27 @@ def test_the_peer_s_end_comes_after_its_delayed_frames(carrier: str) -> None:
         assert time.monotonic() - started >= 0.1
 
 
-def test_a_sink_hears_of_an_abort_though_the_peer_s_end_is_under_way() -> None:
-    with emulated.installed(LinkProfile(latency=0.3)), pair("inproc://ends") as (here, there):
-        seen: list[Frame | LinkClosed] = []
-        here.deliver_to(seen.append)
-        there.close("bye")
-        here.abort("had enough")
-        until(lambda: len(seen) == 1, "the end")
-        assert str(seen[0]) == "had enough"
-
-
 @pytest.mark.parametrize("carrier", CARRIERS)
-@pytest.mark.parametrize("ending", ["close", "abort", "peer closes", "listener closes"])
-def test_nothing_is_left_behind(carrier: str, ending: str) -> None:
+def test_nothing_is_left_behind(carrier: str) -> None:
     me = psutil.Process()
 
     def one_round() -> None:
-        with emulated.installed(SLOW), transports.listen(CARRIERS[carrier], options=QUICK) as listener:
-            here = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-            there = listener.accept(SECONDS)
+        with emulated.installed(SLOW), pair(CARRIERS[carrier]) as (here, there):
             here.send(Frame(b"x", (bytes(100_000),)))
             there.recv(SECONDS)
-            if ending == "close":
-                here.close()
-            elif ending == "abort":
-                here.abort()
-            elif ending == "peer closes":
-                there.close()
-        reason_at(here)
+            there.close()
+            reason_at(here)
+        until(lambda: num_threads_of_links() == 0, "threads end")
 
     one_round()  # starts zmq's own threads
-    until(lambda: num_threads_of_links() == 0, "threads end")
     num_files, num_threads = me.num_fds(), me.num_threads()
     for _ in range(10):
         one_round()
-    until(lambda: num_threads_of_links() == 0, "threads end")
     until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
     until(lambda: me.num_threads() <= num_threads, "native threads end")
 
 
-def test_an_idle_emulated_link_costs_nothing() -> None:
-    with emulated.installed("1gbe"), pair("tcp://127.0.0.1:0", LinkOptions()):
-        before = time.process_time()
-        time.sleep(1.0)
-        assert time.process_time() - before < 0.1
-
-
 # -- addresses and profiles --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_by_address_on_both_sides(carrier: str) -> None:
-    with transports.listen(f"emulated+{CARRIERS[carrier]}?link=wifi&jitter=0&seed=3") as listener:
-        assert listener.address.startswith(f"emulated+{carrier}://")
-        assert listener.address.endswith("?link=wifi&jitter=0&seed=3")
-        here = transports.connect(listener.address, timeout=SECONDS)
-        there = listener.accept(SECONDS)
-        started = time.monotonic()
-        here.send(Frame(b"ping"))
-        there.send(there.recv(SECONDS))
-        here.recv(SECONDS)
-        assert time.monotonic() - started >= 0.006
-        here.close()
-
-
-def test_by_address_with_a_plain_listener() -> None:
-    with transports.listen("tcp://127.0.0.1:0") as listener:
-        address = f"emulated+{listener.address}?latency=0.02&both_ways=1"
-        with transports.connect(address, timeout=SECONDS) as here:
-            there = listener.accept(SECONDS)
-            started = time.monotonic()
-            here.send(Frame(b"ping"))
-            there.send(there.recv(SECONDS))
-            here.recv(SECONDS)
-            assert time.monotonic() - started >= 0.04
 
 
 @pytest.mark.parametrize(
@@ -263,8 +171,6 @@ def test_by_address_with_a_plain_listener() -> None:
         ("?speed=3", "unknown 'speed'; known: link, both_ways, latency"),
         ("?latency=soon", "soon"),
         ("?latency=-1", "latency must be"),
-        ("?seed=1.5", "1.5"),
-        ("?wifi", "wifi"),
     ],
 )
 def test_bad_queries(query: str, problem: str) -> None:
@@ -276,18 +182,6 @@ def test_unknown_schemes_stay_unknown() -> None:
     for address in ("emulated+pigeon://roof", "slow+tcp://127.0.0.1:0", "emulated+emulated+inproc://x"):
         with pytest.raises(AddressError, match="no transport for"):
             transports.listen(address)
-
-
-def test_installed_profiles_are_undone() -> None:
-    def latency() -> float | None:
-        with pair("inproc://install") as (here, _):
-            return here._out._timing._profile.latency if isinstance(here, EmulatedLink) else None
-
-    with emulated.installed(LinkProfile(latency=0.05)):
-        with emulated.installed("thunderbolt-rdma"):
-            assert latency() == PRESETS["thunderbolt-rdma"].latency
-        assert latency() == 0.05
-    assert latency() is None
 
 
 def test_an_address_makes_the_same_link_elsewhere() -> None:
@@ -304,17 +198,3 @@ def test_an_address_makes_the_same_link_elsewhere() -> None:
             receiver.recv(SECONDS)
             assert time.monotonic() - started >= 0.05
         there.close()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"latency": -1},
-        {"latency": float("nan")},
-        {"jitter": float("inf")},
-        {"bytes_per_second": 0},
-    ],
-)
-def test_bad_profiles(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        LinkProfile(**bad)  # type: ignore[arg-type]

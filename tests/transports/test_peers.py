@@ -20,25 +20,29 @@ ADDRESSES = {
     "rdma": "rdma://127.0.0.1:0?backend=ring",
     "curve+rdma": "curve+rdma://127.0.0.1:0?backend=ring",
 }
-every_scheme = pytest.mark.parametrize("address", ADDRESSES.values(), ids=ADDRESSES)
-three_schemes = pytest.mark.parametrize(
-    "address", list(ADDRESSES.values())[:3], ids=list(ADDRESSES)[:3]
-)  # for slow tests
-both_sides = pytest.mark.parametrize("side", ["connector", "listener"])
+SIDES = ("connector", "listener")
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 
 
-@every_scheme
-@both_sides
+def by_default(*usual: str) -> pytest.MarkDecorator:
+    """Each scheme with each side that we can be; those that are not usual run nightly."""
+    cases = {f"{scheme}-{side}": (ADDRESSES[scheme], side) for scheme in ADDRESSES for side in SIDES}
+    marks = {name: () if name in usual else pytest.mark.nightly for name in cases}
+    return pytest.mark.parametrize(
+        ("address", "side"), [pytest.param(*case, id=name, marks=marks[name]) for name, case in cases.items()]
+    )
+
+
+@by_default("tcp-connector", "rdma-listener")
 def test_a_killed_peer_is_noticed_at_once(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGKILL)
         assert "lost" in reason_at(link)  # and not silent, which takes seconds to show
 
 
-@every_scheme
-def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
-    with echo("listener", LinkOptions(), address) as (link, child):
+@by_default("tcp-listener", "rdma-connector")
+def test_a_peer_that_exits_is_noticed_at_once(side: str, address: str) -> None:
+    with echo(side, LinkOptions(), address) as (link, child):
         link.send(Frame(EXIT))
         assert "lost" in reason_at(link)
         assert child.wait(SECONDS) == 0
@@ -46,8 +50,7 @@ def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
         assert child.stderr.read() == ""
 
 
-@three_schemes
-@both_sides
+@by_default("tcp-listener")
 def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         started = time.monotonic()
@@ -59,8 +62,7 @@ def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> Non
         assert took > 0.7
 
 
-@three_schemes
-@both_sides
+@by_default("tcp-connector")
 def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> None:
     with echo(side, BRISK, address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -69,8 +71,7 @@ def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> N
         child.send_signal(signal.SIGCONT)
 
 
-@three_schemes
-@both_sides
+@by_default("tcp-listener")
 def test_abort_frees_a_sender_that_waits(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGSTOP)
@@ -107,8 +108,7 @@ def _wait_until_stuck(sent: list[Frame]) -> None:
         time.sleep(0.1)
 
 
-@every_scheme
-@both_sides
+@by_default("tcp-connector")
 def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str) -> None:
     small, large = LinkOptions(max_part_bytes=1 << 20), LinkOptions()
     here, there = (large, small) if side == "connector" else (small, large)

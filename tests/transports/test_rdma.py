@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,18 +20,14 @@ from interrupts import freeze
 from jaccl import carriers_of, is_gone
 
 import transports
-from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable, emulated
+from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
 from transports.framing import Kind, encode
-from transports.rdma import handshake, link, transport
-from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
-from transports.rdma.child_process import ChildProcess
-from transports.rdma.groups import Group
-from transports.rdma.messages import Stream
+from transports.rdma import handshake, link
 
 RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
-both_ends = pytest.mark.parametrize("end", [0, 1], ids=["writer", "reader"])
+both_ends = pytest.mark.parametrize("end", [0, pytest.param(1, marks=pytest.mark.nightly)], ids=["writer", "reader"])
 
 
 def child_of(one: Link) -> psutil.Process:
@@ -58,6 +52,7 @@ def test_a_killed_child_ends_the_link_at_both_ends(end: int) -> None:
         all_gone(children)
 
 
+@pytest.mark.nightly
 @both_ends
 def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
     with pair(RING, BRISK) as links:
@@ -70,6 +65,7 @@ def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
         all_gone(children)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("side", ["connector", "listener"])
 def test_no_child_outlives_its_parent(side: str, how: signal.Signals) -> None:
@@ -81,31 +77,7 @@ def test_no_child_outlives_its_parent(side: str, how: signal.Signals) -> None:
         all_gone([*orphans, child_of(here)] if psutil.pid_exists(here.child_pid) else orphans)  # type: ignore[attr-defined]
 
 
-def test_a_child_that_waits_in_its_group_goes_with_its_parent() -> None:
-    """The reader burns a core in a receive, deaf to Python, when its parent dies."""
-    with echo("connector", QUICK, RING) as (here, child):
-        (reader,) = carriers_of(child.pid)
-        talking = threading.Event()
-
-        def talk() -> None:
-            while not talking.wait(0.005):
-                here.send(Frame(b"so that it does not rest"))
-
-        talker = threading.Thread(target=_until_closed, args=(talk,))
-        talker.start()
-        before = sum(reader.cpu_times()[:2])
-        until(lambda: sum(reader.cpu_times()[:2]) - before > 0.3, "it is at work")
-        child.kill()
-        all_gone([reader])
-        talking.set()
-        talker.join(SECONDS)
-
-
-def _until_closed(action: Callable[[], None]) -> None:
-    with suppress(transports.LinkClosed):
-        action()
-
-
+@pytest.mark.nightly
 def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
     code = """
@@ -152,37 +124,6 @@ def named_segments() -> set[Path]:
     return set(Path("/dev/shm").glob("splitinfer-*"))
 
 
-def test_an_idle_link_costs_nothing() -> None:
-    with pair(RING, LinkOptions()) as (here, there):
-        here.send(Frame(b"hello"))
-        there.recv(SECONDS)
-        time.sleep(0.2)
-        children = [child_of(here), child_of(there)]
-        before = time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children)
-        time.sleep(1.0)
-        assert time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children) - before < 0.15
-
-
-@both_ends
-def test_who_closes_a_link_that_failed_does_not_hide_why(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an application does that hears of the end before the peer has been told."""
-    with pair(RING) as links:
-        one = links[end]
-        assert isinstance(one, link.RdmaLink)
-        own, close = one._thread, one._control.close
-
-        def late(reason: str = "") -> None:
-            if threading.current_thread() is own:
-                time.sleep(0.2)
-            close(reason)
-
-        monkeypatch.setattr(one._control, "close", late)
-        child_of(one).kill()
-        assert "signal 9" in reason_at(one)
-        one.close()
-        assert "signal 9" in reason_at(links[1 - end])
-
-
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
@@ -193,29 +134,6 @@ def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.M
         here.send(Frame(b"into the void"))
         assert "nothing arrived" in reason_at(here)
         assert "nothing arrived" in reason_at(there)
-
-
-def test_a_writer_that_pauses_within_a_frame_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = Stream.fill
-
-    def slowly(stream: Stream, room: memoryview) -> int:
-        time.sleep(0.1)
-        return fill(stream, room)
-
-    monkeypatch.setattr(Stream, "fill", slowly)
-    with pair(RING) as (here, there):
-        data = os.urandom(400_000)  # 1, 2 and 4 messages: pauses of up to 0.4 s
-        here.send(Frame(b"", (data,)))
-        assert memoryview(there.recv(SECONDS).parts[0]) == memoryview(data)
-
-
-def test_more_parts_than_a_message_can_list() -> None:
-    options = LinkOptions(max_parts=9000)
-    with pair(RING, options) as (here, there), pytest.raises(transports.FrameError, match="9000 parts; an rdma link"):
-        here.send(Frame(b"", (b"",) * 9000))
-    with pair(RING, options) as (here, there):
-        here.send(Frame(b"", tuple(bytes([index % 256]) for index in range(2000))))
-        assert len(there.recv(SECONDS).parts) == 2000
 
 
 # -- one port for two kinds of links -----------------------------------------------------------------------------------
@@ -256,15 +174,13 @@ def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
 @pytest.mark.parametrize(
     "opening",
     [
-        b"rdma",
         b"rdma {}",
         b"rdma " + b"[" * 100,
         b'rdma {"backend": "mpi", "device": ""}',
         b'rdma {"backend": "ring", "device": "../etc"}',
-        b'rdma {"backend": 7, "device": null}',
         b"x" * 1_000_000,
     ],
-    ids=["short", "empty", "deep", "backend", "device", "types", "long"],
+    ids=["empty", "deep", "backend", "device", "long"],
 )
 def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> None:
     before = set(carriers_of(os.getpid()))  # earlier tests' are about to end
@@ -299,21 +215,6 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
             listener.accept(0.05)
 
 
-def test_how_many_there_may_be_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MAX_LINKS", 1)
-    with transports.listen(RING, options=QUICK) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        listener.accept(SECONDS)
-        with pytest.raises(TransportUnavailable, match="there are 1 rdma links here already"):
-            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        here.close()
-        transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        monkeypatch.setattr(transport, "MAX_LINKS", 9)
-        monkeypatch.setattr(transport, "MAX_HANDSHAKES", 0)
-        with pytest.raises(TransportUnavailable, match="being set up here already"):
-            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-
-
 # -- who cannot, and who may not ---------------------------------------------------------------------------------------
 
 
@@ -326,6 +227,7 @@ def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.Mo
             listener.accept(0.05)
 
 
+@pytest.mark.nightly
 def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.rdma.child_process.sys.executable", "/bin/false")
     with (
@@ -335,18 +237,7 @@ def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
 
 
-def test_a_process_that_cannot_be_made_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.rdma.child_process.sys.executable", "/nowhere/python")
-    me = psutil.Process()
-    with transports.listen(RING, options=QUICK) as listener:
-        for attempt in range(3):
-            if attempt == 1:  # zmq keeps what it needs for connecting
-                num_files = me.num_fds()
-            with pytest.raises(TransportUnavailable, match="no process could be started"):
-                transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        until(lambda: me.num_fds() <= num_files, "descriptors are given back")
-
-
+@pytest.mark.nightly
 def test_keys_hold_for_the_whole_link() -> None:
     other = KeyPair.make()
     with transports.listen(RING, options=secured(QUICK, OWN, other.public)) as listener:
@@ -377,100 +268,3 @@ def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None
 def test_addresses_that_are_none(address: str, reason: str) -> None:
     with pytest.raises(transports.AddressError, match=reason):
         transports.connect(address, timeout=1)
-
-
-def test_an_emulated_rdma_link() -> None:
-    with transports.listen(RING, options=QUICK) as listener, emulated.installed("10gbe"):
-        address = transports.address_for_others(listener.address)
-        assert address.startswith("emulated+rdma://")
-        here = transports.connect(address, timeout=SECONDS, options=QUICK)
-        there = listener.accept(SECONDS)
-        here.send(Frame(b"hello", (bytes(100_000),)))
-        assert there.recv(SECONDS).header == b"hello"
-        here.close()
-    with transports.listen(f"emulated+{RING}&latency=0.001", options=QUICK) as both:
-        here = transports.connect(both.address, timeout=SECONDS, options=QUICK)
-        here.send(Frame(b"hello"))
-        assert both.accept(SECONDS).recv(SECONDS).header == b"hello"
-        here.abort()
-
-
-# -- between a process and its child -----------------------------------------------------------------------------------
-
-
-def test_the_gather_that_jaccl_needs_goes_by_way_of_the_parents() -> None:
-    """Two handshakes with children of our own making, as JACCL's would ask: each gives some bytes and gets both's."""
-    got: dict[int, bytes] = {}
-    ends = [_Fake(rank, got) for rank in (0, 1)]
-    with pair(TCP) as controls, closing(ends[0]), closing(ends[1]):
-        shakes = []
-        for control, fake in zip(controls, ends, strict=True):
-            shakes.append(handshake._Handshake(control, QUICK, ("", None)))
-            shakes[-1].group = Group(fake, ("", None))  # type: ignore[arg-type]
-        threads = [threading.Thread(target=shake.finish, args=(rank,)) for rank, shake in enumerate(shakes)]
-        threads += [threading.Thread(target=fake.play) for fake in ends]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert got == {0: b"rank 0rank 1", 1: b"rank 0rank 1"}
-
-
-class _Fake:
-    """A carrier whose child is this object."""
-
-    def __init__(self, rank: int, got: dict[int, bytes]) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel, self._child = Channel(ours), Channel(theirs)
-        self._rank, self._got = rank, got
-
-    def close(self) -> None:
-        self.channel.socket.close()
-        self._child.socket.close()
-
-    def play(self) -> None:
-        self._child.send(Word.ALIVE)
-        self._child.send(Word.GATHER, text=b"rank %d" % self._rank)
-        record = self._child.recv(SECONDS)
-        assert record is not None
-        assert record.word is Word.GATHERED
-        self._got[self._rank] = record.text
-        self._child.send(Word.READY)
-
-
-def test_a_channel_keeps_words_apart_and_ends_with_its_other_end() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
-    assert ours.recv(0.01) is None
-    theirs.send(Word.GATHER, text=bytes(100_000))
-    theirs.send(Word.GOT, 1 << 40, 7)
-    first, second = ours.recv(SECONDS), ours.recv(SECONDS)
-    assert first is not None
-    assert second is not None
-    assert (first.word, len(first.text)) == (Word.GATHER, 100_000)
-    assert (second.word, second.offset, second.size, second.text) == (Word.GOT, 1 << 40, 7, b"")
-    with pytest.raises(ChannelClosedError, match=r"does not read|unavailable"):
-        _send_alive_for_ever(ours)
-    theirs.socket.close()
-    with pytest.raises(ChannelClosedError):
-        ours.recv(SECONDS)
-    ours.socket.close()
-
-
-def _send_alive_for_ever(channel: Channel) -> None:
-    while True:
-        channel.send(Word.ALIVE)
-
-
-def test_a_child_that_is_told_nonsense_says_why() -> None:
-    process = ChildProcess()
-    try:
-        process.start(Job(0, "ring", 1, 5, 0.1, 0.1))
-        process.channel.send(Word.WAKE)
-        words = []
-        while (record := process.channel.recv(SECONDS)) is not None and record.word is not Word.FAILED:
-            words.append(record.word)
-        assert words[0] is Word.UP
-        assert record is not None
-        assert record.text == b"WAKE in place of GO"
-    finally:
-        process.end()

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,16 @@ from typing import Any
 import psutil
 import pytest
 from contract import QUICK, SECONDS, number, numbered, reason_at, until
-from echoes import EXIT, echo, process
-from effort import long
+from echoes import echo
 from interrupts import freeze
 
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
-from transports.emulated_jaccl.device import Limits
-from transports.emulated_jaccl.world import VARIABLE, Fault, What, World
-from transports.rdma import child_process, groups, handshake, leftovers
+from transports.emulated_jaccl.world import VARIABLE, World
+from transports.rdma import child_process, groups, leftovers
 from transports.rdma.groups import kept_groups
 
 HERE, THERE = "rdma_en0", "rdma_en1"
-both_ends = pytest.mark.parametrize("end", [0, 1], ids=["writer", "reader"])
 
 
 def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> World:
@@ -80,14 +77,6 @@ def reason_after_all(one: Link) -> str:
 def parked() -> set[int]:
     """The children of the groups that are kept."""
     return {group.process.pid for group in kept_groups._kept}
-
-
-def all_out(children: Iterable[int]) -> None:
-    """Wait until these children have ended or are parked."""
-    until(
-        lambda: {pid for pid in children if psutil.pid_exists(pid)} <= parked(),
-        "the children come out of their group",
-    )
 
 
 # -- groups that are kept ----------------------------------------------------------------------------------------------
@@ -149,135 +138,11 @@ def test_a_group_outlives_its_links_however_they_end(world: World, listener: Lis
     assert leftovers.read() == ()
 
 
-def test_the_next_link_has_options_of_its_own(listener: Listener) -> None:
-    here, there = joined(listener)
-    here.close()
-    reason_at(there)
-    here, there = joined(listener, LinkOptions(beat_every=0.02, dead_after=2.0, checksum_parts=False))
-    exchange(here, there)
-
-
-def test_links_follow_each_other_at_once(world: World, listener: Listener) -> None:
-    """The handshake meets links that are still ending, at either end."""
-    children = set()
-    for index in range(12):
-        here, there = joined(listener)
-        children.add(tuple(pids(here, there)))
-        here.send(numbered(index))
-        (here.abort if index % 2 else there.abort)()
-    here, there = joined(listener)
-    exchange(here, there)
-    assert children == {tuple(pids(here, there))}
-    assert world.usage(THERE).num_left == 0
-
-
-def test_a_late_thread_of_an_earlier_link_has_no_part_in_the_next(listener: Listener) -> None:
-    here, there = joined(listener)
-    late = here._process, here._life  # type: ignore[attr-defined]
-    there.close()
-    reason_at(here)
-    here, there = joined(listener)
-    with pytest.raises(LinkClosed):
-        late[0].post([b"late"], 1.0, late[1])
-    late[0].stop(late[1])
-    exchange(here, there)
-
-
 # -- groups that are not -----------------------------------------------------------------------------------------------
-
-
-def _kill(one: Link) -> None:
-    psutil.Process(pids(one)[0]).kill()
 
 
 def _freeze(one: Link) -> None:
     freeze(psutil.Process(pids(one)[0]))
-
-
-@pytest.mark.parametrize(("end", "how"), [(0, _kill), (1, _freeze), long(1, _kill), long(0, _freeze)])
-def test_a_child_that_dies_takes_the_group_along(
-    end: int, how: Callable[[Link], None], world: World, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_process, "LEAVE_SECONDS", 0.3)
-    pair = joined(listener)
-    exchange(*pair)
-    before = pids(*pair)
-    how(pair[end])
-    for one in pair:
-        reason_at(one)
-    all_out(before)
-    world.restart()  # what they left is not what this is about
-    again = joined(listener)
-    assert not set(pids(*again)) & set(before)
-    exchange(*again)
-
-
-@pytest.mark.parametrize("what", [What.DUPLICATE, long(What.FLIP), long(What.ZERO)])
-def test_a_group_that_brought_something_wrong_is_left(what: What, world: World, listener: Listener) -> None:
-    here, there = joined(listener)
-    exchange(here, there)
-    before = pids(here, there)
-    world.plan(HERE, [Fault(what, at=100)])
-    here.send(Frame(b"", (bytes(1000),)))
-    if what is What.DUPLICATE:
-        _quietly(lambda: here.send(Frame(b"", (bytes(1000),))))  # the reader may have noticed it already
-    reason_after_all(there)
-    reason_at(here)
-    all_out(before)
-    world.restart()  # what they left is not what this is about
-    here, there = joined(listener)
-    assert not set(pids(here, there)) & set(before)
-    exchange(here, there)
-
-
-@both_ends
-def test_ends_that_disagree_on_what_was_sent_make_a_new_group(end: int, world: World, listener: Listener) -> None:
-    pair = joined(listener)
-    exchange(*pair)
-    before = pids(*pair)
-    pair[0].close()
-    reason_at(pair[1])
-    device = (HERE, THERE)[end]
-    until(lambda: parked() == set(before), "both ends keep the group")
-    (group,) = (group for group in kept_groups._kept if group.device == device)
-    group.num_messages += 5000
-    here, there = joined(listener)
-    assert not set(pids(here, there)) & set(before)
-    exchange(here, there)
-    assert world.usage(HERE).num_left == world.usage(THERE).num_left == 0
-
-
-@pytest.mark.parametrize("end", [0, long(1)], ids=["writer", "reader"])
-def test_a_parked_child_that_cannot_go_on_is_replaced(
-    end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the cost of what the other end leaves, which waits for it in a sum."""
-    monkeypatch.setattr(handshake, "_RENEW_SECONDS", 0.5)
-    monkeypatch.setattr(handshake, "LEAVE_SECONDS", 0.2)
-    roomy = make_world(tmp_path, monkeypatch, limits=Limits(regions=1000))
-    with transports.listen(roomy.address(), options=QUICK) as listener:
-        pair = joined(listener)
-        before = pids(*pair)
-        pair[0].close()
-        reason_at(pair[1])
-        until(lambda: parked() == set(before), "both ends keep the group")
-        freeze(psutil.Process(before[end]))
-        again = joined(listener)
-        assert not set(pids(*again)) & set(before)
-        exchange(*again)
-
-
-def test_a_parked_child_that_died_is_replaced(listener: Listener) -> None:
-    here, there = joined(listener)
-    before = pids(here, there)
-    here.close()
-    reason_at(there)
-    until(lambda: parked() == set(before), "both ends keep the group")
-    for pid in before:
-        psutil.Process(pid).kill()
-    here, there = joined(listener)
-    assert not set(pids(here, there)) & set(before)
-    exchange(here, there)
 
 
 def test_groups_are_not_kept_for_ever(world: World, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,39 +168,10 @@ def test_a_device_carries_one_link(world: World, listener: Listener, monkeypatch
     here.abort()
 
 
-def test_the_old_child_is_gone_before_another_begins(world: World, listener: Listener) -> None:
-    """A device has no room for a second group, so another listener gets its own only after the first one's end."""
-    here, there = joined(listener)
-    before = pids(here, there)
-    with transports.listen(world.address(), options=QUICK) as other:
-        here.abort()
-        again = joined(other)
-        assert not any(psutil.pid_exists(pid) for pid in before)
-        exchange(*again)
-        again[0].abort()
-    assert world.usage(HERE).num_groups == 2
-
-
-def test_another_process_waits_until_the_device_is_free(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = """
-import sys, transports
-link = transports.connect(sys.argv[1], timeout=20)
-print(link.recv(20).header.decode(), flush=True)
-sys.stdin.read()
-"""
-    here, _ = joined(listener)
-    monkeypatch.setattr(kept_groups, "keep_seconds", 0.0)
-    with process(code, listener.address) as other:
-        time.sleep(0.3)
-        here.abort()
-        listener.accept(SECONDS).send(Frame(b"welcome"))
-        assert other.stdout is not None
-        assert other.stdout.readline() == "welcome\n"
-
-
 # -- who is killed in a receive ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("side", ["connector", "listener"])
 def test_a_process_that_is_killed_leaves_nobody_in_a_receive(side: str, world: World) -> None:
     """However busy: its own child and the peer's come out of the group, since each end has somebody to say so."""
@@ -349,17 +185,6 @@ def test_a_process_that_is_killed_leaves_nobody_in_a_receive(side: str, world: W
     until(lambda: world.usage(HERE).num_alive + world.usage(THERE).num_alive == 0, "all children end")
     assert world.usage(HERE).num_left == world.usage(THERE).num_left == 0
     assert leftovers.read() == ()
-
-
-def test_a_program_that_ends_leaves_nobody_in_a_receive(world: World) -> None:
-    with echo("connector", QUICK, world.address()) as (here, child):
-        here.send(Frame(EXIT))
-        child.wait(SECONDS)
-        reason_after_all(here)
-        all_out(pids(here))
-    kept_groups.end_all()
-    until(lambda: world.usage(HERE).num_alive + world.usage(THERE).num_alive == 0, "all children end")
-    assert world.usage(THERE).num_left == 0
 
 
 def test_who_had_to_be_killed_in_a_receive_is_counted(
@@ -383,37 +208,3 @@ def test_who_had_to_be_killed_in_a_receive_is_counted(
 
 
 # -- who may not -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("systems", "reason"),
-    [
-        (("26.2", "26.4"), "the two Macs have macOS 26.2 and 26.4"),
-        (("26.3", "26.2.1"), "the two Macs have macOS 26.2 and 26.3"),
-        (("26.3", "26.1"), "needs macOS 26.2 or later, and this is 26.1"),
-        (("15.5", "26.3"), "needs macOS 26.2 or later, and this is 15.5"),
-    ],
-)
-def test_systems_that_do_not_fit_are_refused(
-    systems: tuple[str, str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = make_world(tmp_path, monkeypatch, macos=systems)
-    with transports.listen(world.address(), options=QUICK) as listener:
-        with pytest.raises(TransportUnavailable, match=reason):
-            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-        until(lambda: world.usage(HERE).num_groups + world.usage(THERE).num_groups == 0, "no group was made")
-
-
-def test_both_before_26_3_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make_world(tmp_path, monkeypatch, macos=("26.2", "26.2"))
-    with transports.listen(world.address(), options=QUICK) as listener:
-        exchange(*joined(listener))
-
-
-def test_an_exhausted_device_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make_world(tmp_path, monkeypatch, limits=Limits(max_groups=0))
-    with (
-        transports.listen(world.address(), options=QUICK) as listener,
-        pytest.raises(TransportUnavailable, match=r"protection domain.*too many groups were made since the last start"),
-    ):
-        transports.connect(listener.address, timeout=SECONDS, options=QUICK)
