@@ -65,7 +65,7 @@ def visible(caches: SequenceCaches) -> list[mx.array]:
 
 
 @pytest.mark.parametrize("kind", BY_TOKEN.values(), ids=BY_TOKEN.keys())
-@pytest.mark.parametrize("length", [1, 63, 256, 300, 512, 700])
+@pytest.mark.parametrize("length", [1, 256, 300, 700])
 def test_from_blocks_it_goes_on_as_if_nothing_had_happened(kind: Callable[[], Any], length: int):
     source, blocks = sequence(kind), list[KVBlock]()
     for start in range(0, 768, 64):
@@ -185,12 +185,6 @@ def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
         for a, b in zip([*first, *rest[2:]], arrays, strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             assert mx.array_equal(a, b)
-
-
-def test_a_layer_that_is_never_written_stays_empty():
-    source, kept = sequence(KVCache), sequence(KVCache)
-    join(kept, [0], [cut(source, [0], 0, 8)], 8)
-    assert kept.own[0].empty()
 
 
 # -- the trial -------------------------------------------------------------------------------------

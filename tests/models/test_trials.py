@@ -65,27 +65,18 @@ def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
     yield from noisy_stage(request.param, DEEP)
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.nightly)])
 def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
     """The same of fewer layers."""
     yield from noisy_stage(request.param, SHALLOW)
 
 
+@pytest.mark.nightly
 def test_rounding_is_no_reason_to_refuse(deep: Tried):
     step = StepModel(deep.stage, exact=False)
     assert step.way is Way.ROWS
     assert step._places, "members of a cohort attend together"
     assert try_blocks(deep.stage).why_not is None
-
-
-def test_whole_models_would_differ(deep: Tried):
-    """That is, the noise is such that comparing what the whole stage returns could not work."""
-    stage, ids = deep.stage, mx.array([[(7 * i) % 32 for i in range(6)]])
-    chunk = stage(ids, stage.make_caches(), None, 6)[0].astype(mx.float32)
-    caches = stage.make_caches()
-    alone = mx.concatenate([stage(ids[:, i : i + 1], caches, None, 1)[0] for i in range(6)]).astype(mx.float32)
-    error = mx.linalg.norm(chunk - alone, axis=-1) / mx.linalg.norm(alone, axis=-1)
-    assert mx.sum(error > 0.02).item() >= 2
 
 
 # -- mistakes in steps of rows -------------------------------------------------------------------------
