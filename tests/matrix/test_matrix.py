@@ -10,9 +10,9 @@ import table
 
 CONFIGS = configs.configurations()
 KNOWN, ROWS = table.written()
-KINDS = ["llama", "gpt_oss", "gemma3n", "deepseek_v3", "deepseek_v32", "mamba2", "qwen3_next", "hunyuan", "dbrx"]
+KINDS = ["llama", "gpt_oss", "gemma3n", "deepseek_v3", "mamba2", "qwen3_next", "hunyuan"]
 """One for each kind of cache and of border: plain; windows, with experts; shared keys and values, with windows; latent;
-with an indexer; states; states beside keys and values; several arrays that cross; refused."""
+states; states beside keys and values; several arrays that cross. Toys are refused (``test_refusals``)."""
 
 
 @pytest.mark.parametrize(("name", "care"), [

@@ -23,7 +23,7 @@ PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [
-        ("deepseek_v3", "rdma"),
+        pytest.param("deepseek_v3", "rdma", marks=pytest.mark.nightly),
         ("gemma3_text", "jaccl"),
         *(pytest.param(*o, marks=pytest.mark.nightly) for o in NIGHTLY),
     ],

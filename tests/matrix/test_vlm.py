@@ -41,7 +41,7 @@ same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table
 @same_release
 @pytest.mark.parametrize(("name", "care"), [
     ("hy_v4", compare.USUAL),  # a choice among tokens crosses
-    ("klear", compare.USUAL), ("limite", compare.USUAL),
+    ("limite", compare.USUAL),
     *(pytest.param(name, compare.ALL, marks=pytest.mark.nightly) for name in vlm_configs.CONFIGS),
 ])  # fmt: skip
 def test_cuts(name: str, care: compare.Care) -> None:
@@ -172,6 +172,7 @@ def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
     assert not border.unpack(border.made_up(5, 0)[None], 6)[1].any().item()
 
 
+@pytest.mark.nightly
 def test_what_a_stage_does_not_need_is_not_imported(tiny_folder: Callable[..., Path]) -> None:
     code = """
 import sys

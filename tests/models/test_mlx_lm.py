@@ -40,12 +40,13 @@ def python(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "imports",
     [
         "import splitinfer.models.mlx_lm as light; from mlx_lm.generate import generate; import mlx_lm",
-        pytest.param("import splitinfer.models.mlx_lm as light; import mlx_lm.models.llama", marks=pytest.mark.nightly),
-        pytest.param("import mlx_lm.models.cache; import splitinfer.models.mlx_lm as light", marks=pytest.mark.nightly),
+        "import splitinfer.models.mlx_lm as light; import mlx_lm.models.llama",
+        "import mlx_lm.models.cache; import splitinfer.models.mlx_lm as light",
     ],
 )
 def test_modules_are_the_packages_own_whichever_comes_first(imports: str) -> None:

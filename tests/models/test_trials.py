@@ -79,6 +79,10 @@ def test_rounding_is_no_reason_to_refuse(deep: Tried):
     assert try_blocks(deep.stage).why_not is None
 
 
+def nightly(fault: Fault) -> Any:
+    return pytest.param(fault, marks=pytest.mark.nightly)
+
+
 # -- mistakes in steps of rows -------------------------------------------------------------------------
 
 
@@ -140,7 +144,9 @@ def rows_swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowCache, "attend", wrong)
 
 
-@pytest.mark.parametrize("fault", [position_off_by_one, sees_what_comes, neighbours_keys, rows_swapped])
+@pytest.mark.parametrize(
+    "fault", [sees_what_comes, neighbours_keys, *map(nightly, (position_off_by_one, rows_swapped))]
+)
 def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     fault(monkeypatch)
     reason = shallow.refuses_rows()
@@ -207,7 +213,7 @@ def blocks_swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kv_trial, "cut", wrong)
 
 
-@pytest.mark.parametrize("fault", [earlier_position, shared_memory, blocks_swapped])
+@pytest.mark.parametrize("fault", [shared_memory, nightly(earlier_position), nightly(blocks_swapped)])
 def test_mistakes_in_blocks_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     fault(monkeypatch)
     reason = try_blocks(shallow.stage).why_not
