@@ -227,14 +227,6 @@ def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int
     assert difference(here, there) is None
 
 
-def test_a_tensor_of_another_name_is_another_model(tmp_path: Path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"model_type": "x"}')
-        write(tmp_path / name / "model.safetensors", {name: entry()}, bytes(24))
-    assert difference(tmp_path / "a", tmp_path / "b") == "model.safetensors has different tensors"
-
-
 def test_weights_in_other_files_are_named(folder: Path, tiny_folder: Folder):
     (folder / SECOND).rename(folder / "model-rest.safetensors")
     assert difference(folder, tiny_folder("llama")) == (

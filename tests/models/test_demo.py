@@ -12,7 +12,7 @@ from demo_training.judging import judge, judge_pair
 from demo_training.model import Shape, build
 from demo_training.pair import train_pair
 from demo_training.tokenizer import check_same_tokenizer, read_tokenizer, train_tokenizer
-from demo_training.training import Budget, Recipe, train
+from demo_training.training import Budget, Recipe
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 
@@ -83,29 +83,6 @@ def test_three_steps_lower_the_loss_and_leave_a_folder_that_loads(tmp_path: Path
     model, loaded = load(str(tmp_path / "out" / "target"))
     assert generate(model, loaded, prompt="The", max_tokens=4, verbose=False)
     assert not list((tmp_path / "out").rglob(".partial*"))
-
-
-def test_a_model_agrees_with_itself(tmp_path: Path) -> None:
-    books = read_books(write_tales(tmp_path / "tales", sentences=100), held_books=["book-1"])
-    corpus = encode(books, read_tokenizer(DRAFT), length=32)
-    figures = judge_pair(DRAFT, DRAFT, corpus, 32)
-    assert figures["draft_agreement"] == 1.0
-    assert figures["target"] == figures["draft"]
-
-
-def test_asked_to_stop_it_ends_after_its_step_and_saves(tmp_path: Path) -> None:
-    books = read_books(write_tales(tmp_path / "tales"))
-    corpus = encode(books, read_tokenizer(DRAFT), length=16)
-    saves: list[int] = []
-    outcome = train(
-        build(TINY.config(2048), seed=0),
-        corpus,
-        Recipe(Budget(steps=1000), peak_lr=1e-3, batch=2, length=16),
-        save=lambda: saves.append(1),
-        say=lambda _: None,
-        should_stop=lambda: True,
-    )
-    assert (outcome.steps, saves) == (1, [1])
 
 
 def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:

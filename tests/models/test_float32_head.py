@@ -11,7 +11,6 @@ from mlx.utils import tree_map
 from stages import pipeline, prompt
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import ModelError
 from splitinfer.models.caches import arrays_of
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
@@ -79,12 +78,6 @@ def test_every_road_gives_the_same(tmp_path: Path):
             (output,) = llm.generate([prompt(9)], params)
             found.append((output.token_ids, output.logprobs))
     assert found[0] == found[1] != found[2]
-
-
-def test_a_head_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(StageModel, "_can_tap", lambda _stage: False)
-    with pytest.raises(ModelError, match="leave float32_head out"):
-        run(half_model("llama"), float32_head=True)
 
 
 def test_what_a_step_copies_is_needed(tmp_path: Path):

@@ -15,7 +15,6 @@ import tiny
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import load_stage, survey
 
@@ -143,13 +142,6 @@ def test_opening_downloads_no_weights(fake: FakeHub, source: Path):
     assert fake.downloaded == []
 
 
-def test_what_the_makers_recommend_is_fetched_with_the_small_files(fake: FakeHub, source: Path, tmp_path: Path):
-    fake.source = tmp_path / "with advice"
-    shutil.copytree(source, fake.source)
-    (fake.source / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert read_recommended(open_model(REPO).folder).values == {"temperature": 0.6}
-
-
 @pytest.mark.parametrize(
     ("start", "end", "files"),
     [
@@ -256,10 +248,3 @@ def test_a_file_missing_from_a_local_folder_is_named(tiny_folder: Callable[..., 
     with pytest.raises(ModelError) as caught:
         fetch(str(folder), checkpoint, checkpoint.files, quiet)
     assert str(caught.value) == f"{folder} lacks {checkpoint.files[1]}"
-
-
-def test_a_hub_folder_without_a_configuration_is_no_model(fake: FakeHub, source: Path, tmp_path: Path):
-    bare = Path(shutil.copytree(source, tmp_path / "bare"))
-    (bare / "config.json").unlink()
-    fake.source = bare
-    assert error_of(REPO) == f"{fake.folder} contains no config.json, so it is not a model folder"

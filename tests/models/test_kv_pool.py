@@ -109,27 +109,6 @@ def test_a_state_that_was_left_is_taken_over_where_it_is():
     assert pool.at(3, 20).place.position == 20
 
 
-def test_what_cannot_be_saved():
-    pool = pool_of(KVCache)
-    pool.open(1)
-    run(pool, 1, 0, 10)
-    assert refused(lambda: pool.save(7, 9, 0, 4)) == "sequence 9 cannot be saved as block 7"
-    assert refused(lambda: pool.save(7, 1, 4, 11)) == "positions 4 to 11 of sequence 1, at 10, cannot be saved"
-    pool.save(7, 1, 0, 10)
-    assert refused(lambda: pool.save(7, 1, 0, 10)) == "sequence 1 cannot be saved as block 7"
-
-
-def test_caches_go_back_together():
-    pool = pool_of(KVCache, lambda: WindowKVCache(8), KVCache)
-    pool.open(1)
-    run(pool, 1, 0, 10)
-    caches = pool.at(1, 4)
-    assert caches.place.position == 4
-    assert [cache.offset for cache in caches.own] == [4, 4, 4]
-    assert pool.at(1, 4) is caches
-    assert [cache.offset for cache in run(pool, 1, 0, 2).own] == [2, 2, 2]
-
-
 def test_a_recurrent_state_goes_back_only_within_a_block():
     pool = pool_of(lambda: ArraysCache(1), KVCache)
     pool.open(1)

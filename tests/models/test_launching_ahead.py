@@ -1,7 +1,6 @@
 """What launching ahead costs in memory: a sequence's KV is written in place, and grows layer after layer."""
 
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -39,29 +38,6 @@ def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: in
     held = [room(length, phase) for i in range(first, first + num_layers) for phase in phases_of(i)]
     mean, counted = sum(held) / len(held), mean_room(length)
     assert counted - BLOCK - 0.01 * length <= mean <= counted + 0.01 * length
-
-
-def grown(num_layers: int, ends: Sequence[int]) -> Iterator[float]:
-    """The share of a stage's KV that is copied to larger arrays in each of a sequence's steps."""
-    phases = [phase for i in range(num_layers) for phase in phases_of(i)]
-    rooms = [room(ends[0], phase) for phase in phases]
-    for end in ends:
-        grow = [i for i, here in enumerate(rooms) if here < end]
-        for i in grow:
-            rooms[i] = room(end, phases[i])
-        yield len(grow) / len(rooms)
-
-
-@pytest.mark.parametrize(("num_layers", "most"), [(8, 2), (40, 3)])
-def test_a_token_lets_one_array_grow(num_layers: int, most: int):
-    """Behind 16k tokens a token's step reads all of the KV once; copying a quarter of it, too, would be seen. Steps
-    that complete a block save it, so seldom does an array grow in those."""
-    at = range(LENGTH // 2 - 4096, LENGTH // 2 + 4096)  # the ladder's step doubles within
-    arrays = [share * 2 * num_layers for share in grown(num_layers, at)]
-    assert statistics.median([number for number in arrays if number]) == pytest.approx(1)
-    assert max(arrays) == pytest.approx(most)
-    at_blocks = sum(number for end, number in zip(at, arrays, strict=True) if end % BLOCK == 1)
-    assert at_blocks <= sum(arrays) / 8
 
 
 # -- the rule --------------------------------------------------------------------------------------

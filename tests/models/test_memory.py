@@ -173,13 +173,6 @@ def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.Monk
     assert other.others() == Others()
 
 
-def test_a_stage_that_does_not_fit_announces_nothing(monkeypatch: pytest.MonkeyPatch):
-    Machine(monkeypatch, gpu=False, available=TOTAL, info={})
-    with pytest.raises(CannotFit):
-        reserve(NEED, 1000, "stage mini", "mini")
-    assert Ledger(ledgers._default_folder(), group=1).others() == Others()
-
-
 def test_limits_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     machine = Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: TOTAL + MARGIN + 5})
     set_limits(NEED, 1000)

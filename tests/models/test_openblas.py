@@ -77,9 +77,3 @@ def test_only_plain_layers_change_and_only_where_it_is_wanted() -> None:
     assert type(model.layers[0]) is not nn.Linear
     assert isinstance(model.layers[0], nn.Linear)
     assert type(model.small) is nn.QuantizedLinear
-
-
-def test_on_the_reference_blas_nothing_is_turned() -> None:
-    model = Block()
-    use_transposed_products(model)
-    assert type(model.layers[0]) is nn.Linear  # these tests run on it

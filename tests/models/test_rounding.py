@@ -83,13 +83,6 @@ def test_a_layer_that_gives_no_numbers_is_refused_at_once():
     assert asked == [0]
 
 
-def test_without_errors_noise_is_not_measured():
-    def never(_number: int) -> Errors:
-        raise AssertionError("it takes as long as the trial")
-
-    assert reason_to_refuse(lambda _: errors_of(np.full(PLACES, 0.019)), never) is None
-
-
 def test_a_layer_is_judged_by_its_own_noise():
     """A loud layer excuses no other one."""
     loud = np.where(LAYER_OF == 3, 0.05, 1e-4)

@@ -215,15 +215,6 @@ def test_other_weights_are_not_to_be_had(make, tmp_path: Path):
     assert "is not here" in answer.reason
 
 
-def test_a_tensor_of_another_size_is_not_asked_for(make, told: Manifest):
-    """The store has the table of another model, with the same names."""
-    with connected(make) as (channel, _):
-        remote = ask_manifest(channel, told.fingerprint.digest())
-        assert isinstance(remote, Remote)
-        larger = described((10, 26, 7, 0, 40), sample="larger").tensors
-        assert [info.name for info in larger if remote.holds(info)] == ["layers.0.weight"]  # others begin elsewhere
-
-
 def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: Manifest):
     other = described(sample="another version")
 

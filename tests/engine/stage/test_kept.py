@@ -21,7 +21,7 @@ def test_a_second_turn_gets_the_tokens_it_gets_cold(
     kind: str, is_left: bool, tiny_folder: Callable[..., Path], pipeline: Open
 ) -> None:
     """In the KV that the first one left; in a copy of its blocks, where another request has come between."""
-    first = ask(150, max_tokens=8, temperature=0.8)
+    first = ask(150, max_tokens=8, temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5)
     cuts = [door.num_layers(tiny_folder(kind)) - 2, 1, 1]
     with pipeline(kind, cuts, block=BLOCK, token_budget=BLOCK) as there:
         (said,) = there.answers(first)

@@ -22,9 +22,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RowMasks, mask_of
-from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import SequenceCaches
@@ -218,54 +216,6 @@ def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
 
 
 # -- the parts -------------------------------------------------------------------------------------
-
-
-def decode(seq_id: int, start: int) -> Slice:
-    return Slice(seq_id, start, (7,), 1)
-
-
-class Undone:
-    """Stands for a snapshot; counts."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def restore(self) -> None:
-        self.count += 1
-
-
-def prepared(*slices: Slice) -> tuple[PreparedStep, Undone]:
-    undone, graph = Undone(), StepGraph(None, None, (), (), ())
-    return PreparedStep(slices, graph, [], memoryview(bytearray(4)), None, undone), undone  # type: ignore[arg-type]
-
-
-def test_only_the_step_that_comes_is_taken_and_what_it_makes_impossible_is_undone() -> None:
-    steps, (one, first), (two, second), (three, third) = (
-        PreparedSteps(), prepared(decode(1, 4)), prepared(decode(2, 4), decode(3, 4)), prepared(decode(4, 4)),
-    )  # fmt: skip
-    for step in (one, two, three):
-        steps.add(step)
-    assert steps.take(StepPlan(0, slices=(decode(1, 4),)), None) is one
-    assert one.snapshot is None, "or computing would copy what it could write in place"
-    assert steps.take(StepPlan(1, slices=(decode(2, 4),)), None) is None
-    assert (first.count, second.count, third.count) == (0, 1, 0), "another group goes on"
-    assert steps.take(StepPlan(2, slices=(decode(4, 4),), freed=(9,)), None) is three
-    late, fourth = prepared(decode(5, 4))
-    steps.add(late)
-    assert steps.take(StepPlan(3, slices=(decode(5, 5),)), None) is None, "it is elsewhere"
-    assert fourth.count == 1
-    ended, fifth = prepared(decode(6, 4))
-    steps.add(ended)
-    assert steps.take(StepPlan(4, freed=(6,)), None) is None
-    assert fifth.count == 1
-
-
-def test_hidden_states_of_another_size_do_not_fill_a_prepared_step() -> None:
-    steps, (one, undone) = PreparedSteps(), prepared(decode(1, 4))
-    one.hidden = memoryview(bytearray(64 * 4))
-    steps.add(one)
-    assert steps.take(StepPlan(0, slices=(decode(1, 4),)), memoryview(bytes(64 * 2))) is None
-    assert undone.count == 1
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])
