@@ -59,8 +59,8 @@ def test_drafts_that_are_all_right_or_all_wrong(kind: str, beside: str, tmp_path
             accepted, sent = (after[name] - before[name] for name in ("accepted", "sent"))
             assert sent >= 15
             assert accepted == (sent if token == 77 else 0) or (beside and accepted >= 20)
-        row = 64 * 4
-        assert there.stats["bytes_per_token"] == pytest.approx(2 * row, rel=0.1)
+            row = 64 * 4
+            assert token != 77 or there.stats["bytes_per_token"] == pytest.approx(2 * row, rel=0.1)
 
 
 FAULTS = [recut([1, 3], at=4), worker_lost(at=4)]
@@ -97,9 +97,10 @@ def test_kv_on_disk_has_the_drafters_own(
     options = {"draft": draft, "disks": [Disk(tmp_path / f"kv{i}", 2**30) for i in range(2)], "token_budget": 64}
     with pipeline(folder, [2, 2], **options) as there:
         (said,) = there.answers(first)
+        second = Ask((*first.tokens, *said, *prompt(260, seed=4)), first.params, flight=Flight(3))
+        there.answers(replace(second, flight=Flight()))
     before = {tuple(tokens): drafts for tokens, drafts in proposed}
     proposed.clear()
-    second = Ask((*first.tokens, *said, *prompt(260, seed=4)), first.params, flight=Flight(3))
     with pipeline(folder, [2, 2], **options) as there:
         (again,) = there.outputs(first)
         alike = [before[tuple(tokens)] == drafts for tokens, drafts in proposed if tuple(tokens) in before]

@@ -55,7 +55,7 @@ def test_drafts_are_the_heads_own(
     """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
     changes = {"mlp_only_layers": [0, 1]} if name == "qwen3_moe" else {}  # whose heads are like the third
     folder = add_heads(tiny.save(tmp_path / name, name, **changes), form=form)
-    with pipeline(folder, [2, 2], token_budget=16, draft="mtp") as there:
+    with pipeline(folder, [2, 2], token_budget=16, draft="mtp", are_checked=False) as there:
         there.answers(*(Ask(ask(n).tokens, SamplingParams(12, ignore_eos=True), flight=Flight(3)) for n in (20, 35)))
     assert len(proposed) > 8
     heads = Reference(folder, rounded if form is quantised else dict)
