@@ -88,22 +88,28 @@ def _hidden(target: Any, tokens: list[int], layers: list[int]) -> mx.array:
 
 
 MORE = [
-    ("eagle3", {"norm_before_residual": True}), ("dflash", {}), ("dflash", {"dflash_config": {"causal": True}}),
+    ("mtp", {}), ("eagle3", {"norm_before_residual": True}), ("dflash", {}),
+    ("dflash", {"dflash_config": {"causal": True}}),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "told"), [
-    ("eagle3", {"norm_before_residual": False, "entering": False}), ("dflash", {"second": True}), ("mtp", {}),
+    ("eagle3", {"norm_before_residual": False, "entering": False}), ("dflash", {"second": True}),
     *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE),
 ], ids=str)  # fmt: skip
 def test_drafts(
-    kind: str, told: dict[str, Any], tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
+    kind: str,
+    told: dict[str, Any],
+    tiny_folder: Callable[..., Path],
+    tmp_path: Path,
+    pipeline: Open,
+    proposed: list[tuple[list[int], list[int]]],
 ) -> None:
     if kind == "mtp":
         folder = drafter = add_heads(tiny.save(tmp_path / "target", "qwen3_next", mlp_only_layers=[0, 1, 2, 3]))
     else:
-        folder, save = tiny.save(tmp_path / "target", "llama"), save_eagle3 if kind == "eagle3" else save_dflash
+        folder, save = tiny_folder("llama"), save_eagle3 if kind == "eagle3" else save_dflash
         drafter = save(tmp_path / "drafter", **told)
     draft = "mtp" if kind == "mtp" else str(drafter)
     with pipeline(folder, [1, 2, 1], token_budget=16, draft=draft, are_checked=False) as there:

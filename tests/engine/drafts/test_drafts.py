@@ -24,7 +24,7 @@ from splitinfer.engine.drafts.drafters import NGramDrafter, in_rounds
 from splitinfer.errors import LayoutError, ModelError
 
 NIGHTLY = pytest.mark.nightly
-FLIGHTS = (None, Flight(1), Flight(8), Flight(2, 5, 2), Flight(8, 8, 3))
+FLIGHTS = (None, Flight(1), Flight(2, 5, 2), Flight(8, 8, 3))
 
 
 class Dice:
@@ -82,16 +82,14 @@ def test_every_flight(
     with pipeline("llama", cuts, drafter=lambda: dice, token_budget=16, **options) as there:
         (plain,) = there.outputs(*with_flight(Flight(), asks[-1]))
         for flight in FLIGHTS:
-            for one in with_flight(flight, asks[0], asks[-1]):
-                (drafted,) = there.outputs(one)
+            (drafted,) = there.outputs(*with_flight(flight, asks[-1]))
             assert drafted.logprobs == plain.logprobs, flight
         counts = there.stats["speculation"]
-        assert counts["sent"] > 50
+        assert counts["sent"] > 30
         tried = sum(counts["tried_at"])
         assert counts["accepted"] == tried if right == 1.0 else counts["accepted"] <= 0.9 * tried
         assert right > 0 or counts["accepted"] == 0
-        for flight in FLIGHTS[-2:]:
-            there.answers(*with_flight(flight, *asks))
+        there.answers(*with_flight(FLIGHTS[2], *asks))
 
 
 ASKS = st.builds(
@@ -119,13 +117,13 @@ def test_any_prompts_any_flights(
     "name", ["gemma3_text", "qwen3_next", *(pytest.param(name, marks=NIGHTLY) for name in ("gpt_oss", "qwen3_moe"))]
 )
 def test_windows_and_states_are_put_back(name: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
-    asks = [ask(60, max_tokens=40), ask(30, prompt=1, max_tokens=30, temperature=0.8)]  # past the sliding windows
+    asks = [ask(60, max_tokens=30, temperature=0.8)]  # past the sliding windows
     dice = Dice(0.6).knows(tiny_folder(name), asks, **({"token_budget": 64} if name in tiny.SAME_CHUNKS_ONLY else {}))
     with pipeline(name, [1, 2, door.num_layers(tiny_folder(name)) - 3], drafter=lambda: dice, token_budget=64) as there:
         for one in asks:
-            for flight in (Flight(6), Flight(2, 3, 2), Flight(5, 5, 3)):
+            for flight in (Flight(6), Flight(5, 5, 3)):
                 there.answers(*with_flight(flight, one))
-        assert there.stats["speculation"]["accepted"] > 50
+        assert there.stats["speculation"]["accepted"] > 20
 
 
 def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
@@ -133,12 +131,13 @@ def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..
     (right,) = door.alone(tiny_folder("llama"), [first])
     dice = Dice(1.0).knows(tiny_folder("llama"), [first])
     with pipeline("llama", [1, 3], drafter=lambda: dice) as there:
-        for at in (i for i in range(1, 9) if right[i] not in right[:i]):
+        for at in (i for i in range(1, 6) if right[i] not in right[:i]):
             for params in ({"stop_token_ids": (right[at],)}, {"max_tokens": at + 1}):
                 stopped = replace(ask(40, **params), flight=Flight(6, 6, 2))
                 assert there.answers(stopped) == [right[: at + 1]]
 
 
+@pytest.mark.nightly
 def test_stop_strings_inside_a_block(pipeline: Open) -> None:
     dice = Dice(1.0)
     with pipeline("demo", [3, 9], drafter=lambda: dice) as there:
@@ -179,8 +178,7 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
 def test_the_demo_pair(draft: str, pipeline: Open) -> None:
     with pipeline("demo", [3, 9], draft=draft) as there:
         tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter who"))
-        for flight in (None, Flight(3, 4, 2)):
-            there.answers(Ask(tokens, SamplingParams(30, 0.8, seed=3, ignore_eos=True), flight=flight))
+        there.answers(Ask(tokens, SamplingParams(30, 0.8, seed=3, ignore_eos=True), flight=Flight(3, 4, 2)))
         counts = there.stats["speculation"]
         assert counts["drafter"] == draft
         assert counts["accepted"] > 0 or draft == "ngram", "nothing repeats in so few tokens"

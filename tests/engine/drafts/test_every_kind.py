@@ -1,57 +1,57 @@
 """What holds of every kind of drafter on the last stage: tokens as without drafts, however right the drafts are and
 whatever goes wrong; and KV that is kept and found."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
-import tiny
 from engine.conftest import Open
 from engine.door import SEVERAL, Ask, Fault, ask, recut, worker_lost
 from stages import prompt
-from trained import KINDS, of_kind
+from trained import KINDS
 
 from splitinfer import Flight
 from splitinfer.kvstore.store import Disk
 
+Make = Callable[..., tuple[Path, str]]
 NIGHTLY = pytest.mark.nightly
 CUTS = ([4], [1, 3], [2, 2], [3, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1])
 DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
 
 
 @pytest.mark.parametrize(("kind", "name", "cuts"), [
-    ("mtp", "qwen3_next", [2, 2]), ("eagle3", "llama", [1, 2, 1]), ("dflash", "qwen3_moe", [3, 1]),
-    ("dflash2", "qwen3", [4]),
+    ("mtp", "qwen3_next", [2, 2]), ("eagle3", "qwen3", [1, 1, 2]), ("dflash2", "qwen3", [2, 2]),
     *(pytest.param(*one, marks=NIGHTLY) for one in product(KINDS, ["llama", "qwen3_moe", "qwen3_next"], CUTS)),
 ], ids=str)  # fmt: skip
-def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], tmp_path: Path, pipeline: Open) -> None:
+def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], drafter: Make, pipeline: Open) -> None:
     """In batches and chunks, with blocks of different lengths in a step."""
-    folder = tiny.save(tmp_path / name, name)
-    with pipeline(folder, cuts, draft=of_kind(kind, folder, tmp_path / "drafter"), token_budget=16) as there:
+    folder, draft = drafter(kind, name)
+    with pipeline(folder, cuts, draft=draft, token_budget=16) as there:
         for flights in ((None,) * 3, (Flight(3), Flight(7), Flight(1))):
             there.answers(*(replace(one, flight=flight) for one, flight in zip(SEVERAL, flights, strict=True)))
         assert there.stats["speculation"]["sent"] > 10
 
 
-@pytest.mark.parametrize("kind", ["eagle3", *(pytest.param(kind, marks=NIGHTLY) for kind in ("mtp", "dflash2"))])
-def test_links_that_pack_prompts(kind: str, tmp_path: Path, pipeline: Open) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_that_pack_prompts(kind: str, drafter: Make, pipeline: Open) -> None:
     """The rows of taps are packed by themselves."""
-    folder, found = tiny.save(tmp_path / "llama", "llama"), []
-    for options in ({}, {"draft": of_kind(kind, folder, tmp_path / "drafter")}):
+    (folder, draft), found = drafter(kind, "qwen3"), []
+    for options in ({}, {"draft": draft}):
         with pipeline(folder, [1, 2, 1], codec="int8", token_budget=16, are_checked=False, **options) as there:
             found.append(there.answers(*DRAFTED))
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=NIGHTLY)])
 @pytest.mark.parametrize("beside", ["", pytest.param("+ngram", marks=NIGHTLY)])
-def test_drafts_that_are_all_right_or_all_wrong(kind: str, beside: str, tmp_path: Path, pipeline: Open) -> None:
+def test_drafts_that_are_all_right_or_all_wrong(kind: str, beside: str, drafter: Make, pipeline: Open) -> None:
     """A drafter that knows one token. Where answers are of nothing else every draft is right, and else none, but for
     those of n-grams. A link carries one row more for each token, of prompts, too."""
-    folder = tiny.save(tmp_path / "qwen3", "qwen3")
-    draft = of_kind(kind, folder, tmp_path / "drafter", only=77) + beside
-    with pipeline(folder, [2, 2], draft=draft, token_budget=64) as there:
+    folder, draft = drafter(kind, "qwen3", only=77)
+    with pipeline(folder, [2, 2], draft=draft + beside, token_budget=64) as there:
         for token in (77, 5):
             before = there.stats["speculation"]
             there.answers(replace(ask(300, max_tokens=40, logit_bias={token: 100.0}), flight=Flight(3)))
@@ -67,20 +67,18 @@ FAULTS = [recut([1, 3], at=4), worker_lost(at=4)]
 
 
 @pytest.mark.parametrize(("kind", "fault"), [
-    ("eagle3", FAULTS[0]), ("mtp", FAULTS[1]), *(pytest.param(*one, marks=NIGHTLY) for one in product(KINDS, FAULTS)),
+    ("eagle3", FAULTS[0]), *(pytest.param(*one, marks=NIGHTLY) for one in product(KINDS, FAULTS)),
 ])  # fmt: skip
-def test_another_cut_or_a_loss(kind: str, fault: Fault, tmp_path: Path, pipeline: Open) -> None:
-    folder = tiny.save(tmp_path / "qwen3", "qwen3")
-    draft = of_kind(kind, folder, tmp_path / "drafter")
+def test_another_cut_or_a_loss(kind: str, fault: Fault, drafter: Make, pipeline: Open) -> None:
+    folder, draft = drafter(kind, "qwen3")
     with pipeline(folder, [2, 2], draft=draft, token_budget=64, fault=fault, rejoin_timeout=20) as there:
         there.answers(*DRAFTED)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, tmp_path: Path, pipeline: Open) -> None:
-    folder = tiny.save(tmp_path / "qwen3", "qwen3")
-    draft, own = of_kind(kind, folder, tmp_path / "drafter"), 512 if kind.startswith("dflash") else 256
+def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, drafter: Make, pipeline: Open) -> None:
+    (folder, draft), own = drafter(kind, "qwen3"), 512 if kind.startswith("dflash") else 256
     with pipeline(folder, [2, 2], block=8, draft=draft, kv_bytes=(512 + own) * 120) as there:
         there.answers(*(replace(one, params=replace(one.params, max_tokens=60)) for one in DRAFTED))
         assert there.stats["preemptions"] > 0
@@ -88,12 +86,12 @@ def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, tmp_path: Path, pip
 
 @pytest.mark.parametrize("kind", ["dflash", *(pytest.param(kind, marks=NIGHTLY) for kind in KINDS)])
 def test_kv_on_disk_has_the_drafters_own(
-    kind: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
+    kind: str, tmp_path: Path, drafter: Make, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
 ) -> None:
     """The whole pipeline ends, and begins anew: what was kept is found, and so is the first turn by the second one.
     Drafts are those of before, but where the entry behind the kept ones was made of a hidden state that is gone."""
-    folder = tiny.save(tmp_path / "qwen3", "qwen3", max_position_embeddings=1024)
-    draft, first = of_kind(kind, folder, tmp_path / "drafter"), replace(ask(300, max_tokens=12), flight=Flight(3))
+    folder, draft = drafter(kind, "qwen3", max_position_embeddings=1024)
+    first = replace(ask(300, max_tokens=12), flight=Flight(3))
     options = {"draft": draft, "disks": [Disk(tmp_path / f"kv{i}", 2**30) for i in range(2)], "token_budget": 64}
     with pipeline(folder, [2, 2], **options) as there:
         (said,) = there.answers(first)

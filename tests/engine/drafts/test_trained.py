@@ -27,6 +27,7 @@ from trained import (
 )  # fmt: skip
 
 from splitinfer import Flight, SamplingParams
+from splitinfer.demo import DRAFTER
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
@@ -48,7 +49,13 @@ def read(drafter: Path) -> tuple[dict[str, Any], Arrays]:
 # -- prediction heads --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "name"), [(quantised, "qwen3"), (behind_the_last, "qwen3_moe")])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (quantised, "qwen3"),
+        pytest.param(behind_the_last, "qwen3_moe", marks=pytest.mark.nightly),
+    ],
+)
 def test_drafts_are_the_heads_own(
     form: Any, name: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
 ) -> None:
@@ -204,10 +211,11 @@ def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> No
 
 def test_a_drafter_is_no_model_and_layers_where_it_names_none(pipeline: Open) -> None:
     assert layers_of({}, 32) == [1, 15, 28]
-    with pytest.raises(ModelError, match="holds a drafter for another model"), pipeline("demo-drafter", [1]):
+    with pytest.raises(ModelError, match="holds a drafter for another model"), pipeline(DRAFTER, [1]):
         pass
 
 
+@pytest.mark.nightly
 def test_the_shipped_drafter_is_mostly_right_and_changes_no_token(pipeline: Open) -> None:
     """Its first drafts are right at about 0.85 of the places of a greedy tale."""
     with pipeline("demo", [5, 7], draft="demo-drafter") as there:
