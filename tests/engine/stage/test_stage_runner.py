@@ -13,7 +13,6 @@ from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.launched import Finished, Launched
-from splitinfer.engine.stage.row import Mask
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.checkpoint import open_folder
@@ -251,24 +250,6 @@ def test_right_drafts_are_taken_and_one_more(steps: Steps, expected: list[int]):
     assert steps.carry_on(1, 27, expected[7], 2) == expected[7:10]
 
 
-@pytest.mark.parametrize("params", [GREEDY, WARM, replace(WARM, logprobs=2)], ids=["greedy", "warm", "logprobs"])
-def test_rows_of_which_the_masks_leave_one_token_are_as_if_it_were_drawn(steps: Steps, params: SamplingParams):
-    """Right drafts and wrong ones, and rows without masks."""
-    found = []
-    for is_known in (True, False):
-        steps.run(Slice(1, 0, tuple(PROMPT), 1), new=[NewSequence(1, params, 3)])
-        for start, only in (20, (5, 6, 7, None)), (24, (8, 9, None, 10)), (28, (None, 3, 1, 2)):
-            masks = {(1, row): _only(token, is_known) for row, token in enumerate(only) if token is not None}
-            drafts = tuple(4 if token is None else token for token in only[:3])
-            plan, hidden = steps.plan(Slice(1, start, (1, *drafts), 4, 3)), None
-            for runner in steps.runners:
-                done = runner.finish(runner.launch(plan, hidden, lambda masks=masks: masks))
-                hidden = done.hidden
-            found.append(done.sampled)
-        steps.run(freed=[1])
-    assert found[:3] == found[3:]
-
-
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(repetition_penalty=1.5)], ids=["greedy", "penalty"])
 @pytest.mark.parametrize("right", [0, 2])
 def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, right: int, params: SamplingParams):
@@ -288,10 +269,6 @@ def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, rig
     assert last_rows(steps, happens_to) == ([()], 0)
     at = 20 + right + 1
     assert steps.carry_on(1, at, expected[right + 1], 4) == expected[right + 1 : right + 6]
-
-
-def _only(token: int, is_known: bool) -> Mask:
-    return Mask(mx.arange(VOCAB) == token, token if is_known else None)
 
 
 def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRunner, halves: list[StageRunner]):
