@@ -51,7 +51,7 @@ def by_hand(folder: Path, cuts: list[int], codec: str, one: Ask) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "codec", "cuts"), [
-    ("llama", "fp8", CUTS[1]), ("qwen3_moe", INT8, CUTS[0]), ("llama", FP16, CUTS[0]),
+    ("llama", "fp8", CUTS[1]), ("qwen3_moe", INT8, CUTS[0]),
     *(pytest.param(*one, marks=NIGHTLY) for one in product(["llama", "qwen3", "qwen3_moe"], CODECS, CUTS)),
 ], ids=str)  # fmt: skip
 def test_prompts_are_packed_and_nothing_else(
@@ -100,9 +100,9 @@ def together_and_alone(pipeline: Open, asks: Iterable[Ask], codec: str, **option
 def test_among_others_with_short_memory(codec: str, pipeline: Open) -> None:
     """Requests give up their KV, begin with others' prompts, and are computed again, answers included."""
     shared = tuple(prompt(40, seed=3))
-    asks = [ask(n, prompt=n, temperature=0.8, seed=i) for i, n in enumerate((30, 9, 33, 24, 5, 48, 21, 50))]
+    asks = [ask(n, prompt=n, temperature=0.8, seed=i) for i, n in enumerate((30, 9, 33, 24, 48))]
     asks = [replace(one, tokens=shared + one.tokens) for one in asks]
-    stats = together_and_alone(pipeline, asks, codec, block=16, token_budget=24, kv_bytes=20 * 16 * 512)
+    stats = together_and_alone(pipeline, asks, codec, block=16, token_budget=24, kv_bytes=14 * 16 * 512)
     assert stats["preemptions"] > 0
     assert stats["cached_tokens"] > 0
 
