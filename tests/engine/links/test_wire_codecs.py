@@ -102,7 +102,7 @@ def test_among_others_with_short_memory(codec: str, pipeline: Open) -> None:
     shared = tuple(prompt(40, seed=3))
     asks = [ask(n, prompt=n, temperature=0.8, seed=i) for i, n in enumerate((30, 9, 33, 24, 48))]
     asks = [replace(one, tokens=shared + one.tokens) for one in asks]
-    stats = together_and_alone(pipeline, asks, codec, block=16, token_budget=24, kv_bytes=14 * 16 * 512)
+    stats = together_and_alone(pipeline, asks, codec, block=16, token_budget=24, kv_bytes=20 * 16 * 512)
     assert stats["preemptions"] > 0
     assert stats["cached_tokens"] > 0
 
