@@ -67,15 +67,20 @@ class Here:
         self.worker = Worker(self.cables, disk=self.disk)
 
 
+_here: dict[str, Here] = {}  # by address
+
+
 @contextmanager
 def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
     """A worker in this process."""
     address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
     cables = Cables(listen(address))
     running = Here(cables, Worker(cables, disk=disk), disk)
+    _here[running.address] = running
     try:
         yield running
     finally:
+        del _here[running.address]
         running.stop()
 
 
@@ -105,8 +110,8 @@ def layout(
 
 
 def lose(llm: LLM) -> None:
-    """Break the link to a worker, as a machine that goes away does."""
-    llm._engine.pipeline._worker_group.workers[0].link.abort("it went away")
+    """Cut the links to the second stage, as a machine does that goes away."""
+    _here[str(llm.layout.stages[1].address)].cables.cut()
 
 
 @contextmanager
