@@ -114,7 +114,7 @@ def test_any_prompts_any_flights(
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3_text", "qwen3_next", *(pytest.param(name, marks=NIGHTLY) for name in ("gpt_oss", "qwen3_moe"))]
+    "name", ["qwen3_next", *(pytest.param(name, marks=NIGHTLY) for name in ("gemma3_text", "gpt_oss", "qwen3_moe"))]
 )
 def test_windows_and_states_are_put_back(name: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     asks = [ask(60, max_tokens=30, temperature=0.8)]  # past the sliding windows
@@ -178,7 +178,7 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
 def test_the_demo_pair(draft: str, pipeline: Open) -> None:
     with pipeline("demo", [3, 9], draft=draft) as there:
         tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter who"))
-        there.answers(Ask(tokens, SamplingParams(30, 0.8, seed=3, ignore_eos=True), flight=Flight(3, 4, 2)))
+        there.answers(Ask(tokens, SamplingParams(20, 0.8, seed=3, ignore_eos=True), flight=Flight(3, 4, 2)))
         counts = there.stats["speculation"]
         assert counts["drafter"] == draft
         assert counts["accepted"] > 0 or draft == "ngram", "nothing repeats in so few tokens"
