@@ -1,7 +1,10 @@
 """Devices that fail as a test wishes, in the place of a stage's own."""
 
+import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,6 +21,13 @@ def never(_arrays: Sequence[mx.array]) -> None:
     """Nothing fails."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Failing(Ticket):
+    """A launch that fails where it is waited for."""
+
+    error: Exception
+
+
 class FailingDevice:
     """MLX's device, asynchronous or not. ``at_launch`` and ``at_wait`` get what a step writes, and return what is to be
     raised."""
@@ -26,20 +36,17 @@ class FailingDevice:
         self._device = MlxDevice(computes_at_launch=computes_at_launch)
         self.computes_at_launch = computes_at_launch
         self._at_launch, self._at_wait = at_launch, at_wait
-        self._failing: list[tuple[Ticket, Exception]] = []
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         if (error := self._at_launch(pending)) is not None:
             raise error
         ticket = self._device.launch(outputs, pending, work, began)
-        if (error := self._at_wait(pending)) is not None:
-            self._failing.append((ticket, error))
-        return ticket
+        error = self._at_wait(pending)
+        return ticket if error is None else _Failing(ticket.outputs, ticket.launched, error=error)
 
     def wait(self, ticket: Ticket) -> Span:
-        for failed, error in self._failing:
-            if failed is ticket:
-                raise error
+        if isinstance(ticket, _Failing):
+            raise ticket.error
         return self._device.wait(ticket)
 
     def stay_awake(self) -> None:
@@ -63,6 +70,20 @@ class StuckDevice(FailingDevice):
         return super().wait(ticket)
 
 
+class HeldLoading(dict[int, Device]):
+    """In the place of devices: once ``is_held``, a stage that is loaded waits until ``goes_on`` is set."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self._stage, self.is_held, self.waits, self.goes_on = stage, False, threading.Event(), threading.Event()
+
+    def get(self, stage: int, default: Any = None) -> Any:
+        if stage == self._stage and self.is_held:
+            self.waits.set()
+            self.goes_on.wait()
+        return default
+
+
 def nth(number: int, error: Exception) -> Wish:
     """Fail once, at the ``number``-th step with rows."""
     left = number
@@ -72,7 +93,7 @@ def nth(number: int, error: Exception) -> Wish:
         left -= bool(arrays)
         if left == 0:
             left = -1
-            return error
+            return copy.copy(error)  # which is raised, and then refers to arrays
         return None
 
     return wish
@@ -88,7 +109,7 @@ def beyond(num_bytes: int) -> Wish:
     return wish
 
 
-def use(monkeypatch: pytest.MonkeyPatch, devices: dict[int, Device]) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, devices: Mapping[int, Device]) -> None:
     """Have stages that are loaded from now on compute on these devices; the others' are asynchronous."""
     monkeypatch.setattr(
         loader, "open_device", lambda stage, _bounds: devices.get(stage) or MlxDevice(computes_at_launch=False)

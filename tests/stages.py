@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,78 @@ from splitinfer.core.kv import growth
 from splitinfer.core.rng import position_key
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, MakeDrafter, Settings, setup
-from transports import listen
+from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
+from transports import Link, Listener, listen
 from transports.emulated_jaccl.world import World
 
 _names = itertools.count()
 
 
+class Cables(Listener):
+    """A listener whose links can be cut."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.address, self._listener, self._links = listener.address, listener, list[Link]()
+
+    def accept(self, timeout: float | None = None) -> Link:
+        link = self._listener.accept(timeout)
+        self._links.append(link)
+        return link
+
+    def cut(self) -> None:
+        """As a machine does that goes away; those who connect again are accepted."""
+        links, self._links = self._links, []
+        for link in links:
+            link.abort("it went away")
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@dataclass
+class Here:
+    """A worker in this process; a test may stop it, and start it again at the same address."""
+
+    cables: Cables
+    worker: Worker
+    disk: Disk | None
+
+    @property
+    def address(self) -> str:
+        """What a layout calls it."""
+        return self.cables.address.replace("rdma://", "tcp://")
+
+    def stop(self) -> None:
+        assert self.worker.stop(timeout=10)
+
+    def start(self) -> None:
+        """A new process takes the place of one that ended."""
+        self.cables = Cables(listen(self.cables.address))
+        self.worker = Worker(self.cables, disk=self.disk)
+
+
+_here: dict[str, Here] = {}  # by address
+
+
+@contextmanager
+def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
+    """A worker in this process."""
+    address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
+    cables = Cables(listen(address))
+    running = Here(cables, Worker(cables, disk=disk), disk)
+    _here[running.address] = running
+    try:
+        yield running
+    finally:
+        del _here[running.address]
+        running.stop()
+
+
 @contextmanager
 def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
     """A worker in this process; its address in a layout."""
-    address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
-    listener = listen(address)
-    running = Worker(listener, disk=disk)
-    try:
-        yield listener.address.replace("rdma://", "tcp://")
-    finally:
-        assert running.stop(timeout=10)
+    with here(scheme, disk) as running:
+        yield running.address
 
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -54,12 +110,19 @@ def layout(
 
 
 def lose(llm: LLM) -> None:
-    """Break the link to a worker, as a machine that goes away does."""
-    llm._engine.pipeline._worker_group.workers[0].link.abort("it went away")
+    """Cut the links to the second stage, as a machine does that goes away."""
+    _here[str(llm.layout.stages[1].address)].cables.cut()
 
 
 @contextmanager
-def pipeline(
+def pipeline(model: Path | str, cuts: Sequence[int], *args: Any, **options: Any) -> Iterator[LLM]:
+    """The LLM of ``opened``."""
+    with opened(model, cuts, *args, **options) as (llm, _):
+        yield llm
+
+
+@contextmanager
+def opened(
     model: Path | str,
     cuts: Sequence[int],
     scheme: str = "inproc",
@@ -67,24 +130,25 @@ def pipeline(
     disks: Sequence[Disk] = (),
     drafter: MakeDrafter | None = None,
     codec: str = "none",
+    notice: Notice | None = None,
     **settings: Any,
-) -> Iterator[LLM]:
-    """An LLM over ``len(cuts)`` stages, the workers in this process. ``scheme``: "inproc", "tcp", "rdma" over MLX's
-    ring, or "jaccl", rdma over emulated JACCL, a cable for each worker. ``disks``: where each stage keeps KV.
-    ``drafter``: makes one."""
+) -> Iterator[tuple[LLM, list[Here]]]:
+    """An LLM over ``len(cuts)`` stages, and its workers, in this process. ``scheme``: "inproc", "tcp", "rdma" over
+    MLX's ring, or "jaccl", rdma over emulated JACCL, a cable for each worker. ``disks``: where each stage keeps KV.
+    ``drafter``: makes one. ``notice``: told of the loading."""
     with ExitStack() as stack:
         there = disks[1:] or [None] * (len(cuts) - 1)
         listening = "rdma" if scheme == "jaccl" else scheme
-        addresses = [stack.enter_context(worker(listening, disk)) for disk in there]
+        workers = [stack.enter_context(here(listening, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
-        described = layout(model, cuts, addresses, dtype, codec)
+        described = layout(model, cuts, [one.address for one in workers], dtype, codec)
         for stage in described["stages"][1:] if scheme == "rdma" else ():
             stage |= {"transport": "rdma", "backend": "ring"}
         for cable, stage in enumerate(described["stages"][1:] if scheme == "jaccl" else ()):
             stage |= {"transport": "rdma", "device": World.devices(cable)}
-        made = LLM(described, settings=Settings(**settings), drafter=drafter)
-        yield stack.enter_context(made)
+        made = LLM(described, settings=Settings(**settings), drafter=drafter, notice=notice)
+        yield stack.enter_context(made), workers
 
 
 def prompt(num_tokens: int, vocab: int = 150, seed: int = 11) -> list[int]:

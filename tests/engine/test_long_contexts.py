@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from effort import long
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from stages import pipeline, prompt, tokens_of
@@ -41,7 +40,10 @@ def plain(folder: Path, tokens: Sequence[int], answer: Sequence[int]) -> tuple[l
     return first, found
 
 
-@pytest.mark.parametrize("kind", ["window", *map(long, ("plain", "latent", "indexer", "state"))])
+NIGHTLY = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("plain", "latent", "indexer", "state")]
+
+
+@pytest.mark.parametrize("kind", ["window", *NIGHTLY])
 def test_two_turns_are_mlx_lms(kind: str, tiny_folder: Callable[..., Path]) -> None:
     name, changes = _KINDS[kind]
     folder, tokens = tiny_folder(name, max_position_embeddings=8192, **changes), prompt(LENGTH)
@@ -52,7 +54,8 @@ def test_two_turns_are_mlx_lms(kind: str, tiny_folder: Callable[..., Path]) -> N
     assert (answer, second.token_ids) == plain(folder, tokens, answer)
 
 
-@pytest.mark.parametrize("name", [long("llama"), long("gemma3_text")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_few_bits_are_the_same_on_every_road(name: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(
         name, **{**_ONE_HEAD, "head_dim": 32, "sliding_window_pattern": 2, "max_position_embeddings": 8192}

@@ -3,20 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from effort import long
+from engine.conftest import Open
+from engine.door import Ask, ask
 from mlx_lm.utils import load_model
-from stages import pipeline, prompt, shorten_blocks
+from stages import prompt
 
 from splitinfer import Flight, SamplingParams
-from splitinfer.core.plan import Slice
-from splitinfer.core.scheduler import planner
 from splitinfer.engine.coordinator.requests import RequestOutput
-from splitinfer.engine.stage import runner, scores
 
 PARAMS = SamplingParams(
     max_tokens=20, prompt_logprobs=2, temperature=1.0, seed=1, logit_bias={4: 100.0}, ignore_eos=True
@@ -56,46 +53,38 @@ ROADS = {
 }
 
 
-@pytest.mark.parametrize("road", ["chunks", "short of memory", *map(long, ("whole", "drafts"))])
-def test_every_road_scores_a_prompt_alike(
-    road: str, folder: Path, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_blocks(monkeypatch, 8)
-    monkeypatch.setattr(planner, "_MOST_SCORED", 16)
-    most = _most_rows(monkeypatch)
+NIGHTLY = [pytest.param(road, marks=pytest.mark.nightly) for road in ("whole", "drafts")]
+
+
+@pytest.mark.parametrize("road", ["chunks", "short of memory", *NIGHTLY])
+def test_every_road_scores_a_prompt_alike(road: str, folder: Path, expected: list[np.ndarray], pipeline: Open) -> None:
     cuts, options = ROADS[road]
-    with pipeline(folder, cuts, **options) as llm:
-        plain = llm.generate(PROMPTS, replace(PARAMS, prompt_logprobs=None))
+    with pipeline(folder, cuts, block=8, **options) as there:
+        plain = there.llm.generate(PROMPTS, replace(PARAMS, prompt_logprobs=None))
         assert all(output.prompt_logprobs is None for output in plain)
         for _ in range(2):  # also where all of a prompt's KV is kept
-            outputs = llm.generate(PROMPTS, PARAMS)
+            outputs = there.llm.generate(PROMPTS, PARAMS)
             check(outputs, expected)
             assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
         assert outputs[0].num_cached_tokens == 0
-        assert (llm.stats()["preemptions"] > 0) == (road == "short of memory")
-    assert 8 < max(most) <= 16
+        assert (there.stats["preemptions"] > 0) == (road == "short of memory")
 
 
-def _most_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each step that scores, how many rows' logits are computed for that."""
-    found, plain = list[int](), scores.scored
-
-    def noting(logits: mx.array, slices: tuple[Slice, ...], *more: Any) -> object:
-        found.append(sum(len(part.scored) for part in slices))
-        return plain(logits, slices, *more)
-
-    monkeypatch.setattr(runner, "scored", noting)
-    return found
-
-
-def test_a_lost_worker_loses_no_score(folder: Path, expected: list[np.ndarray]) -> None:
-    with pipeline(folder, [2, 2], rejoin_timeout=20, token_budget=8) as llm:
+def test_a_lost_worker_loses_no_score(folder: Path, expected: list[np.ndarray], pipeline: Open) -> None:
+    one = Ask(tuple(PROMPTS[0]), PARAMS)
+    with pipeline(folder, [2, 2], rejoin_timeout=20, token_budget=8) as there:
         for moment in (0, 12):
-            request = llm.submit(PROMPTS[0], PARAMS)
-            events = iter(request)
-            for _ in range(moment):
-                next(events)
-            llm._engine.pipeline._worker_group.workers[0].link.abort("it went away")
-            for _ in events:
-                pass
+            (request,) = there.submit(one)
+            there.read(request, moment)
+            there.cut()
+            there.finish()
             check([request.output], expected[:1])
+
+
+def test_a_long_prompt_is_scored_in_parts(pipeline: Open) -> None:
+    """The logits of all rows of a long chunk would take more memory than its KV."""
+    with pipeline("llama", [4], token_budget=512) as there:
+        there.answers(ask(400, max_tokens=1))
+        whole = there.stats["stages"][0]["steps"]
+        there.answers(ask(400, prompt=3, max_tokens=1, prompt_logprobs=1))
+        assert there.stats["stages"][0]["steps"] - whole > 400 / 100

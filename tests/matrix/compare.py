@@ -185,10 +185,10 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
     straight = run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
     others = {chunk: run(whole, tokens, chunk) for chunk in care.chunks}
-    moves = any(_difference(straight, other) > TOLERANCE for other in others.values())
+    moves = any(difference(straight, other) > TOLERANCE for other in others.values())
     if moves:
         notes.append("its own logits depend on the chunks of the prompt by more than rounding")
-    any_chunking = all(_equal(straight, other) for other in others.values())
+    any_chunking = all(equal(straight, other) for other in others.values())
     num_cuts = len(model.layers) - 1
     rollback, together, kept = _rollback(whole), _together(whole[0]), _kept(whole[0])
     try:
@@ -200,12 +200,12 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
     right = list(pairs)
     for borders in _each_alone(right) if care.each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
-        assert _equal(run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
+        assert equal(run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
     if right:
         stages = pairs[right[len(right) // 2]]
         for chunk, other in others.items():
-            assert _equal(run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
+            assert equal(run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
         looked_at = stages if care.each_alone else stages[-1:]
@@ -286,11 +286,11 @@ def run(stages: Stages, tokens: mx.array, chunk: int) -> mx.array:
     return mx.concatenate(logits, axis=1)
 
 
-def _equal(a: mx.array, b: mx.array) -> bool:
+def equal(a: mx.array, b: mx.array) -> bool:
     return bool(mx.array_equal(a, b).item())
 
 
-def _difference(a: mx.array, b: mx.array) -> float:
+def difference(a: mx.array, b: mx.array) -> float:
     """The largest, in units of the largest logit; equal infinities do not differ."""
     scale = mx.where(mx.isinf(b), 0, mx.abs(b)).max()
     return float((mx.where(a == b, 0, mx.abs(a - b)).max() / scale).item())
@@ -299,13 +299,13 @@ def _difference(a: mx.array, b: mx.array) -> float:
 def _check_whole(whole: Stages, tokens: mx.array, ours: mx.array, expected: mx.array) -> list[str]:
     windows = any(isinstance(c, WindowKVCache) for c in _leaves(whole[0]))
     if not windows:
-        assert _equal(ours, expected), "the whole model differs from mlx-lm's"
+        assert equal(ours, expected), "the whole model differs from mlx-lm's"
         return []
-    difference = _difference(ours, expected)
-    if difference < TOLERANCE:
+    off = difference(ours, expected)
+    if off < TOLERANCE:
         return []
     cacheless = _logits(whole[0].whole, tokens)
-    assert _difference(ours, cacheless) < TOLERANCE, f"the whole model differs from mlx-lm's by {difference}"
+    assert difference(ours, cacheless) < TOLERANCE, f"the whole model differs from mlx-lm's by {off}"
     return ["mlx-lm's own cache is shorter than the window of its mask; ours agrees with mlx-lm without a cache"]
 
 
@@ -354,7 +354,7 @@ def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
     for num_logits, part in ((0, tokens[:, :9]), (1, tokens[:, 9:20]), (3, tokens[:, 20:30])):
         y, expected = _forward(stages, kept, part, num_logits), _forward(whole, kept_whole, part, num_logits)
         assert y.shape[1] == max(num_logits, 1)
-        assert _equal(y, expected), f"other logits than whole for the last {num_logits} rows"
+        assert equal(y, expected), f"other logits than whole for the last {num_logits} rows"
 
 
 def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> None:
@@ -369,8 +369,8 @@ def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> Non
     for start, rows in ((0, tokens[:, :CHUNK]), (CHUNK, mx.concatenate([tokens[:, CHUNK:at], mistaken], axis=1))):
         _planned(pools, steps, start, rows, num_drafts=start and _RIGHT + ROLLBACK)
     again = _planned(pools, steps, at, tokens[:, at : 2 * CHUNK], num_drafts=0)
-    difference = _difference(again, straight[:, at : 2 * CHUNK])
-    assert difference < TOLERANCE, f"after a rollback the logits differ by {difference}"
+    off = difference(again, straight[:, at : 2 * CHUNK])
+    assert off < TOLERANCE, f"after a rollback the logits differ by {off}"
 
 
 def _planned(

@@ -26,6 +26,7 @@ _BASE: Config = {
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
 }  # fmt: skip
 _SLIDING_FULL = ["sliding_attention", "full_attention"] * 2
+_WINDOWS: Config = {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL, "head_dim": 8}
 _EXPERTS: Config = {
     "num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4, "n_routed_experts": 4, "num_shared_experts": 1,
     "n_shared_experts": 1, "moe_intermediate_size": 16, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
@@ -90,6 +91,9 @@ _GEMMA4_EXPERTS: Config = {
     "layer_types": _SLIDING_FULL, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
     "moe_intermediate_size": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
 }  # fmt: skip
+_SCALED: Config = {
+    "rope_theta": 1e4, "rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16,
+}  # fmt: skip
 _GPT_OSS_ROPE: Config = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
 _LLAMA4: Config = {
     "attention_chunk_size": WINDOW, "head_dim": 8, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 48,
@@ -108,20 +112,32 @@ def _text(model_type: str, **config: Any) -> Config:
     return {"text_config": {**_BASE, **config, "model_type": model_type}}
 
 
+_ALIKE: dict[str, Config] = {
+    name: config
+    for names, config in {
+        "bitnet llama mimo nanbeige nanochat olmo2 phi3 qwen2 smollm3 starcoder2 telechat3": {},
+        "gemma gemma2 glm qwen3 seed_oss talkie": {"head_dim": 8},
+        "Klear deepseek mixtral olmoe": _EXPERTS,
+        "dots1 qwen3_moe": {**_EXPERTS, "head_dim": 8},
+        "deepseek_v3 glm4_moe_lite youtu_llm": _LATENT,
+        "gpt2 gpt_bigcode gptj": _GPT,
+    }.items()
+    for name in names.split()
+}
+
 _SPECIFIC: dict[str, Config] = {
-    "Klear": _EXPERTS,
+    **_ALIKE,
     "afm7": {
         "hidden_dim": 32, "num_layers": 6, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2,
         "hidden_dim_scale_factor": 2.0,
     },
-    "afmoe": {**_EXPERTS, "layer_types": _SLIDING_FULL, "head_dim": 8, "sliding_window": WINDOW, "num_dense_layers": 1},
+    "afmoe": {**_EXPERTS, **_WINDOWS, "num_dense_layers": 1},
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "baichuan_m1": {"sliding_window": WINDOW, "sliding_window_layers": [0, 2], "conv_window": 2},
     "bailing_hybrid": {**_LATENT, **_BAILING, "num_key_value_heads": 4, "head_dim": 8},
     "bailing_moe": _BAILING,
     "bailing_moe_linear": {**_BAILING, "num_hidden_layers": 5},
     "bailing_moe_v3": {**_LATENT, "layer_group_size": 2, "head_dim": 32, "moe_shared_expert_intermediate_size": 16},
-    "bitnet": {},
     "cohere": {"layer_norm_eps": 1e-5},
     "cohere2": {"head_dim": 8, "sliding_window": WINDOW, "sliding_window_pattern": 2, "layer_norm_eps": 1e-5},
     "dbrx": {
@@ -129,13 +145,11 @@ _SPECIFIC: dict[str, Config] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek": {**_EXPERTS},
     "deepseek_v2": {
         **_LATENT, "topk_method": "group_limited_greedy",
         "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "mscale": 1.0,
                          "mscale_all_dim": 1.0},
     },
-    "deepseek_v3": _LATENT,
     "deepseek_v32": _INDEXED,
     "deepseek_v41": {
         **_EXPERTS, "num_hidden_layers": 6, "head_dim": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "o_groups": 2,
@@ -143,7 +157,6 @@ _SPECIFIC: dict[str, Config] = {
         "compress_ratios": [0, 4, 4, 0, 4, 4], "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 4],
         "index_n_heads": 2, "index_head_dim": 32, "index_topk": 4, "hc_mult": 2, "hc_sinkhorn_iters": 2,
     },
-    "dots1": {**_EXPERTS, "head_dim": 8},
     "ernie4_5": {"head_dim": 8, "use_bias": False},
     "ernie4_5_moe": {
         "use_bias": False, "moe_num_experts": 4, "moe_layer_start_index": 1, "moe_intermediate_size": 16, "moe_k": 2,
@@ -154,21 +167,15 @@ _SPECIFIC: dict[str, Config] = {
         "head_dim": 8, "sliding_window": WINDOW, "sliding_window_pattern": "LG",
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
-    "exaone_moe": {
-        **_EXPERTS, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
-        "is_moe_layer": [False, True, True, True],
-    },
+    "exaone_moe": {**_EXPERTS, **_WINDOWS, "is_moe_layer": [False, True, True, True]},
     "falcon_h1": {
         **_MAMBA, "head_dim": 8, "mamba_d_ssm": 64, "attention_in_multiplier": 1.0, "lm_head_multiplier": 1.0,
         "embedding_multiplier": 1.0, "key_multiplier": 1.0,
     },
     "gear": {
         "head_dim": 8, "sliding_window": WINDOW,
-        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"] * 2,
-        "num_hidden_layers": 6,
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"] * 2, "num_hidden_layers": 6,
     },
-    "gemma": {"head_dim": 8},
-    "gemma2": {"head_dim": 8},
     "gemma3": {**_text("gemma3_text", **_GEMMA3)},
     "gemma3_text": _GEMMA3,
     "gemma3n": {**_text("gemma3n_text", **_GEMMA3N)},
@@ -176,16 +183,11 @@ _SPECIFIC: dict[str, Config] = {
     "gemma4/experts": {**_text("gemma4_text", **_GEMMA4_EXPERTS)},
     "gemma4_text": _GEMMA4,
     "gemma4_text/experts": _GEMMA4_EXPERTS,
-    "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8, "partial_rotary_factor": 0.5},
     "glm4_moe": {**_EXPERTS, "head_dim": 8, "use_qk_norm": True, "partial_rotary_factor": 0.5, "rope_scaling": None},
-    "glm4_moe_lite": _LATENT,
     "glm_moe_dsa": {**_INDEXED, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
-    "gpt2": _GPT,
-    "gpt_bigcode": _GPT,
     "gpt_neox": {"layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.5, "num_key_value_heads": None},
     "gpt_oss": {**_EXPERTS, "head_dim": 8, "sliding_window": WINDOW, "rope_scaling": _GPT_OSS_ROPE},
-    "gptj": _GPT,
     "granite": _GRANITE,
     "granitemoe": {**_GRANITE, **_EXPERTS},
     "granitemoehybrid": {
@@ -217,8 +219,7 @@ _SPECIFIC: dict[str, Config] = {
     "kimi_linear": {**_LATENT, **_KDA},
     "kimi_vl": {**_text("deepseek_v3", **_LATENT)},
     "laguna": {
-        **_EXPERTS, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
-        "shared_expert_intermediate_size": 16, "num_attention_heads_per_layer": [4, 2, 4, 2],
+        **_EXPERTS, **_WINDOWS, "shared_expert_intermediate_size": 16, "num_attention_heads_per_layer": [4, 2, 4, 2],
         "rope_parameters": {
             "full_attention": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0},
@@ -239,7 +240,6 @@ _SPECIFIC: dict[str, Config] = {
         "conv_L_cache": 3, "full_attn_idxs": [1, 3],
     },
     "lille-130m": {**_GPT, "n_embd": 64, "block_size": 512, "n_kv_heads": 2},
-    "llama": {},
     "llama/sliding": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
     "llama4": {**_text(**_LLAMA4)},
     "llama4_text": {**_LLAMA4, "no_rope_layers": [1, 1, 0, 1] * 2},
@@ -248,13 +248,12 @@ _SPECIFIC: dict[str, Config] = {
     "mamba": {**_MAMBA, "intermediate_size": 64},
     "mamba2": {**_MAMBA, "intermediate_size": 64},
     "mellum": {
-        **_EXPERTS, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
+        **_EXPERTS, **_WINDOWS,
         "rope_parameters": {
             "full_attention": {"rope_theta": 1e4, "rope_type": "default"},
             "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
         },
     },
-    "mimo": {},
     "mimo_v2_flash": {
         **_EXPERTS, "hybrid_layer_pattern": [1, 0, 1, 0], "moe_layer_freq": [0, 1, 1, 1],
         "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False, "sliding_window_size": WINDOW,
@@ -276,25 +275,11 @@ _SPECIFIC: dict[str, Config] = {
             index_n_heads=2, index_head_dim=8, index_block_size=4, index_topk_blocks=3,
         ),
     },
-    "ministral3": {
-        "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
-        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "llama_4_scaling_beta": 0.1,
-                            "original_max_position_embeddings": 16},
-    },
+    "ministral3": {**_WINDOWS, "rope_parameters": _SCALED},
     "mistral3": {**_text("llama")},
-    "mistral3/ministral3": {
-        **_text(
-            "ministral3", head_dim=8, sliding_window=WINDOW, layer_types=_SLIDING_FULL,
-            rope_parameters={"rope_theta": 1e4, "rope_type": "default", "llama_4_scaling_beta": 0.1,
-                             "original_max_position_embeddings": 16},
-        ),
-    },
-    "mistral4": {
-        **_LATENT, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "llama_4_scaling_beta": 0.1,
-                                       "original_max_position_embeddings": 16},
-    },
-    "mixtral": _EXPERTS,
-    "muse_glimmer": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL, "rms_norm_eps": 1e-5},
+    "mistral3/ministral3": {**_text("ministral3", **_WINDOWS, rope_parameters=_SCALED)},
+    "mistral4": {**_LATENT, "rope_parameters": _SCALED},
+    "muse_glimmer": {**_WINDOWS, "rms_norm_eps": 1e-5},
     "muse_spark": {
         **_text(
             "muse_spark_text", head_dim=8, post_norm_eps=1e-8, rope_parameters={"rope_theta": 1e4},
@@ -303,9 +288,7 @@ _SPECIFIC: dict[str, Config] = {
             moe_hidden_size=16, moe_intermediate_size=16,
         ),
     },
-    "nanbeige": {},
     "nanbeige/two loops": {"num_loops": 2},
-    "nanochat": {},
     "nemotron": {"norm_eps": 1e-5, "hidden_act": "relu2"},
     "nemotron-nas": {
         "block_configs": [
@@ -314,26 +297,22 @@ _SPECIFIC: dict[str, Config] = {
             {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}},
             {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
             {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
-        ],
-        "num_hidden_layers": 5,
+        ], "num_hidden_layers": 5,
     },
     "nemotron_h": {
         **_EXPERTS, **_MAMBA, "hybrid_override_pattern": ["M", "E", "*", "M", "-", "*", "E"], "mlp_bias": False,
         "moe_shared_expert_intermediate_size": 16, "time_step_limit": None,
     },
-    "olmo2": {},
     "olmo3": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
     "olmo_hybrid": {
         **_LINEAR, "linear_allow_neg_eigval": True, "layer_types": ["linear_attention", "full_attention"] * 2,
         "rope_parameters": None,
     },
-    "olmoe": _EXPERTS,
     "openelm": {
         "head_dim": 8, "num_transformer_layers": 4, "model_dim": 32, "ffn_dim_divisor": 16,
         "num_query_heads": [4, 4, 8, 8], "num_kv_heads": [2, 2, 4, 4], "ffn_multipliers": [1.0, 1.5, 2.0, 2.0],
     },
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
-    "phi3": {},
     "phi3small": {
         "vocab_size": 100352,  # it masks token ids up to there, by number
         "dense_attention_every_n_layers": 2, "ff_intermediate_size": 48, "gegelu_limit": 20.0,
@@ -362,13 +341,10 @@ _SPECIFIC: dict[str, Config] = {
         ],
     },
     "qwen": {"kv_channels": 8, "layer_norm_epsilon": 1e-5},
-    "qwen2": {},
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 16},
     "qwen2_vl": {**_text("qwen2")},
-    "qwen3": {"head_dim": 8},
     "qwen3_5": {**_text("qwen3_5_text", **_LINEAR)},
     "qwen3_5_moe": {**_text("qwen3_5_moe_text", **_LINEAR, **_EXPERTS)},
-    "qwen3_moe": {**_EXPERTS, "head_dim": 8},
     "qwen3_next": {**_EXPERTS, **_LINEAR},
     "qwen3_vl": {**_text("qwen3", head_dim=8)},
     "qwen3_vl_moe": {**_text("qwen3_moe", **_EXPERTS, head_dim=8)},
@@ -380,23 +356,17 @@ _SPECIFIC: dict[str, Config] = {
         "norm_eps": 1e-5, "head_dim": 8, "a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8,
         "decay_low_rank_dim": 8,
     },
-    "seed_oss": {"head_dim": 8},
-    "smollm3": {},
     "solar_open": {**_EXPERTS, "head_dim": 8, "partial_rotary_factor": 0.5},
     "spark2_5": {
-        "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
+        **_WINDOWS,
         "rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}},
     },
     "stablelm": {"use_qkv_bias": False, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
-    "starcoder2": {},
     "step3p5": {
-        "num_attention_groups": 2, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING_FULL,
+        "num_attention_groups": 2, **_WINDOWS,
         "attention_other_setting": {"num_attention_heads": 2, "num_attention_groups": 1}, "moe_num_experts": 4,
         "moe_top_k": 2, "moe_intermediate_size": 16, "share_expert_dim": 16, "moe_layers_enum": "1,2,3",
     },
-    "talkie": {"head_dim": 8},
-    "telechat3": {},
-    "youtu_llm": _LATENT,
 }  # fmt: skip
 
 LEFT_OUT = {

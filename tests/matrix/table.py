@@ -3,7 +3,7 @@
 # ruff: noqa: T201
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -102,70 +102,55 @@ def comparable(line: str) -> str:
     return "|".join([*cells[:3], "", *cells[4:]])
 
 
-def render(findings: Mapping[str, compare.Finding]) -> str:
-    """The whole file."""
-    by_architecture: dict[str, list[compare.Finding]] = {}
-    for name, finding in findings.items():
-        by_architecture.setdefault(configs.architecture(name), []).append(finding)
-    right = [all(not f.refused for f in found) for found in by_architecture.values()]
-    some = [any(f.num_right for f in found) for found in by_architecture.values()]
-    lines = {name: row(name, f) for name, f in findings.items()} | {n: left_out_row(n) for n in configs.LEFT_OUT}
-    num_all = len(by_architecture) + len(configs.LEFT_OUT)
-    return _TEXT.format(
-        num_right=sum(right), num_all=num_all, mlx_lm=version("mlx-lm"), some=sum(some) - sum(right),
-        none=num_all - sum(some), rows="\n".join(lines[name] for name in sorted(lines, key=str.lower)),
-    )  # fmt: skip
+def _count(rows: Rows, group: Callable[[str], str]) -> dict[str, int]:
+    """How many groups of rows are right everywhere, somewhere, nowhere."""
+    grouped: dict[str, list[tuple[int, int]]] = {}
+    for name, line in rows.items():
+        right, slash, cuts = line.split("|")[2].partition("/")
+        grouped.setdefault(group(name), []).append((int(right), int(cuts)) if slash else (0, 1))
+    num_right = sum(all(a == b for a, b in found) for found in grouped.values())
+    num_some, num_all = sum(any(a > 0 for a, _ in found) for found in grouped.values()), len(grouped)
+    return {"num_right": num_right, "num_all": num_all, "some": num_some - num_right, "none": num_all - num_some}
 
 
-def render_vlm(rows: Rows) -> str:
-    """The second table."""
-    counts = [row.split("|")[2].split("/") for row in rows.values()]
-    right, some = sum(int(a) == int(b) for a, b in counts), sum(int(a) > 0 for a, _ in counts)
+def _render(library: str, rows: Rows) -> str:
+    """The whole file, with this library's table made anew."""
+    first, second = _parts()
     lines = "\n".join(rows[name] for name in sorted(rows, key=str.lower))
-    return _VLM_TEXT.format(
-        num_right=right, num_all=len(rows), mlx_vlm=version("mlx-vlm"), some=some - right, none=len(rows) - some,
-        rows=lines,
-    )  # fmt: skip
-
-
-def vlm(arguments: Sequence[str]) -> int:
-    """The same as ``main`` for mlx-vlm's models, or for those among them that are named."""
-    named = [name for name in arguments if not name.startswith("--")] or list(vlm_configs.CONFIGS)
-    described = {name: vlm_configs.CONFIGS[name] for name in named}
-    findings, wrong = _examine_all(described, compare.mlx_vlms, compare.QUICK)
-    known, before = written("mlx-vlm")
-    others = {name: before[name] for name in vlm_configs.CONFIGS if name in before and name not in named}
-    now = others | {name: row(name, f) for name, f in findings.items()}
-    changes = _changes(before, now, [configs.architecture(name) for name in now])
-    print(f"\nmlx-vlm {known or 'unknown'} in the table, {version('mlx-vlm')} installed")
-    print("\n".join([*wrong, *changes]) or "nothing changed")
-    if "--write" in arguments and not wrong:
-        FILE.write_text(f"{_parts()[0].rstrip()}\n\n{_VLM_TITLE}\n{render_vlm(now)}")
-        return 0
-    return 1 if wrong or changes else 0
+    if library == "mlx-vlm":
+        second = "\n" + _VLM_TEXT.format(rows=lines, mlx_vlm=version(library), **_count(rows, str))
+    else:
+        first = _TEXT.format(rows=lines, mlx_lm=version(library), **_count(rows, configs.architecture))
+    return f"{first.rstrip()}\n" + (f"\n{_VLM_TITLE}{second}" if second else "")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Examine everything; 1 if the file is not what was found, or a cut is wrong."""
-    if "--vlm" in arguments:
-        return vlm(arguments)
-    findings, wrong = _examine_all(configs.configurations())
-    known, before = written()
-    now = {name: row(name, f) for name, f in findings.items()} | {n: left_out_row(n) for n in configs.LEFT_OUT}
-    changes = _changes(before, now, configs.architectures())
-    print(f"\nmlx-lm {known or 'unknown'} in the table, {version('mlx-lm')} installed")
+    """Examine everything, or some of mlx-vlm's models; 1 if the file is not what was found, or a cut is wrong."""
+    library = "mlx-vlm" if "--vlm" in arguments else "mlx-lm"
+    known, before = written(library)
+    if library == "mlx-vlm":
+        named = [name for name in arguments if not name.startswith("--")] or list(vlm_configs.CONFIGS)
+        findings, wrong = _examine_all({n: vlm_configs.CONFIGS[n] for n in named}, compare.mlx_vlms)
+        others = {name: before[name] for name in vlm_configs.CONFIGS if name in before and name not in named}
+        installed = [configs.architecture(name) for name in vlm_configs.CONFIGS]
+    else:
+        findings, wrong = _examine_all(configs.configurations())
+        others, installed = {name: left_out_row(name) for name in configs.LEFT_OUT}, configs.architectures()
+    now = others | {name: row(name, finding) for name, finding in findings.items()}
+    changes = _changes(before, now, installed)
+    print(f"\n{library} {known or 'unknown'} in the table, {version(library)} installed")
     print("\n".join([*wrong, *changes]) or "nothing changed")
     if "--write" in arguments and not wrong:
-        second = _parts()[1]
-        FILE.write_text(render(findings) + (f"\n{_VLM_TITLE}{second}" if second else ""))
+        FILE.write_text(_render(library, now))
         print(f"wrote {FILE.name}")
         return 0
     return 1 if wrong or changes else 0
 
 
 def _examine_all(
-    described: Mapping[str, configs.Config], make: compare.Make | None = None, care: compare.Care = compare.ALL
+    described: Mapping[str, configs.Config], make: compare.Make | None = None
 ) -> tuple[dict[str, compare.Finding], list[str]]:
+    care = compare.ALL if make is None else compare.QUICK
     findings, wrong = {}, []
     for name, config in described.items():
         try:

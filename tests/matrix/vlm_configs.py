@@ -75,7 +75,31 @@ _OMNI: Config = {
     **_BASE, **_EXPERTS_EVERYWHERE, "model_type": "qwen3_omni_moe_text", "head_dim": 8, "rope_scaling": _SECTIONS,
 }  # fmt: skip
 
+_ALIKE: dict[str, Config] = {
+    name: _with_tower(name, text, tower)
+    for (text, tower), names in {
+        ("", ""):
+            "inkling pixtral molmo2 jina_vlm muse_glimmer moondream2 gemma4_unified falcon_ocr falcon_perception got",
+        ("cohere2", "siglip_vision_model"): "aya_vision",
+        ("llama", "clip_vision_model"): "llava llava_next",
+        ("llama", ""): "idefics3",
+        ("qwen2", "siglip_vision_model"): "internvl_chat llava_onevision",
+        ("gemma", "siglip_vision_model"): "paligemma",
+        ("mistral", "pixtral"): "mistral3",
+        ("llava_qwen2", ""): "fastvlm",
+        ("llama", "idefics3"): "smolvlm",
+        ("deepseek_v2", "vision"): "deepseekocr unlimited_ocr deepseekocr_2",
+        ("qwen2", ""): "dots_ocr",
+        ("qwen2", "moonvit"): "locateanything",
+        ("llama", "siglip_vision_model"): "llmjpvl",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+_ALIKE |= {name: _alone(name) for name in ["phi4mm", "flint", "phi3_v", "z1t", "nemotron_labs_diffusion"]}
+_ALIKE |= {name: _alone(name, **_EXPERTS) for name in ["klear", "xing4_0", "k2_horizon", "minimax_m3"]}
+
 CONFIGS: dict[str, Config] = {
+    **_ALIKE,
     "qwen3_vl": _with_tower("qwen3_vl", rope_scaling=_SECTIONS),
     "qwen3_vl_moe": _with_tower("qwen3_vl_moe", rope_scaling=_SECTIONS, **_EXPERTS_EVERYWHERE),
     "qwen2_vl": _with_tower("qwen2_vl", "qwen2_vl", rope_scaling=_SECTIONS),
@@ -122,47 +146,20 @@ CONFIGS: dict[str, Config] = {
         },
     ),
     "hy_v4": _alone("hy_v4", **{**_INDEXED, "hc_mult": 2, "n_group": 1}),
-    "inkling": _with_tower("inkling"),
-    "pixtral": _with_tower("pixtral"),
-    "molmo2": _with_tower("molmo2"),
     "cohere2_moe": _alone("cohere2_moe", **_EXPERTS, sliding_window=WINDOW),
-    "aya_vision": _with_tower("aya_vision", "cohere2", "siglip_vision_model"),
     "glm4v": _with_tower("glm4v", rope_scaling=_SECTIONS, eos_token_id=[2]),
-    "llava": _with_tower("llava", "llama", "clip_vision_model"),
-    "llava_next": _with_tower("llava_next", "llama", "clip_vision_model"),
-    "idefics3": _with_tower("idefics3", "llama"),
-    "internvl_chat": _with_tower("internvl_chat", "qwen2", "siglip_vision_model"),
     "lfm2_vl": _with_tower("lfm2_vl", "lfm2", **_CONVOLUTIONS),
-    "paligemma": _with_tower("paligemma", "gemma", "siglip_vision_model"),
-    "mistral3": _with_tower("mistral3", "mistral", "pixtral"),
     "kimi_vl": _with_tower("kimi_vl", "deepseek_v3", "moonvit", **_LATENT),
     "kimi_k25": _with_tower("kimi_k25", "kimi_k25", "moonvit", **_LATENT),
     "deepseek_vl_v2": _with_tower("deepseek_vl_v2", "deepseek_v2", "vision", **_LATENT),
-    "phi4mm": _alone("phi4mm"),
     "minimax_m3_vl": _with_tower("minimax_m3_vl", **_EXPERTS),
-    "klear": _alone("klear", **_EXPERTS),
-    "xing4_0": _alone("xing4_0", **_EXPERTS),
-    "k2_horizon": _alone("k2_horizon", **_EXPERTS),
     "granite_vision": _with_tower("granite_vision", "granite", "siglip_vision_model", **_GRANITE),
-    "llava_onevision": _with_tower("llava_onevision", "qwen2", "siglip_vision_model"),
-    "fastvlm": _with_tower("fastvlm", "llava_qwen2"),
-    "smolvlm": _with_tower("smolvlm", "llama", "idefics3"),
-    "deepseekocr": _with_tower("deepseekocr", "deepseek_v2", "vision"),
-    "jina_vlm": _with_tower("jina_vlm"),
-    "muse_glimmer": _with_tower("muse_glimmer"),
     "youtu_vl": _with_tower("youtu_vl", **_LATENT),
-    "flint": _alone("flint"),
-    "dots_ocr": _with_tower("dots_ocr", "qwen2"),
     "minicpmv4_6": _with_tower("minicpmv4_6", tower="siglip_vision_model", **_LINEAR),
     "paddleocr_vl": _alone("paddleocr_vl", rope_scaling=_SECTIONS),
     "cohere_compass": _with_tower("cohere_compass", tower="cohere_compass_vision", rope_scaling=_SECTIONS),
-    "phi3_v": _alone("phi3_v"),
-    "locateanything": _with_tower("locateanything", "qwen2", "moonvit"),
-    "unlimited_ocr": _with_tower("unlimited_ocr", "deepseek_v2", "vision"),
-    "moondream2": _with_tower("moondream2"),
     "internvl": _with_tower("internvl", "qwen3", rope_parameters=_SECTIONS),
     "qwen3_5_moe": _with_tower("qwen3_5_moe", **{**_EXPERTS_EVERYWHERE, **_HALF}),
-    "gemma4_unified": _with_tower("gemma4_unified"),
     "mistral_large3": _with_tower("mistral_large3", tower="pixtral", **_LATENT),
     "glm4v_moe": _with_tower(
         "glm4v_moe", **_EXPERTS, partial_rotary_factor=0.5, use_qk_norm=False, attention_bias=False,
@@ -185,13 +182,10 @@ CONFIGS: dict[str, Config] = {
         "longcat_flash_sparse", **_LATENT, num_layers=3, ffn_hidden_size=64, expert_ffn_hidden_size=32, moe_topk=2,
         zero_expert_num=1, index_n_heads=2, index_head_dim=16, index_topk=8,
     ),
-    "minimax_m3": _alone("minimax_m3", **_EXPERTS),
     "kolibri1": _alone("kolibri1", **_EXPERTS_EVERYWHERE, sliding_window=WINDOW, layer_types=_SLIDING_FULL),
-    "llmjpvl": _with_tower("llmjpvl", "llama", "siglip_vision_model"),
     "minicpmv4_7": _with_tower("minicpmv4_7", tower="siglip_vision_model", **_LINEAR),
     "qwen3_5_text": _alone("qwen3_5_text", **_HALF),
     "qwen3_5_moe_text": _alone("qwen3_5_moe_text", **{**_EXPERTS_EVERYWHERE, **_HALF}),
-    "z1t": _alone("z1t"),
     "clef": _with_tower(
         "clef", tower="qwen3_5",
         others={"head_config": {
@@ -200,21 +194,17 @@ CONFIGS: dict[str, Config] = {
         **_HALF,
     ),
     "decider2": _alone("decider2", **_HALF),
-    "deepseekocr_2": _with_tower("deepseekocr_2", "deepseek_v2", "vision"),
     "ernie4_5_moe_vl": {
         **_without(_alone("ernie4_5_moe_vl"), "head_dim"), "moe_num_experts": [4, 4], "moe_intermediate_size": [32, 16],
         "moe_k": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_num_shared_experts": 1,
         "mrope_section": [1, 1, 2], "freq_allocation": 2, "pixel_hidden_size": 16,
         "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4},
     },
-    "falcon_ocr": _with_tower("falcon_ocr"),
-    "falcon_perception": _with_tower("falcon_perception"),
     "glm_ocr": {
         **_IMAGES, "model_type": "glm_ocr",
         "text_config": {**_without(_BASE, "rope_theta"), "head_dim": 8, "rope_parameters": _SECTIONS},
         "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32},
     },
-    "got": _with_tower("got"),
     "granite4_vision": _with_tower(
         "granite4_vision", "granitemoehybrid", "siglip_vision_model", {"hidden_size": 64, "num_attention_heads": 1},
         {"deepstack_layer_map": [[0, 1]]}, **_GRANITE,
@@ -266,7 +256,6 @@ CONFIGS: dict[str, Config] = {
     "nemotron_h_nano_omni": _with_tower(
         "nemotron_h_nano_omni", "nemotron_h", num_hidden_layers=7, **_SPECIFIC["nemotron_h"],
     ),
-    "nemotron_labs_diffusion": _alone("nemotron_labs_diffusion"),
     "phi4_siglip": {
         "model_type": "phi4-siglip", "mm_hidden_size": 16,
         "text_config": _without(_BASE, "max_position_embeddings", "tie_word_embeddings", "attention_bias"),
@@ -288,8 +277,7 @@ CONFIGS: dict[str, Config] = {
                 "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
                 "num_hidden_layers": 1, "output_dim": 32, "downsample_hidden_size": 8,
             },
-        },
-        "talker_config": {"text_config": _OMNI, "code_predictor_config": _OMNI, "num_code_groups": 2},
+        }, "talker_config": {"text_config": _OMNI, "code_predictor_config": _OMNI, "num_code_groups": 2},
         "code2wav_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "decoder_dim": 16},
     },
 }  # fmt: skip

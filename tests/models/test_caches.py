@@ -49,7 +49,7 @@ def naive(start: int, end: int, window: int) -> np.ndarray:
     return np.stack(rows)
 
 
-NAIVE = {window: naive(0, LENGTH, window) for window in (1, 7, 24, 64, 100, 300)}
+NAIVE = {window: naive(0, LENGTH, window) for window in (1, 24, 100, 300)}
 
 
 def chunks(sizes: Sequence[int], length: int = LENGTH) -> list[tuple[int, int]]:
@@ -58,15 +58,12 @@ def chunks(sizes: Sequence[int], length: int = LENGTH) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-CHUNKINGS = [(16,), (300, 7), (1000, 1, 1, 64), (LENGTH,)]
-
-
 # -- the window ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("window", "sizes"),
-    [*itertools.product((24, 100, 300), (*CHUNKINGS, (1,))), *((window, (50, 1, 3)) for window in (1, 7, 64))],
+    [(24, (16,)), (24, (1,)), (100, (300, 7)), (300, (1000, 1, 1, 64)), (300, (LENGTH,)), (1, (50, 1, 3))],
 )
 def test_attention_is_that_of_a_window_over_everything(window: int, sizes: Sequence[int]):
     cache = WindowKVCache(window)
@@ -76,11 +73,10 @@ def test_attention_is_that_of_a_window_over_everything(window: int, sizes: Seque
     assert cache.base > 0 or sizes == (LENGTH,), "nothing was ever dropped"
 
 
-@pytest.mark.parametrize("window", [24, 100])
-def test_chunks_change_no_bit(window: int):
+def test_chunks_change_no_bit():
     outcomes = []
-    for sizes in [*CHUNKINGS[:-1], (2,), (5, 3)]:
-        cache = WindowKVCache(window)
+    for sizes in [(16,), (300, 7), (1000, 1, 1, 64), (5, 3)]:
+        cache = WindowKVCache(24)
         outcomes.append(np.concatenate([attend(cache, start, end) for start, end in chunks(sizes)]))
     assert all((outcome == outcomes[0]).all() for outcome in outcomes[1:])
 
@@ -92,7 +88,7 @@ def test_a_mask_one_wider_than_the_window_sees_all_it_wants():
 
 
 def test_memory_is_bounded():
-    for window, size in itertools.product((24, 300), (1, 16, 200)):
+    for window, size in ((24, 1), (24, 200), (300, 16)):
         cache = WindowKVCache(window)
         most = window + SLACK + ALIGN + STEP + size  # tokens kept before a drop, and the rows that came
         room = most + STEP  # room grows in steps
@@ -104,7 +100,7 @@ def test_memory_is_bounded():
             assert cache.size() == cache.offset - cache.base
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_going_back_within_the_slack_leaves_no_trace(seed: int):
     random = Random(seed)
     window = random.choice([24, 100, 300])
@@ -130,8 +126,7 @@ def test_going_back_within_the_slack_leaves_no_trace(seed: int):
     assert cache.base > 0
 
 
-@pytest.mark.parametrize("window", [1, 24, 300])
-@pytest.mark.parametrize("size", [1, 16, 700])
+@pytest.mark.parametrize(("window", "size"), [(1, 16), (24, 700), (300, 16)])
 def test_the_slack_is_always_there(window: int, size: int):
     cache = WindowKVCache(window)
     for start, end in chunks((size,)):
@@ -191,14 +186,6 @@ def test_rewind_limit(cache: Any, limit: int | None):
     assert rewind_limit(cache) == limit
 
 
-def test_a_plain_cache_goes_back_anywhere_and_no_further():
-    cache = mlx_caches.KVCache()
-    cache.update_and_fetch(KEYS[:, :, :100], VALUES[:, :, :100])
-    assert trim(cache, 99)
-    assert cache.offset == 1
-    assert not trim(cache, 2)
-
-
 # -- the list of a stage ---------------------------------------------------------------------------
 
 
@@ -206,13 +193,6 @@ def fresh() -> list[Any]:
     """Layers 0 and 3 see everything, 1 and 4 a window, 2 and 5 are recurrent."""
     kinds = (mlx_caches.KVCache, lambda: mlx_caches.RotatingKVCache(max_size=24), lambda: mlx_caches.ArraysCache(2))
     return [kind() for kind in kinds * 2]
-
-
-def test_own_caches_stand_at_their_places():
-    full, own = make_list(fresh(), range(1, 3), Place())
-    assert len(full) == 6
-    assert own == full[1:3]
-    assert isinstance(own[0], WindowKVCache)
 
 
 def test_a_ghost_shows_its_relative_and_cannot_be_written_to():

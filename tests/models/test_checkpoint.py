@@ -55,14 +55,14 @@ def test_the_tables_are_what_mlx_loads(tiny_folder: Folder):
     assert checkpoint.config["model_type"] == "llama"
 
 
-def test_metadata_is_no_tensor(tmp_path: Path):
-    path = write(tmp_path / "a.safetensors", {"__metadata__": {"format": "mlx"}, "a": entry()}, bytes(24))
-    assert [(info.name, info.shape, info.nbytes) for info in read_header(path)] == [("a", (2, 3), 24)]
-
-
-def test_scalars_and_empty_tensors_are_tensors(tmp_path: Path):
-    header = {"scalar": entry(shape=[], offsets=[0, 4]), "empty": entry(shape=[0, 3], offsets=[4, 4])}
-    assert [info.nbytes for info in read_header(write(tmp_path / "a.safetensors", header, bytes(4)))] == [4, 0]
+def test_metadata_is_no_tensor_and_scalars_and_empty_ones_are(tmp_path: Path):
+    header = {
+        "__metadata__": {"format": "mlx"},
+        "scalar": entry(shape=[], offsets=[0, 4]),
+        "empty": entry(shape=[0, 3], offsets=[4, 4]),
+    }
+    found = read_header(write(tmp_path / "a.safetensors", header, bytes(4)))
+    assert [(info.name, info.nbytes) for info in found] == [("scalar", 4), ("empty", 0)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,6 @@ def test_scalars_and_empty_tensors_are_tensors(tmp_path: Path):
         ({"text_config": {"max_position_embeddings": 512}}, 512),
         ({"max_position_embeddings": 128, "text_config": {"max_position_embeddings": 512}}, 128),
         ({"n_positions": 1024}, 1024),
-        ({"max_position_embeddings": None, "seq_length": 2048}, 2048),
         ({"max_position_embeddings": 0}, 2**20),
         ({"text_config": None}, 2**20),
     ],
@@ -115,27 +114,21 @@ def test_no_weights(folder: Path):
     assert error_of(folder) == f"{folder} contains no weights (model*.safetensors)"
 
 
-@pytest.mark.parametrize("missing", [1, 1000])
-def test_a_file_that_is_cut_short_says_by_how_much(folder: Path, missing: int):
+def test_a_file_that_is_cut_short_says_by_how_much(folder: Path):
     path = folder / SECOND
     whole = path.read_bytes()
-    path.write_bytes(whole[:-missing])
-    there, wanted = len(whole) - missing, len(whole)
+    path.write_bytes(whole[:-1])
+    there, wanted = len(whole) - 1, len(whole)
     assert error_of(folder) == (
         f"{path} is cut short: {there:,} of {wanted:,} bytes; delete it and download it again"
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kept", [0, 5, 8, 100])
+@pytest.mark.parametrize("kept", [5, 100])
 def test_a_file_without_its_whole_header(folder: Path, kept: int):
     path = folder / SECOND
     path.write_bytes(path.read_bytes()[:kept])
     assert error_of(folder).startswith(f"{path} is damaged or not a safetensors file (")
-
-
-def test_a_page_of_html_is_no_weights(folder: Path):
-    (folder / SECOND).write_text("<!doctype html><html>not found</html>")
-    assert "is not a safetensors file (its header claims" in error_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -143,23 +136,16 @@ def test_a_page_of_html_is_no_weights(folder: Path):
     [
         b"not json",
         b"[" * 100_000,
-        b"\xff\xff",
         [],
-        "text",
-        None,
         {"a": None},
-        {"a": []},
         {"a": {}},
         {"a": entry(dtype=["F32"])},
-        {"a": entry(shape=6)},
         {"a": entry(shape=["2", "3"])},
         {"a": entry(shape=[-2, -3])},
-        {"a": entry(offsets=[0])},
         {"a": entry(offsets="ab")},
         {"a": entry(offsets=[0, "24"])},
         {"a": entry(offsets=[0, 20])},
         {"a": entry(offsets=[24, 0])},
-        {"a": entry(offsets=[-24, 0])},
         {"a": entry(shape=[2, 4])},
         {"a": entry(dtype="F16")},
     ],
@@ -170,13 +156,7 @@ def test_headers_that_are_none(tmp_path: Path, header: Any):
         read_header(path)
 
 
-def test_a_header_longer_than_the_format_allows(tmp_path: Path):
-    path = write(tmp_path / "model.safetensors", {}, length=2**60)
-    with pytest.raises(ModelError, match=r"its header claims 1,152,921,504,606,846,976 bytes"):
-        read_header(path)
-
-
-@pytest.mark.parametrize("dtype", ["C64", "F4", "float32"])
+@pytest.mark.parametrize("dtype", ["C64", "float32"])
 def test_a_dtype_that_mlx_does_not_load_is_named(tmp_path: Path, dtype: str):
     path = write(tmp_path / "model.safetensors", {"layers.0.w": entry(dtype=dtype)}, bytes(24))
     with pytest.raises(ModelError, match=f"model.safetensors holds layers.0.w as {dtype}, which MLX does not load"):
@@ -226,7 +206,7 @@ def len_of_header(path: Path) -> int:
     return int(struct.unpack("<Q", path.read_bytes()[:8])[0])
 
 
-@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 4126, 4127, 9000, 200_000, 200_030, 1_000_003])
+@pytest.mark.parametrize("size", [1, 4096, 4127, 200_030])
 def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int):
     def model(name: str) -> Path:
         (tmp_path / name).mkdir()
@@ -245,14 +225,6 @@ def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int
         assert difference(here, there) == "model.safetensors has different weights", f"byte {spot} of {whole}"
         flip(file, spot)
     assert difference(here, there) is None
-
-
-def test_a_tensor_of_another_name_is_another_model(tmp_path: Path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"model_type": "x"}')
-        write(tmp_path / name / "model.safetensors", {name: entry()}, bytes(24))
-    assert difference(tmp_path / "a", tmp_path / "b") == "model.safetensors has different tensors"
 
 
 def test_weights_in_other_files_are_named(folder: Path, tiny_folder: Folder):

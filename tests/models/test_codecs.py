@@ -9,7 +9,7 @@ import pytest
 from splitinfer.core.wire_codec import CODECS, FP8, FP16, INT8, columns
 from splitinfer.models.codecs import columns_of, pack, unpack
 
-WIDTHS = [64, 128, 200, 1024]
+WIDTHS = [64, 200, 1024]
 MOST_OFF = {FP16: 5e-4, FP8: 4e-2, INT8: 1.2e-2}  # of a row's root mean square, on values of like size
 
 
@@ -73,7 +73,7 @@ def test_every_dtype_comes_back_as_it_was(codec: str, dtype: mx.Dtype):
     assert off(back, rows) < MOST_OFF[codec] + 2e-3
 
 
-@pytest.mark.parametrize("width", [64, 200, 1024])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_row_does_not_depend_on_its_neighbours(codec: str, width: int):
     rows = massive(9, width)
@@ -109,13 +109,6 @@ def test_what_is_too_large_for_half_goes_as_it_is():
 
 def sent(codec: str, rows: mx.array) -> list[memoryview]:
     return [memoryview(np.array(array)).cast("B") for array in pack(codec, rows)[1]]
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_columns_from_the_wire(codec: str):
-    rows = normal(6, 200)
-    found = columns_of(codec, 6, 200, sent(codec, rows))
-    assert mx.array_equal(unpack(codec, tuple(map(mx.array, found)), mx.float32), there_and_back(codec, rows))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -10,9 +10,7 @@ import tiny
 from mlx.utils import tree_map
 from stages import pipeline, prompt
 
-import splitinfer
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.caches import arrays_of
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
@@ -54,8 +52,8 @@ def by_hand(model: nn.Module) -> mx.array:
     return x @ weight.T
 
 
-@pytest.mark.parametrize(("name", "bits"), [("llama", None), ("qwen3", None), ("llama", 4), ("qwen3", 4)],
-                         ids=["head", "tied", "head of 4 bits", "tied, of 4 bits"])  # fmt: skip
+@pytest.mark.parametrize(("name", "bits"), [("llama", None), ("qwen3", 4)],
+                         ids=["head", "tied, of 4 bits"])  # fmt: skip
 def test_norm_and_head_are_in_float32(name: str, bits: int | None):
     model = half_model(name, bits)
     logits, kv = run(model, float32_head=True)
@@ -67,16 +65,6 @@ def test_norm_and_head_are_in_float32(name: str, bits: int | None):
     assert mx.abs(plain - expected).max().item() > 1e-3 * scale, "in bfloat16 it would be seen"
     assert all(mx.array_equal(a, b) for a, b in zip(kv, plain_kv, strict=True)), "KV is the same"
     assert model(IDS).dtype == mx.bfloat16, "only stages have it"
-
-
-def test_ties_are_seldom():
-    """Why one wants it: logits of a large vocabulary in bfloat16 fall on the same few values."""
-    model = half_model("llama")
-    model.lm_head.weight = mx.random.normal((20_000, 64), key=mx.random.key(3)).astype(mx.bfloat16)
-    top = [mx.sort(run(model, float32_head=on)[0].astype(mx.float32), axis=-1)[:, -4:] for on in (False, True)]
-    ties = [mx.sum(four[:, 1:] == four[:, :-1]).item() for four in top]
-    assert ties[0] > 0
-    assert ties[1] == 0
 
 
 def test_every_road_gives_the_same(tmp_path: Path):
@@ -92,12 +80,6 @@ def test_every_road_gives_the_same(tmp_path: Path):
     assert found[0] == found[1] != found[2]
 
 
-def test_a_head_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(StageModel, "_can_tap", lambda _stage: False)
-    with pytest.raises(ModelError, match="leave float32_head out"):
-        run(half_model("llama"), float32_head=True)
-
-
 def test_what_a_step_copies_is_needed(tmp_path: Path):
     """A dense head in half precision is copied in float32; neither a float32 one nor one in few bits is."""
     sizes = {}
@@ -105,10 +87,3 @@ def test_what_a_step_copies_is_needed(tmp_path: Path):
         found = survey(open_model(str(tiny.save(tmp_path / name, "llama", **options))), 2, 4, None)
         sizes[name] = found.with_float32_head().need.weights - found.need.weights
     assert sizes == {"half": 4 * 160 * 64, "single": 0, "bits": 0}
-
-
-def test_layouts_say_so():
-    stages = [{"name": "a", "layers": 4}]
-    assert splitinfer.Layout.from_dict({"stages": stages, "float32_head": True}).float32_head
-    with pytest.raises(LayoutError, match="float32_head"):
-        splitinfer.Layout.from_dict({"stages": stages, "float32_head": "perhaps"})

@@ -15,20 +15,14 @@ def write(folder: Path, content: str | bytes) -> Path:
     return folder
 
 
-def test_a_missing_file_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    assert read_recommended(tmp_path) == Recommended({})
-    assert not caplog.records
-
-
 def test_what_a_file_says_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert read_recommended(tmp_path) == Recommended({}), "there is none"
     write(tmp_path, '{"do_sample": true, "temperature": 0.6, "top_k": 20}')
     assert read_recommended(tmp_path) == Recommended({"temperature": 0.6, "top_k": 20})
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[1]", "7", b"\xff\xfe{", "[" * 100_000, '{"temperature": ' + "9" * 5000 + "}"]
-)
+@pytest.mark.parametrize("content", ["", "[1]", b"\xff\xfe{", "[" * 100_000, '{"temperature": ' + "9" * 5000 + "}"])
 def test_a_file_that_is_none_is_one_warning(content: str | bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert read_recommended(write(tmp_path, content)) == Recommended({})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -57,10 +51,8 @@ def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.
         ('{"eos_token_id": [5, 6]}', [5, 6]),
         ('{"eos_token_id": 0}', 0),
         ('{"eos_token_id": null}', 2),
-        ('{"eos_token_id": []}', 2),
         ('{"eos_token_id": "</s>"}', 2),
         ('{"eos_token_id": true}', 2),
-        ("{}", 2),
         ("nonsense", 2),
     ],
 )

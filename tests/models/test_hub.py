@@ -14,9 +14,7 @@ import tiny
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models import hub
-from splitinfer.models.checkpoint import Checkpoint, open_folder
-from splitinfer.models.generation_config import read_recommended
+from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import load_stage, survey
 
@@ -108,13 +106,6 @@ def error_of(model: str) -> str:
 # -- names -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(DEMO_MODELS))
-def test_the_demo_models_are_in_the_package(name: str):
-    checkpoint = open_model(name)
-    assert checkpoint.tensors
-    assert checkpoint.revision is None
-
-
 def test_a_folder_is_a_model(tiny_folder: Callable[..., Path]):
     folder = tiny_folder("llama")
     assert open_model(str(folder)) == open_folder(folder)
@@ -129,7 +120,7 @@ def test_a_folder_may_be_at_home(tiny_folder: Callable[..., Path], monkeypatch: 
 @pytest.mark.parametrize(
     "name",
     [
-        "nothing", "a/b/c", "./gone", "/gone/model", "~/gone", "../a", "~nobody-here/model", "x" * 5000, "a\0b",
+        "nothing", "a/b/c", "./gone", "~nobody-here/model", "x" * 5000, "a\0b",
     ],
 )  # fmt: skip
 def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
@@ -138,11 +129,6 @@ def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
     assert error_of(name) == (
         f"there is no model {name!r:.100}: it is not a folder, a hub id (owner/name) or one of {known}"
     )  # fmt: skip
-
-
-def test_a_name_the_hub_cannot_have_is_an_error_of_ours():
-    """huggingface_hub itself refuses it, before it asks anybody."""
-    assert error_of("a b/c d").startswith("a b/c d cannot be opened at the hub (Repo id must use")
 
 
 # -- from the hub ----------------------------------------------------------------------------------
@@ -156,19 +142,11 @@ def test_opening_downloads_no_weights(fake: FakeHub, source: Path):
     assert fake.downloaded == []
 
 
-def test_what_the_makers_recommend_is_fetched_with_the_small_files(fake: FakeHub, source: Path, tmp_path: Path):
-    fake.source = tmp_path / "with advice"
-    shutil.copytree(source, fake.source)
-    (fake.source / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert read_recommended(open_model(REPO).folder).values == {"temperature": 0.6}
-
-
 @pytest.mark.parametrize(
     ("start", "end", "files"),
     [
         (0, 1, (FILES[0], FILES[2])),  # the embedding lies in the third
         (1, 2, (FILES[0],)),
-        (1, 3, (FILES[0], FILES[1])),
         (2, 4, (FILES[1], FILES[2])),
         (0, 4, FILES),
     ],
@@ -236,7 +214,6 @@ def test_the_hub_cannot_be_reached_and_nothing_is_here(fake: FakeHub):
     [
         HTTPError("no route to host\nand much more"),  # what httpx raises when nobody answers
         ConnectionError("no route to host"),  # offline mode
-        huggingface_hub.errors.NotASafetensorsRepoError("no route to host"),
         huggingface_hub.errors.SafetensorsParsingError("no route to host"),
     ],
 )
@@ -271,18 +248,3 @@ def test_a_file_missing_from_a_local_folder_is_named(tiny_folder: Callable[..., 
     with pytest.raises(ModelError) as caught:
         fetch(str(folder), checkpoint, checkpoint.files, quiet)
     assert str(caught.value) == f"{folder} lacks {checkpoint.files[1]}"
-
-
-def test_a_hub_folder_without_a_configuration_is_no_model(fake: FakeHub, source: Path, tmp_path: Path):
-    bare = Path(shutil.copytree(source, tmp_path / "bare"))
-    (bare / "config.json").unlink()
-    fake.source = bare
-    assert error_of(REPO) == f"{fake.folder} contains no config.json, so it is not a model folder"
-
-
-def test_an_error_without_words_is_named(fake: FakeHub):
-    checkpoint = Checkpoint(fake.folder, {}, open_model(REPO).tensors, REVISION)
-    fake.error = OSError()
-    with pytest.raises(ModelError, match=r"could not be downloaded \(OSError\)"):
-        fetch(REPO, checkpoint, FILES, quiet)
-    assert hub._first_line(ValueError("\na\nb")) == "a"

@@ -65,7 +65,7 @@ def visible(caches: SequenceCaches) -> list[mx.array]:
 
 
 @pytest.mark.parametrize("kind", BY_TOKEN.values(), ids=BY_TOKEN.keys())
-@pytest.mark.parametrize("length", [1, 63, 256, 300, 512, 700])
+@pytest.mark.parametrize("length", [1, 256, 300, 700])
 def test_from_blocks_it_goes_on_as_if_nothing_had_happened(kind: Callable[[], Any], length: int):
     source, blocks = sequence(kind), list[KVBlock]()
     for start in range(0, 768, 64):
@@ -162,16 +162,6 @@ def test_a_block_is_one_array_for_each_layer():
         assert mx.array_equal(a, b)
 
 
-def test_a_part_with_too_few_bytes_is_refused():
-    source = sequence(KVCache)
-    run(source, 0, 8)
-    block = cut(source, [0], 0, 8)
-    ((slot, (part, buffers)),) = (parts_of(block, [0]) or {}).items()
-    short = part, (buffers[0], buffers[1][1:])
-    with pytest.raises(ValueError, match="bytes for TensorSpec"):
-        block_of({slot: short}, [0], block, 0, 8)
-
-
 @given(st.lists(st.sampled_from([mx.bfloat16, mx.uint8, mx.float32, mx.int64, mx.bool_]), max_size=6), st.data())
 def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
     shapes = [tuple(data.draw(st.lists(st.integers(0, 3), max_size=3))) for _ in dtypes]
@@ -185,12 +175,6 @@ def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
         for a, b in zip([*first, *rest[2:]], arrays, strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             assert mx.array_equal(a, b)
-
-
-def test_a_layer_that_is_never_written_stays_empty():
-    source, kept = sequence(KVCache), sequence(KVCache)
-    join(kept, [0], [cut(source, [0], 0, 8)], 8)
-    assert kept.own[0].empty()
 
 
 # -- the trial -------------------------------------------------------------------------------------

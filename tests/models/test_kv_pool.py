@@ -44,21 +44,6 @@ def refused(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_a_sequence_is_opened_once():
-    pool = pool_of(KVCache)
-    pool.open(3)
-    assert refused(lambda: pool.open(3)) == "sequence 3 was opened twice"
-    assert len(pool) == 1
-
-
-def test_a_sequence_that_is_not_here():
-    pool = pool_of(KVCache)
-    assert refused(lambda: pool.at(3, 0)) == "the plan runs sequence 3, which was never opened"
-    pool.open(3)
-    pool.free(3)
-    assert refused(lambda: pool.at(3, 0)) == "the plan runs sequence 3, which was never opened"
-
-
 def test_others_begin_with_stored_blocks_until_they_are_dropped():
     pool = pool_of(KVCache)
     pool.open(1)
@@ -124,35 +109,6 @@ def test_a_state_that_was_left_is_taken_over_where_it_is():
     assert pool.at(3, 20).place.position == 20
 
 
-def test_what_cannot_be_saved():
-    pool = pool_of(KVCache)
-    pool.open(1)
-    run(pool, 1, 0, 10)
-    assert refused(lambda: pool.save(7, 9, 0, 4)) == "sequence 9 cannot be saved as block 7"
-    assert refused(lambda: pool.save(7, 1, 4, 11)) == "positions 4 to 11 of sequence 1, at 10, cannot be saved"
-    pool.save(7, 1, 0, 10)
-    assert refused(lambda: pool.save(7, 1, 0, 10)) == "sequence 1 cannot be saved as block 7"
-
-
-def test_caches_go_back_together():
-    pool = pool_of(KVCache, lambda: WindowKVCache(8), KVCache)
-    pool.open(1)
-    run(pool, 1, 0, 10)
-    caches = pool.at(1, 4)
-    assert caches.place.position == 4
-    assert [cache.offset for cache in caches.own] == [4, 4, 4]
-    assert pool.at(1, 4) is caches
-    assert [cache.offset for cache in run(pool, 1, 0, 2).own] == [2, 2, 2]
-
-
-def test_a_gap_is_refused():
-    pool = pool_of(KVCache)
-    pool.open(1)
-    assert refused(lambda: pool.at(1, 1)) == "the plan runs sequence 1 from 1, but it is at 0"
-    run(pool, 1, 0, 10)
-    assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it is at 10"
-
-
 def test_a_recurrent_state_goes_back_only_within_a_block():
     pool = pool_of(lambda: ArraysCache(1), KVCache)
     pool.open(1)
@@ -179,28 +135,6 @@ def test_a_state_is_put_back():
     assert (caches.own[0][0].tolist(), caches.own[1].offset, caches.place.position) == (before, 15, 15)
     assert run(pool, 1, 15, 4).own[0][0].tolist() == after, "and goes on from there as before"
     assert pool.at(1, 15).own[0][0].tolist() == before, "as often as it takes"
-
-
-def test_states_are_kept_until_the_verdict():
-    pool = pool_of(lambda: ArraysCache(1))
-    pool.open(1)
-    run(pool, 1, 0, 3)
-    for start in range(3, 15, 3):
-        pool.begin(1, 2, follows=start > 3)
-        run(pool, 1, start, 3)
-    starts = lambda: [block.start for block in pool._entries[1].drafted]  # noqa: E731
-    assert starts() == [3, 6, 9, 12]
-    pool.at(1, 9)
-    assert starts() == [3, 6, 9], "what lies ahead was of another way"
-    assert pool.begin(1, 0, follows=False) is None
-    assert starts() == [], "all before has its verdict"
-
-
-def test_nothing_is_kept_where_all_can_be_cut():
-    pool = pool_of(KVCache, lambda: WindowKVCache(8))
-    pool.open(1)
-    run(pool, 1, 0, 5)
-    assert pool.begin(1, 3, follows=False) is None
 
 
 def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():

@@ -25,7 +25,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("gpt_oss", "qwen3_next") else pytest.param(n, marks=pytest.mark.nightly) for n in KINDS]
+)
 def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
     checkpoint = open_folder(tiny_folder(name))
     model = describe(checkpoint, None, name).profile
@@ -45,12 +47,6 @@ def test_a_row_on_the_link(tiny_folder: Callable[..., Path]):
     assert describe(checkpoint, "bfloat16", "m").profile.hidden_row == 64 * 2
 
 
-def test_names_do_not_depend_on_the_dtype(tiny_folder: Callable[..., Path]):
-    checkpoint = open_folder(tiny_folder("gemma3_text"))
-    kinds = [[layer.kind for layer in describe(checkpoint, dtype, "m").profile.layers] for dtype in (None, "bfloat16")]
-    assert kinds[0] == kinds[1]
-
-
 def test_layers_of_other_sizes_are_of_other_kinds():
     model, _ = tiny.build("llama")
     larger, _ = tiny.build("llama", intermediate_size=192)
@@ -65,7 +61,7 @@ def test_layers_of_other_numbers_are_of_other_kinds_but_not_by_their_places():
     assert kinds_of(ModelStructure(model)) == ["attention"] * 3 + ["attention (2)"]
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", [None, 4])
 def test_made_up_numbers_are_finite(bits: int | None, tmp_path: Path):
     """Through all layers, in half precision, and a router takes other experts for other tokens."""
     dtype = mx.float32 if bits is None else mx.float16  # MLX's CPU multiplies experts in float32 only
@@ -86,15 +82,3 @@ def test_words_of_quantised_weights_use_all_their_bits(tmp_path: Path):
     for nibble in range(8):
         values = (words >> (4 * nibble)) & 15
         assert len(set(values.flatten().tolist())) == 16
-
-
-def test_large_made_up_tensors_have_no_two_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They repeat what is drawn, at another place of each row."""
-    monkeypatch.setattr("splitinfer.models.made_up._MOST", 2**8 - 3)
-    checkpoint = open_folder(tiny.save(tmp_path / "m", "llama", bits=4))
-    large = {name: array for name, array in made_up(checkpoint).items() if array.size > 2**9 and array.ndim == 2}
-    assert large
-    for name, array in large.items():
-        assert tuple(array.shape) == checkpoint.tensors[name].shape
-        rows = {bytes(memoryview(row.astype(mx.uint32) if row.dtype == mx.uint32 else row)) for row in array}
-        assert len(rows) == array.shape[0], name

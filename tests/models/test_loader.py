@@ -21,7 +21,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
 
 Folder = Callable[..., Path]
-KINDS = [("llama", {}), ("qwen3", {}), ("llama", {"bits": 4}), ("qwen3_moe", {"bits": 4}), ("qwen3_next", {})]
+KINDS = [("qwen3", {}), ("qwen3_moe", {"bits": 4})]
 CUTS = [(0, 1), (1, 2), (2, 4)]
 
 
@@ -73,15 +73,6 @@ def test_the_need_follows_the_dtype(tiny_folder: Folder):
     assert weights["float32"].kv_per_token == 2 * weights["float16"].kv_per_token == 2 * (2 * 2 * 16 * 4)
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "gemma3_text"])
-def test_a_few_tokens_tell_the_need_of_many(name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    checkpoint = open_folder(tiny_folder(name))
-    last = count_layers(checkpoint)
-    few = [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
-    monkeypatch.setattr(loader, "_EVEN", loader._LONG)
-    assert few == [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
-
-
 @pytest.mark.parametrize(("name", "rewind"), [("llama", None), ("gemma3_text", 256), ("qwen3_next", 0)])
 def test_how_far_the_caches_go_back(name: str, rewind: int | None, tiny_folder: Folder):
     checkpoint = open_folder(tiny_folder(name))
@@ -90,7 +81,7 @@ def test_how_far_the_caches_go_back(name: str, rewind: int | None, tiny_folder: 
     assert survey(checkpoint, 0, layers, None).rewind == rewind
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2), (3, 1), (4, 5)])
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2)])
 def test_layers_that_are_not_there_are_refused(start: int, end: int, tiny_folder: Folder):
     with pytest.raises(CannotCut, match="in a model of 4 layers"):
         survey(open_folder(tiny_folder("llama")), start, end, None)
@@ -119,9 +110,7 @@ def test_the_stages_together_are_the_model(name: str, changes: dict, tiny_folder
     assert mx.array_equal(run([load(checkpoint, start, end) for start, end in CUTS], tokens), expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "dtype"), [({}, None), ({"bits": 4}, None), ({}, "bfloat16")], ids=["stored", "of 4 bits", "cast"]
-)
+@pytest.mark.parametrize(("changes", "dtype"), [({"bits": 4}, None), ({}, "bfloat16")], ids=["of 4 bits", "cast"])
 def test_memory_holds_the_stage_and_not_the_model(
     changes: dict, dtype: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -144,15 +133,6 @@ def test_memory_holds_the_stage_and_not_the_model(
         wanted = mx.float32 if dtype is None else mx.bfloat16
         assert stage(mx.array([[1]]), stage.make_caches(), None, 1).dtype == wanted
         del stage
-
-
-@pytest.mark.parametrize(
-    ("sizes", "bunches"),
-    [([], []), ([3, 3, 3], [[3, 3], [3]]), ([9, 1, 8, 1], [[9], [1], [8], [1]]), ([2, 2, 3, 1], [[2, 2, 3], [1]])],
-)
-def test_parameters_are_read_a_few_at_a_time(sizes: list[int], bunches: list[list[int]]):
-    arrays = [mx.zeros((size,), mx.uint8) for size in sizes]
-    assert [[array.nbytes for array in few] for few in loader.in_bunches(arrays, 7)] == bunches
 
 
 def test_other_files_are_not_opened(tiny_folder: Folder, tmp_path: Path):
@@ -242,7 +222,6 @@ def test_many_missing_tensors_are_a_few_names_and_a_number(tiny_folder: Folder, 
         {"hidden_size": 128},
         {"num_hidden_layers": 6},
         {"num_attention_heads": "four"},
-        {"num_attention_heads": None},
     ],
 )
 def test_a_configuration_that_does_not_fit_is_one_sentence(tiny_folder: Folder, tmp_path: Path, change: dict):
@@ -271,13 +250,9 @@ def test_resolve_dtype():
         assert resolve_dtype(dtype, gpu=True) == resolve_dtype(dtype, gpu=False) == dtype
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_parameters_are_cast(dtype: str, tiny_folder: Folder):
-    stage = load(open_folder(tiny_folder("llama")), 0, 4, dtype)
-    assert {p.dtype for _, p in tree_flatten(stage.whole.parameters())} == {getattr(mx, dtype)}
-
-
-def test_quantised_weights_stay_integers(tiny_folder: Folder):
+def test_parameters_are_cast_and_quantised_weights_stay_integers(tiny_folder: Folder):
+    stage = load(open_folder(tiny_folder("llama")), 0, 4, "float16")
+    assert {p.dtype for _, p in tree_flatten(stage.whole.parameters())} == {mx.float16}
     stage = load(open_folder(tiny_folder("llama", bits=4)), 0, 4, "bfloat16")
     dtypes = {p.dtype for _, p in tree_flatten(stage.whole.parameters())}
     assert dtypes == {mx.uint32, mx.bfloat16}

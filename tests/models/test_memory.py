@@ -37,9 +37,7 @@ TOTAL = 4_000_000_000 + 1_000_000 + 100_000 * 1000
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
     [
-        (0, "0 B"),
         (999, "999 B"),
-        (1000, "1 kB"),
         (1536, "1.54 kB"),
         (999_999, "1 MB"),
         (4_250_000_000, "4.25 GB"),
@@ -69,27 +67,14 @@ def test_the_number_of_buffers_is_known_on_a_gpu_only(monkeypatch: pytest.Monkey
     assert resource_limit() is None
 
 
-@given(st.integers(0, 10**15))
-def test_size_is_three_digits_and_a_unit(num_bytes: int):
-    number, unit = size(num_bytes).split(" ")
-    factor = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
-    assert "e" not in number
-    value = float(number.replace(",", ""))
-    assert abs(value * factor - num_bytes) <= 0.005 * num_bytes
-    assert value < 1000 or unit == "TB"
-
-
-def test_the_total_is_weights_and_kv():
-    assert NEED.total(1000) == TOTAL
-    assert NEED.total(0) == 4_001_000_000
-
-
 def test_what_fits_is_let_in_to_the_last_byte(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN)
     assert check_fit(NEED, 1000, "stage mini") == TOTAL + MARGIN
     monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN - 1)
     with pytest.raises(CannotFit):
         check_fit(NEED, 1000, "stage mini")
+    with pytest.raises(CannotFit, match="for 1,001 tokens"):
+        check_fit(NEED, 1001, "stage mini")
 
 
 def test_a_refusal_has_the_numbers(monkeypatch: pytest.MonkeyPatch):
@@ -100,13 +85,6 @@ def test_a_refusal_has_the_numbers(monkeypatch: pytest.MonkeyPatch):
         "stage mini (layers 4 to 9) does not fit: it needs 4 GB of weights and 101 MB of KV for 1,000 tokens; "
         "2 GB free, 2.37 GB too little; give it fewer layers"
     )
-
-
-def test_more_tokens_may_not_fit_where_fewer_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN)
-    check_fit(NEED, 1000, "s")
-    with pytest.raises(CannotFit, match="for 1,001 tokens"):
-        check_fit(NEED, 1001, "s")
 
 
 class Machine:
@@ -133,11 +111,9 @@ WORKING_SET = "max_recommended_working_set_size"
     ("gpu", "available", "info", "active", "free"),
     [
         (False, 700, {WORKING_SET: 5}, 0, 700),
-        (True, 700, {}, 0, 700),
         (True, 700, {WORKING_SET: 500}, 100, 400),
         (True, 300, {WORKING_SET: 500}, 100, 300),
         (True, 9_000, {"free_memory": 400, "total_memory": 800}, 100, 400),  # CUDA
-        (True, 9_000, {"free_memory": 780, "total_memory": 800}, 100, 700),
         (False, 300, {"free_memory": 400, "total_memory": 800}, 0, 300),
     ],
 )
@@ -197,24 +173,6 @@ def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.Monk
     assert other.others() == Others()
 
 
-def test_a_stage_that_does_not_fit_announces_nothing(monkeypatch: pytest.MonkeyPatch):
-    Machine(monkeypatch, gpu=False, available=TOTAL, info={})
-    with pytest.raises(CannotFit):
-        reserve(NEED, 1000, "stage mini", "mini")
-    assert Ledger(ledgers._default_folder(), group=1).others() == Others()
-
-
-def test_what_is_held_is_reported_seldom_and_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch):
-    Machine(monkeypatch, gpu=False, available=2**40, info={})
-    told: list[int] = []
-    monkeypatch.setattr(Ledger, "refresh", lambda _, held: told.append(held))
-    report = HeldReport()
-    for now, held in ((1.0, 10**9), (2.0, 2 * 10**9), (3.1, 2 * 10**9), (6.0, 2 * 10**9 + 1), (9.0, 10**9)):
-        memory.mx.get_active_memory = lambda held=held: held
-        report.update(now)
-    assert told == [10**9, 2 * 10**9, 10**9]
-
-
 def test_limits_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     machine = Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: TOTAL + MARGIN + 5})
     set_limits(NEED, 1000)
@@ -243,8 +201,3 @@ def test_limits_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     set_limits(Need(0, 0, 0), 0)
     set_limits(Need(10**13, 0, 0), 0)
     assert (machine.wired, machine.cached) == ([], [64 * 2**20, 2 * 2**30])
-
-
-def test_this_machine_has_free_bytes():
-    assert free_bytes() > 0
-    assert memory.on_gpu() == (mx.default_device() == mx.Device(mx.gpu))

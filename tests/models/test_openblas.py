@@ -30,9 +30,7 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_any_size")
-@pytest.mark.parametrize(
-    "shape", [(24,), (1, 24), (1, 1, 24), (8, 1, 24), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24)]
-)
+@pytest.mark.parametrize("shape", [(24,), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24), (0, 24)])
 def test_the_numbers_are_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
     plain, turned = pair()
     x = mx.random.normal(shape)
@@ -43,12 +41,8 @@ def test_the_numbers_are_the_same_but_for_rounding(shape: tuple[int, ...]) -> No
     ):
         assert one.shape == other.shape
         assert mx.allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-def test_a_table_still_looks_up() -> None:
-    plain, turned = pair()
     ids = mx.array([[3, 30]])
-    assert mx.array_equal(plain.table(ids), turned.table(ids))
+    assert mx.array_equal(plain.table(ids), turned.table(ids)), "a table still looks up"
 
 
 @pytest.mark.parametrize(
@@ -83,14 +77,3 @@ def test_only_plain_layers_change_and_only_where_it_is_wanted() -> None:
     assert type(model.layers[0]) is not nn.Linear
     assert isinstance(model.layers[0], nn.Linear)
     assert type(model.small) is nn.QuantizedLinear
-
-
-def test_an_empty_input_stays_empty() -> None:
-    _, turned = pair()
-    assert turned.layers[0](mx.zeros((0, 24))).shape == (0, 40)
-
-
-def test_on_the_reference_blas_nothing_is_turned() -> None:
-    model = Block()
-    use_transposed_products(model)
-    assert type(model.layers[0]) is nn.Linear  # these tests run on it

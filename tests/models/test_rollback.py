@@ -57,8 +57,7 @@ def wrong(tokens: list[int]) -> list[int]:
     return [(token + 1) % 150 for token in tokens]
 
 
-@pytest.mark.parametrize("way", Rollback)
-@pytest.mark.parametrize("borders", [(), (1, 3)], ids=str)
+@pytest.mark.parametrize(("borders", "way"), [((), Rollback.STAGE), ((1, 3), Rollback.MODULES)], ids=str)
 def test_to_every_row_of_a_block(borders: tuple[int, ...], way: Rollback) -> None:
     stages, tokens = Stages(borders, way), tokens_of(1)
     for right in range(RIGHT + 1):

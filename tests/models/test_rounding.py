@@ -39,16 +39,15 @@ def planted(clean: Callable[[int], Errors], *places: int, often: float = 1.0) ->
     return with_mistakes
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.15])
-@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.02])
+@pytest.mark.parametrize(("share", "size"), [(0.0, 1e-6), (0.05, 0.02), (0.15, 1e-3)])
 def test_rounding_passes(share: float, size: float):
-    for seed in range(20):
+    for seed in range(8):
         assert reason_to_refuse(rounding(seed, share, size), rounding(100 + seed, share, size)) is None
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.15])
+@pytest.mark.parametrize("share", [0.0, 0.05, pytest.param(0.15, marks=pytest.mark.nightly)])
 def test_one_row_of_one_layer_that_is_always_wrong_is_seen(share: float):
-    for seed in range(20):
+    for seed in range(8):
         assert reason_to_refuse(planted(rounding(seed, share), 500), rounding(100 + seed, share)) is not None
 
 
@@ -82,13 +81,6 @@ def test_a_layer_that_gives_no_numbers_is_refused_at_once():
 
     assert "no numbers" in (reason_to_refuse(planted(rounding(1, 0.0), 3), nothing) or "")
     assert asked == [0]
-
-
-def test_without_errors_noise_is_not_measured():
-    def never(_number: int) -> Errors:
-        raise AssertionError("it takes as long as the trial")
-
-    assert reason_to_refuse(lambda _: errors_of(np.full(PLACES, 0.019)), never) is None
 
 
 def test_a_layer_is_judged_by_its_own_noise():

@@ -8,13 +8,12 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 import tiny
-from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
 from splitinfer.models.caches import Place
-from splitinfer.models.cohort import Cohort, SequenceCaches, share_calls
+from splitinfer.models.cohort import SequenceCaches, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Group, Part, RowCache, RowStep, each_sequence
@@ -110,7 +109,7 @@ def test_stages_that_are_only_timed_find_the_same_way_without_computing(name: st
     assert step.choose_by_form() is step.way is way
 
 
-@settings(max_examples=thorough(5, 12))
+@settings(max_examples=4)
 @given(data=st.data(), name=st.sampled_from(["llama", "qwen3", "gemma3_text", "qwen3_moe"]))
 def test_any_steps_are_exact(data: st.DataObject, name: str):
     """Sequences join, leave, go back and share steps in every way; not a bit changes."""
@@ -135,7 +134,8 @@ def test_any_steps_are_exact(data: st.DataObject, name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "taps"), [("llama", True), ("llama", False), ("gemma3_text", True), ("qwen3_next", True)]
+    ("name", "taps"),
+    [("llama", False), ("qwen3_next", True), pytest.param("gemma3_text", True, marks=pytest.mark.nightly)],
 )
 def test_rows_whose_tokens_are_known_have_no_logits(name: str, taps: bool, monkeypatch: pytest.MonkeyPatch):
     """Of several sequences in any order, and of one alone, also where the head is given all rows; the step after has
@@ -152,7 +152,7 @@ def test_rows_whose_tokens_are_known_have_no_logits(name: str, taps: bool, monke
     assert both.step((c, 1), (b, 1), (a, 1)) <= ROUNDING
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "padded"])
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_cohorts_over_many_lengths(exact: bool):
     """Long enough that arrays grow, with members of equal and of unequal length."""
     both = Both("llama", exact=exact)
@@ -206,14 +206,6 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
     assert left.cohort is None
     assert nbytes([left]) == both.pools[0].nbytes / 4
     assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
-
-
-def test_a_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch):
-    """Rows whose results differ are found out by the trial, whatever the reason."""
-    attend = Cohort.attend
-    monkeypatch.setattr(Cohort, "attend", lambda *args: attend(*args) * 0)
-    step = Both("llama").steps[0]
-    assert (step.way, step._places) == (Way.ROWS, []), "rows together, and each sequence attends by itself"
 
 
 def test_what_ended_is_held_by_nobody():

@@ -11,7 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
 import compare
 import configs
-import effort
 
 from splitinfer.models import loader, mlx_vlm, tables
 from splitinfer.models.checkpoint import Checkpoint, open_folder
@@ -38,7 +37,7 @@ def _loaded(checkpoint: Checkpoint, cuts: list[int], dtype: str | None = None) -
     ("name", "wanted", "dtype"),
     [
         ("gemma2", [_EMBEDDING, set()], "bfloat16"),  # its head is its embedding
-        effort.long("gemma4", [_GEMMA4, _PER_LAYER], None),
+        pytest.param("gemma4", [_GEMMA4, _PER_LAYER], None, marks=pytest.mark.nightly),
     ],
 )
 def test_tables_on_disk(
@@ -47,7 +46,7 @@ def test_tables_on_disk(
     _check(tmp_path, CONFIGS[name], wanted, dtype, monkeypatch)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @needs_mlx_vlm
 @pytest.mark.parametrize("stored", ["float32", "mxfp4"])
 def test_engram_on_disk(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +67,7 @@ def as_released(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     return found
 
 
+@pytest.mark.nightly
 @needs_mlx_vlm
 def test_only_the_larger_of_two_engrams_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import vlm_configs
@@ -76,7 +76,7 @@ def test_only_the_larger_of_two_engrams_is_on_disk(tmp_path: Path, monkeypatch: 
     _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, large=306 * 32 * 4, cut=1)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @needs_mlx_vlm
 def test_a_table_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is small; which one a token's rows are in, the model finds out by itself."""
@@ -134,4 +134,4 @@ def _check(
     for less, all_of_it in zip(found, whole, strict=True):
         assert less.need.weights == all_of_it.need.weights - sum(table.nbytes for table in less.tables)
     assert all(stage.reads_tokens for stage, one in zip(on_disk, found, strict=True) if one.tables)
-    assert compare._equal(compare.run(on_disk, tokens, compare.CHUNK), expected)
+    assert compare.equal(compare.run(on_disk, tokens, compare.CHUNK), expected)

@@ -1,18 +1,16 @@
-"""What is recorded of steps: useful rows, causes of gaps, windows, times of tokens; and what it costs."""
+"""What is recorded of steps: useful rows, causes of gaps, windows, times of tokens."""
 
 import json
 import math
-import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from engine.conftest import Open
+from engine.door import ask
 from processes import until
-from stages import pipeline, prompt, tokens_of
 
-import splitinfer
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
@@ -20,10 +18,7 @@ from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator.figures import Figures
-from splitinfer.engine.coordinator.totals import Totals
-from splitinfer.llm import LLM
 
 AHEAD = 1000.0  # seconds by which the worker's clock is ahead
 
@@ -175,13 +170,6 @@ def test_gaps_since_the_start_outlive_their_window():
     assert idle[1]["link"] == pytest.approx(0.5)
 
 
-def test_losses_are_counted_by_stage():
-    totals = Totals([])
-    for stage in ("mini", None, "mini"):
-        totals.lost(stage)
-    assert totals.as_dict([], 0.0)["losses"] == {"mini": 2, "unknown": 1}
-
-
 def test_while_a_stage_is_lost_nobody_stands_still():
     """A step from 0.5; the worker is lost at 4 and back at 100; the next step begins at 101. 1 s of host."""
     figures = metrics()
@@ -221,23 +209,6 @@ def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...])
     json.dumps(window, allow_nan=False)
 
 
-def test_it_costs_microseconds():
-    """One request, two stages: 30 to 40 us of one core of an EPYC, and more where other work takes its caches."""
-    figures, num_steps = metrics(), 2000
-    submit(figures, 1, 1)
-    results = [two_stages(i, 3.0 * i) for i in range(num_steps)]
-    plans = [plan(i, (1, i, 1)) for i in range(num_steps)]
-    began = time.thread_time()
-    for i in range(num_steps):
-        figures.blocked()
-        figures.heard(3.0 * i)
-        launch(figures, plans[i])
-        come_back(figures, results[i], 3.0 * i + 2.5)
-        figures.token(1, 3.0 * i + 2.5)
-    took = (time.thread_time() - began) / num_steps
-    assert took < 300e-6
-
-
 # -- of a real pipeline ----------------------------------------------------------------------------
 
 
@@ -252,51 +223,40 @@ def check(window: dict[str, object]) -> None:
         assert whole <= window["seconds"]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("scheme", ["inproc", "tcp"])
-@pytest.mark.parametrize("cuts", [[6, 6], [4, 4, 4]])
-def test_a_real_pipeline(scheme: str, cuts: list[int]):
-    with pipeline(TARGET, cuts, scheme=scheme, token_budget=16) as llm:
-        llm.stats(reset=True)
-        outs = llm.generate([prompt(40, seed=i) for i in range(4)], splitinfer.SamplingParams(max_tokens=6))
-        stats = llm.stats(reset=True)
+@pytest.mark.parametrize(
+    ("cuts", "options"),
+    [([2, 2], {}), ([4], {}), pytest.param([1, 2, 1], {"scheme": "tcp"}, marks=pytest.mark.nightly)],
+)
+def test_a_real_pipeline(cuts: list[int], options: dict[str, Any], pipeline: Open):
+    with pipeline("llama", cuts, token_budget=16, prefix_cache=False, **options) as there:
+        there.llm.stats(reset=True)
+        outputs = there.outputs(*(ask(40, prompt=i, max_tokens=6) for i in range(4)))
+        stats = there.llm.stats(reset=True)
         window = stats["window"]
         check(window)
-        num_tokens = sum(len(out.token_ids) for out in outs)
-        assert window["ttft_seconds"]["count"] == 4
-        assert window["itl_seconds"]["count"] == num_tokens - 4
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        assert (window["ttft_seconds"]["count"], window["itl_seconds"]["count"]) == (4, num_tokens - 4)
         assert 4 * 40 < window["useful_tokens"] <= window["computed_tokens"] == stats["computed_tokens"]
         first, *others = window["stages"]
         assert first["gaps"]["upstream"]["count"] == 0
         assert all(each["gaps"]["downstream"]["count"] == 0 for each in others)
+        assert others or not first["gaps"]["downstream"]["count"] + first["gaps"]["link"]["count"]
         assert all(abs(each["clock_offset_seconds"]) < 0.05 for each in others), "they share a process"
-        assert [stats[key] for key in ("waiting", "running", "running", "preemptions")] == [0, 0, 0, 0]
-        assert [stage["kv_bytes"] for stage in stats["stages"]] == [0] * len(cuts)
-        assert llm.stats()["window"]["steps"] <= 1, "but for the step that frees, the window is new"
-        assert llm.stats()["generated_tokens"] == num_tokens, "the counters are not"
+        assert [stats[key] for key in ("waiting", "running", "preemptions")] == [0, 0, 0]
+        assert there.stats["window"]["steps"] <= 1, "but for the step that frees, the window is new"
+        assert there.stats["generated_tokens"] == num_tokens, "the counters are not"
 
 
-def test_one_stage_alone():
-    with LLM({"model": str(TARGET), "stages": [{"name": "whole", "layers": 12}]}) as llm:
-        tokens_of(llm, prompt(9), max_tokens=5)
-        window = llm.stats()["window"]
-        check(window)
-        assert {cause for cause, gap in window["stages"][0]["gaps"].items() if gap["count"]} <= {
-            "host",
-            "nothing_to_do",
-        }
-
-
-def test_what_was_computed_is_kept_and_counted(tmp_path: Path):
-    with pipeline(TARGET, [6, 6]) as llm:
-        llm.submit(prompt(20), splitinfer.SamplingParams(max_tokens=3), session="tale").result()
-        stats = llm.stats()
+def test_what_was_computed_is_kept_and_counted(pipeline: Open):
+    with pipeline("llama", [2, 2]) as there:
+        there.outputs(replace(ask(20, max_tokens=3), session="tale"))
+        stats = there.stats
         assert stats["stored_blocks"] == 1
-        assert [stage["kv_bytes"] for stage in stats["stages"]] == [0, 0]
         block = [256 * stage["kv_bytes_per_token"] for stage in stats["stages"]]
         # One block, and what is left.
         assert [stage["kv_bytes_stored"] for stage in stats["stages"]] == [2 * size for size in block]
-        llm.forget("tale")
-        until(lambda: [stage["kv_bytes_stored"] for stage in llm.stats()["stages"]] == [0, 0], "all is freed", 10)
+        there.llm.forget("tale")
+        until(lambda: not any(stage["kv_bytes_stored"] for stage in there.stats["stages"]), "all is freed", 10)
 
 
 # -- single steps, for whoever looks ---------------------------------------------------------------

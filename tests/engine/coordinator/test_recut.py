@@ -1,144 +1,210 @@
-"""Another cut is loaded while requests are under way: they wait, and no token changes."""
+"""Another cut is loaded while requests are under way, also when something else goes wrong, or several ask at once:
+requests wait and get the same tokens, and nobody waits for ever."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import failing
 import pytest
 import stages
+from engine.conftest import Open
+from engine.door import QUICK, SECONDS, SEVERAL, Fault, Pipeline, ask, launches_ahead, recut
 from processes import until
 
-from splitinfer import SamplingParams
-from splitinfer.engine.coordinator.open_requests import OpenRequests
-from splitinfer.engine.stage import loader
-from splitinfer.errors import LayoutError, SplitinferError
-from splitinfer.llm import LLM
+from splitinfer.errors import LayoutError, PeerError, SplitinferError
+from splitinfer.kvstore.store import Disk
 
-SECONDS = 20.0
-PARAMS = [
-    SamplingParams(max_tokens=32, ignore_eos=True),
-    SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.9, seed=5),
-    SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.9, seed=6, repetition_penalty=1.2),
-]
+NIGHTLY = pytest.mark.nightly
+LONG = [replace(one, params=replace(one.params, max_tokens=60)) for one in SEVERAL]
 
 
-def streams(llm: LLM, at: int, act: Callable[[], object]) -> list[list[int]]:
-    """The tokens of some requests; ``act`` is called once the first has ``at`` tokens."""
-    requests = [llm.submit(stages.prompt(9 + i), params) for i, params in enumerate(PARAMS)]
-    events = iter(requests[0])
-    for _ in range(at):
-        next(events)
-    act()
-    for _ in events:
-        pass
-    return [requests[0].output.token_ids, *(request.result().token_ids for request in requests[1:])]
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
 
 
-def hear(llm: LLM) -> None:
-    """Wait until the loop has heard all it was told, or it would hear some of it after another cut only."""
-    llm._engine.carry_out(lambda: None)
+ROWS: dict[str, tuple[Fault, dict[str, Any]]] = {
+    "once": (recut([1, 3]), {"scheme": "tcp"}),
+    "there and back": (recut([3, 1], [2, 2]), {"draft": "ngram"}),
+    "computing ahead": (recut([1, 3], [3, 1], [2, 2]), {"draft": "ngram", "accelerator": QUICK}),
+    "in short blocks": (recut([1, 3], at=16), {"block": 8}),
+}
+MORE: dict[str, tuple[Fault, dict[str, Any]]] = {
+    f"at token {at}": (replace(recut([1, 3], [3, 1]), at=at), {"micro_batches": 1 + at % 3}) for at in range(1, 24, 2)
+} | {
+    "ahead": (replace(launches_ahead(), act=recut([1, 3]).act), {}),
+    "in few bits": (recut([1, 3]), {"kv_format": "k8v8"}),
+    "twenty times": (recut(*([1, 3], [3, 1]) * 10), {}),
+}
 
 
-@pytest.fixture(scope="module")
-def alone(tiny_folder: Callable[..., Path]) -> list[list[int]]:
-    with stages.pipeline(tiny_folder("llama"), [4]) as llm:
-        return streams(llm, 1, lambda: None)
+@pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
+def test_no_token_changes(row: str, pipeline: Open) -> None:
+    fault, options = {**ROWS, **MORE}[row]
+    with pipeline("llama", [2, 2], fault=fault, **options) as there:
+        before = there.llm.fingerprint, there.llm.layout.cut
+        there.answers()
+        assert (there.llm.fingerprint == before[0]) == (there.llm.layout.cut == before[1]), "tokens may depend on it"
+        assert there.llm.health().can_answer
+        assert there.stats["rejoins"] == 0
+        assert len(there.stats["stages"]) == len(there.stats["window"]["stages"]) == 2
 
 
-@pytest.mark.parametrize("cut", [[1, 3], [3, 1]])
-def test_no_token_changes(tiny_folder: Callable[..., Path], alone: list[list[int]], cut: list[int]):
-    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
-        paused = list[float]()
-        assert streams(llm, 10, lambda: paused.append(llm.recut(cut))) == alone
-        assert paused[0] > 0
-        assert [stage.num_layers for stage in llm.layout.stages] == cut
-        assert llm.health().failure is None
-        assert streams(llm, 5, lambda: None) == alone
-        assert len(llm.stats()["stages"]) == len(llm.stats()["window"]["stages"]) == 2
-
-
-def test_what_was_tuned_stays_and_the_fingerprint_changes(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-):
-    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
-        before = llm.fingerprint
-        llm._engine.fix_groups(1)
-        llm.tune(token_budget=7, max_running=2, policy="prefill_first")
-        hear(llm)
-        llm.recut([1, 3])
-        stats = llm.stats()
-        assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
-        groups = llm._engine.scheduler.state.groups
-        assert (groups.most_groups, groups.fixed) == (1, True)
-        assert llm.fingerprint != before, "a seed's tokens may depend on the cut"
-        llm.tune(token_budget=None)
-        hear(llm)
-        monkeypatch.setattr(loader, "device_name", lambda: "Apple M4 Max")  # of the stages that are loaded now
-        llm.recut([2, 2])
-        assert llm.fingerprint == before
-        assert llm.stats()["token_budget"] == 512, "a GPU gets longer steps, whenever the default was restored"
-
-
-def test_a_cut_is_heard_whenever_it_is_asked_for(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    """In the middle of an idle turn: what wakes the loop for it is taken in by that turn, which waits at its end."""
-    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm, ThreadPoolExecutor(1) as pool:
-        expire, paused = OpenRequests.expire, list[Future[float]]()
-
-        def ask_now(requests: OpenRequests) -> None:
-            expire(requests)
-            if not paused:
-                paused.append(pool.submit(llm.recut, [1, 3]))
-                until(lambda: not llm._engine._inbox.is_empty, "the loop is woken", SECONDS)
-                llm._engine._loop._receive()
-
-        monkeypatch.setattr(OpenRequests, "expire", ask_now)
-        hear(llm)
-        until(lambda: bool(paused), "a turn", SECONDS)
-        assert paused[0].result(SECONDS) > 0
-
-
-def test_with_other_stages_and_drafts(tiny_folder: Callable[..., Path], alone: list[list[int]]):
+def test_with_other_stages(pipeline: Open) -> None:
     """From two stages to three, and then to one, and back to two in another order."""
-    with stages.worker("inproc") as first, stages.worker("inproc") as second:
-        layouts = [
-            stages.layout(tiny_folder("llama"), [1, 1, 2], [first, second]),
-            stages.layout(tiny_folder("llama"), [4], []),
-            stages.layout(tiny_folder("llama"), [2, 2], [second]),
-        ]
-        start = stages.layout(tiny_folder("llama"), [2, 2], [first]) | {"draft": "ngram"}
-        with LLM(start) as llm:
-            for layout in layouts:
-                assert streams(llm, 10, partial(llm.recut, layout)) == alone
-                assert llm.layout.num_stages == len(layout["stages"])
-                assert len(llm.stats()["costs"]["stages"]) == len(layout["stages"])
-            assert llm.stats()["speculation"]["drafted"] > 0
+    with stages.worker("inproc") as other, pipeline("llama", [2, 2], draft="ngram") as there:
+        model, first = there.llm.layout.model, there.workers[0].address
+        for cuts, addresses in ([1, 1, 2], [first, other]), ([4], []), ([2, 2], [other]):
+            requests = there.submit(*SEVERAL)
+            there.read(requests[0], 10)
+            assert there.llm.recut(stages.layout(model, cuts, addresses)) > 0
+            there.finish()
+            assert len(there.stats["costs"]["stages"]) == there.llm.layout.num_stages == len(cuts)
+        assert there.stats["speculation"]["drafted"] > 0
 
 
-def test_a_cut_that_cannot_be_loaded_leaves_the_one_before(
-    tiny_folder: Callable[..., Path], alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
-):
-    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
-        there = [stage.address for stage in llm.layout.stages[1:]]
-        nobody = stages.layout(tiny_folder("llama"), [1, 1, 2], [*there, "inproc://nobody"])
-        said = list[str]()
+def test_what_was_tuned_stays(pipeline: Open) -> None:
+    with pipeline("llama", [2, 2]) as there:
+        there.llm.tune(token_budget=7, max_running=2, policy="prefill_first")
+        there.llm.recut([1, 3])
+        there.answers()
+        stats = there.stats
+        assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
 
-        def act() -> None:
-            with pytest.raises(SplitinferError) as caught:
-                llm.recut(nobody)
-            said.append(str(caught.value))
 
-        llm.settings
-        assert streams(llm, 10, act) == alone
-        assert "inproc://nobody" in said[0]
-        assert [stage.num_layers for stage in llm.layout.stages] == [2, 2]
+@pytest.mark.parametrize("shares", [False, True], ids=["a folder each", "one folder"])
+def test_kv_on_disk_is_used_where_it_covers_the_layers_of_every_stage(
+    shares: bool, tmp_path: Path, pipeline: Open
+) -> None:
+    disks = [Disk(tmp_path / ("both" if shares else name), 10**9) for name in "ab"]
+    prompt = ask(3 * 64, max_tokens=8)
+    with pipeline("llama", [2, 2], disks=disks, token_budget=64, block=64) as there:
+        cached = [there.outputs(prompt)[0].num_cached_tokens]
+        for cut in ([1, 3], [2, 2], [1, 3]):
+            there.llm.recut(cut)
+            cached.append(there.outputs(prompt)[0].num_cached_tokens)
+    # Files of 0-2 and 2-4 cover 1-4; those of 2-4 alone do not.
+    assert cached == [0, 191 if shares else 0, 191, 191]
+
+
+# -- in trouble ------------------------------------------------------------------------------------
+
+
+def test_a_cut_that_cannot_be_loaded_leaves_the_one_before(pipeline: Open) -> None:
+    with pipeline("llama", [2, 2]) as there:
+        nobody = stages.layout(there.llm.layout.model, [1, 1, 2], [there.workers[0].address, "inproc://nobody"])
+        requests = there.submit(*LONG)
+        there.read(requests[0], 10)
+        with pytest.raises(SplitinferError, match="inproc://nobody"):
+            there.llm.recut(nobody)
+        there.finish()
+        assert there.llm.layout.cut == "2-2"
         for cut, words in (([4], "is for 1 stages"), ([1, 2], "but the model has 4"), ([4, 0], "needs at least 1")):
             with pytest.raises(LayoutError, match=words):
-                llm.recut(cut)
-
-
-def test_whoever_waits_for_a_cut_hears_of_the_end(tiny_folder: Callable[..., Path]):
-    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
-        pass
+                there.llm.recut(cut)
+        there.answers()
     with pytest.raises(SplitinferError, match="the pipeline was closed"):
-        llm.recut([1, 3])
+        there.llm.recut([1, 3])
+
+
+def test_what_fails_while_it_loads_leaves_the_cut_before(pipeline: Open) -> None:
+    """The other cut and the first attempt at the one before lose their worker; the next attempt is waited for."""
+    losses, there = [0], list[Pipeline]()
+
+    def notice(name: str, _progress: object) -> None:
+        if name == "s0" and losses[0] > 0:
+            losses[0] -= 1
+            there[0].cut()
+
+    with pipeline("llama", [2, 2], notice=notice, draft="ngram", rejoin_timeout=60) as opened:
+        there.append(opened)
+        requests = opened.submit(*LONG)
+        opened.read(requests[0], 5)
+        losses[0] = 2
+        with pytest.raises(SplitinferError, match="s1"):
+            opened.llm.recut([3, 1])
+        opened.finish()
+        assert losses == [0]
+        assert opened.llm.layout.cut == "2-2"
+        assert opened.llm.recut([3, 1]) > 0
+        opened.answers()
+
+
+def test_a_cut_that_does_without_a_lost_worker(pool: ThreadPoolExecutor, pipeline: Open) -> None:
+    with stages.worker("inproc") as other, pipeline("llama", [2, 2], rejoin_timeout=600) as there:
+        model = there.llm.layout.model
+        requests = there.submit(*LONG)
+        there.read(requests[0], 5)
+        there.workers[0].stop()  # nobody starts it again
+        until(lambda: there.llm.health().waits_for is not None, "the loss", SECONDS)
+        there.llm.tune(token_budget=7)
+        with pytest.raises(SplitinferError, match="inproc://nobody"):
+            pool.submit(there.llm.recut, stages.layout(model, [2, 2], ["inproc://nobody"])).result(SECONDS)
+        assert pool.submit(there.llm.recut, stages.layout(model, [3, 1], [other])).result(SECONDS) > 0
+        there.finish()
+        assert there.llm.health().can_answer
+        assert (there.llm.layout.cut, there.stats["token_budget"]) == ("3-1", 7)
+
+
+def test_several_at_once(pool: ThreadPoolExecutor, pipeline: Open) -> None:
+    with pipeline("llama", [2, 2]) as there:
+        there.submit(*LONG)
+        asked = [pool.submit(there.llm.recut, cut) for cut in ([1, 3], [3, 1], [2, 2], [1, 3])]
+        assert all(each.result(SECONDS) > 0 for each in asked)
+        there.answers()
+
+
+def test_requests_end_while_another_cut_is_loaded(pool: ThreadPoolExecutor, pipeline: Open) -> None:
+    """One is aborted, and the time of one is over, while a worker reads its layers."""
+    held = failing.HeldLoading(1)
+    with pipeline("llama", [2, 2], fault=Fault(lambda: held), max_running=4) as there:
+        long = ask(9, max_tokens=300)
+        first, late, other = there.submit(long, replace(long, timeout=0.5), SEVERAL[1])
+        held.is_held = True
+        paused: Future[float] = pool.submit(there.llm.recut, [1, 3])
+        assert held.waits.wait(SECONDS)
+        assert there.llm.health().waits_for == "another cut of the layers"
+        assert (there.llm.layout.cut, len(there.stats["stages"])) == ("2-2", 2)
+        first.abort()
+        assert (first.result().finish_reason, late.result().error) == ("abort", "it timed out")
+        assert not paused.done()
+        held.goes_on.set()
+        assert paused.result(SECONDS) > 0
+        assert other.result().finish_reason == "length"
+
+
+def test_closed_while_another_cut_is_loaded(pool: ThreadPoolExecutor, pipeline: Open) -> None:
+    loading, may_go_on, seen = threading.Event(), threading.Event(), list[str]()
+    may_go_on.set()
+
+    def notice(name: str, _progress: object) -> None:
+        if not may_go_on.is_set():
+            seen.append(name)
+            loading.set()
+            may_go_on.wait(SECONDS)
+
+    with pipeline("llama", [2, 2], notice=notice) as there:
+        requests = there.submit(*LONG)
+        there.read(requests[0], 5)
+        may_go_on.clear()
+        paused = pool.submit(there.llm.recut, [1, 3])
+        assert loading.wait(SECONDS)
+        there.llm.close()
+        may_go_on.set()
+        with pytest.raises(PeerError, match="the pipeline was closed"):
+            paused.result(SECONDS)
+        there.finish()
+        assert {request.output.finish_reason for request in requests} <= {"abort", "length"}
+
+
+def test_not_while_draining(pipeline: Open) -> None:
+    with pipeline("llama", [2, 2]) as there:
+        there.llm.drain(SECONDS)
+        with pytest.raises(PeerError, match="the coordinator is shutting down and loads no other cut"):
+            there.llm.recut([1, 3])
+        assert there.llm.layout.cut == "2-2"

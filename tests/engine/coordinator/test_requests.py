@@ -41,9 +41,9 @@ class Clock:
 class Reader:
     """A request and everything its reader has got."""
 
-    def __init__(self, *pieces: str, stop: tuple[str, ...] = (), detokenizer: Letters | None = None) -> None:
+    def __init__(self, *pieces: str, stop: tuple[str, ...] = ()) -> None:
         self.clock = Clock()
-        self.letters = detokenizer or Letters(*pieces)
+        self.letters = Letters(*pieces)
         sequence = Sequence(3, [1, 2], SamplingParams(stop=stop), 0, frozenset({END}))
         self.state = RequestState(sequence, self.letters if pieces else None, self.clock)
         self.output = RequestOutput(2)
@@ -73,67 +73,34 @@ class Reader:
         assert self.output.token_times == sorted(self.output.token_times)
         assert all(e.finish_reason is None for e in self.events[:-1]), "something came after the end"
 
-    @property
-    def texts(self) -> list[str]:
-        return [event.text for event in self.events]
+
+LENGTH, STOP, ABORT = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT
 
 
-def test_tokens_become_text_and_times():
-    reader = Reader("He", "llo")
-    assert reader.state.seq_id == 3
-    assert reader.take(0) is None
-    assert reader.take(1, FinishReason.LENGTH) is FinishReason.LENGTH
-    assert reader.events == [StreamEvent((0,), "He", 0.5), StreamEvent((1,), "llo", 1.0, "length")]
-    output = reader.output
-    assert (output.text, output.token_ids, output.token_times) == ("Hello", [0, 1], [0.5, 1.0])
-    assert (output.finish_reason, output.error, output.logprobs) == ("length", None, None)
-
-
-def test_half_a_character_waits():
-    reader = Reader("a|é", "b", "c|d")
-    for token in (0, 1):
-        reader.take(token)
-    reader.take(2, FinishReason.LENGTH)
-    assert reader.texts == ["a", "éb", "cd"], "the end shows what waited"
-
-
-def test_a_stop_string_over_the_borders_of_tokens():
-    reader = Reader("one S", "TO", "P two", stop=("STOP",))
-    assert reader.take(0) is None
-    assert reader.take(1) is None
-    assert reader.take(2) is FinishReason.STOP
-    assert reader.texts == ["one ", "", ""]
-    assert (reader.output.text, reader.output.finish_reason) == ("one ", "stop")
-    assert reader.output.token_ids == [0, 1, 2], "the token that ended it is a token"
-
-
-def test_text_in_front_of_the_stop_comes_with_it():
-    reader = Reader("a S", "x STOP y", stop=("STOP",))
-    reader.take(0)
-    assert reader.take(1) is FinishReason.STOP
-    assert reader.texts == ["a ", "Sx "]
-
-
-@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
-def test_text_that_did_not_become_a_stop_string_is_shown_at_the_end(reason: FinishReason):
-    reader = Reader("one ST", "O", stop=("STOP",))
-    reader.take(0)
-    assert reader.take(1, reason) is reason
-    assert reader.texts == ["one ", "STO"]
-
-
-@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
-def test_a_stop_string_that_only_the_end_makes_certain(reason: FinishReason):
-    reader = Reader("one ST", "O|P", stop=("STOP",))
-    reader.take(0)
-    assert reader.take(1, reason) is FinishReason.STOP
-    assert (reader.output.text, reader.output.finish_reason) == ("one ", "stop")
-
-
-def test_a_stop_string_is_the_reason_even_where_the_length_is_reached_too():
-    reader = Reader("a STOP", stop=("STOP",))
-    assert reader.take(0, FinishReason.LENGTH) is FinishReason.STOP
-    assert reader.output.text == "a "
+@pytest.mark.parametrize(
+    ("pieces", "end", "texts", "reason"),
+    [
+        (("He", "llo"), LENGTH, ["He", "llo"], LENGTH),
+        (("a|é", "b", "c|d"), LENGTH, ["a", "éb", "cd"], LENGTH),  # half a character waits
+        (("one S", "TO", "P two"), None, ["one ", "", ""], STOP),  # a stop string over the borders of tokens
+        (("a S", "x STOP y"), None, ["a ", "Sx "], STOP),  # text in front of the stop comes with it
+        (("one ST", "O"), LENGTH, ["one ", "STO"], LENGTH),  # it did not become one
+        (("one ST", "O"), STOP, ["one ", "STO"], STOP),
+        (("one ST", "O|P"), LENGTH, ["one ", ""], STOP),  # only the end makes it certain
+        (("one ST", "O|P"), ABORT, ["one ", ""], STOP),
+        (("a STOP",), LENGTH, ["a "], STOP),  # which is the reason even where the length is reached, too
+    ],
+)
+def test_tokens_become_text_and_times(
+    pieces: tuple[str, ...], end: FinishReason | None, texts: list[str], reason: FinishReason
+):
+    reader = Reader(*pieces, stop=("STOP",))
+    reasons = [reader.take(token, end if token == len(pieces) - 1 else None) for token in range(len(pieces))]
+    assert reasons == [None] * (len(pieces) - 1) + [reason]
+    assert [event.text for event in reader.events] == texts
+    assert reader.output.finish_reason == reason.value
+    assert reader.output.token_ids == list(range(len(pieces))), "the token that ended it is a token"
+    assert reader.output.token_times == [0.5 * (i + 1) for i in range(len(pieces))]
 
 
 def test_an_end_token_is_counted_and_not_shown():
@@ -155,18 +122,11 @@ def test_an_abort_shows_what_was_held_back():
     assert reader.output.token_times == [0.5], "an end without a token has no token time"
 
 
-def test_an_error_has_its_sentence():
+def test_an_end_before_the_first_token_and_one_with_an_error():
     reader = Reader("a")
-    reader.take(0)
     reader.end(FinishReason.ERROR, "worker mini is gone")
+    assert reader.events == [StreamEvent((), "", 0.5, "error", error="worker mini is gone")]
     assert (reader.output.finish_reason, reader.output.error) == ("error", "worker mini is gone")
-    assert reader.output.text == "a"
-
-
-def test_an_end_before_the_first_token():
-    reader = Reader("a")
-    reader.end(FinishReason.ABORT)
-    assert reader.events == [StreamEvent((), "", 0.5, "abort")]
     assert reader.output.token_ids == []
 
 

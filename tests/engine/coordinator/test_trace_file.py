@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def end(event: dict[str, Any]) -> float:
     return float(event["ts"] + event["dur"])
 
 
-@pytest.mark.parametrize("scheme", ["inproc", "tcp"])
+@pytest.mark.parametrize("scheme", ["inproc", pytest.param("tcp", marks=pytest.mark.nightly)])
 def test_a_run_on_two_stages(scheme: str, tiny_folder: Callable[..., Path], tmp_path: Path):
     path = tmp_path / "steps.json"
     prompts = [prompt(70, seed=i) for i in range(3)]
@@ -76,12 +77,13 @@ def test_a_frame_that_waits_for_the_one_before_it_begins_when_that_has_arrived(t
     """Sent at 1 and 1.5, arrived at 2 and 2.5: drawn from 1 to 2 and from 2 to 2.5."""
     trace = Trace(tmp_path / "t.json")
     trace.begin(["a", "b"])
-    zero = trace._zero / 1e9
+    zero = time.monotonic()
     for number in range(2):
         trace.step(some_step(number, zero + number / 2))
     trace.close()
     first, second = read(trace.path)["a to b"]
-    assert (first["ts"], end(first), second["ts"], end(second)) == pytest.approx((1e6, 2e6, 2e6, 2.5e6), abs=1)
+    at = [each - first["ts"] for each in (end(first), second["ts"], end(second))]
+    assert at == pytest.approx([1e6, 1e6, 1.5e6], abs=1)
     assert second["args"]["way_ms"] == pytest.approx(1000)
 
 
@@ -94,20 +96,12 @@ def test_names_of_any_letters(tmp_path: Path):
     assert list(read(trace.path)) == ['"front\\', '"front\\ to hinten ü', "hinten ü", 'hinten ü to "front\\']
 
 
-def test_a_stage_alone_has_no_link(tmp_path: Path, tiny_folder: Callable[..., Path]):
-    path = tmp_path / "t.json"
-    with LLM(layout(tiny_folder("llama"), [4], []), settings=Settings(trace=path)) as llm:
-        llm.generate([prompt(5)], splitinfer.SamplingParams(max_tokens=4, ignore_eos=True))
-    (events,) = read(path).values()
-    assert [e["cat"] for e in events][:4] == ["prefill", "decode", "decode", "decode"]
-
-
 def test_it_ends_before_it_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_BYTES", 5000)
     trace = Trace(tmp_path / "t.json")
     trace.begin(["a", "b"])
     for number in range(100):
-        trace.step(some_step(number, trace._zero / 1e9 + 4 * number))
+        trace.step(some_step(number, time.monotonic() + 4 * number))
     assert trace.path.stat().st_size < 7000
     assert 3 < len(read(trace.path)["a"]) < 20
     trace.close()

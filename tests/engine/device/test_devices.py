@@ -3,7 +3,6 @@
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
@@ -68,7 +67,9 @@ def seconds(device: EmulatedDevice, work: Work = STEP) -> float:
 
 
 def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
-    device, began = emulated(ms=20, wait=1 * MS), clock.now
+    device = emulated(ms=20, wait=1 * MS)
+    assert seconds(emulated(ms=50, draft_ms=8), DRAFT) == pytest.approx(8 * MS)
+    began = clock.now
     tickets = [launch(device), launch(device)]
     assert clock.now == pytest.approx(began, abs=MS / 10)
     first, second = (device.wait(ticket) for ticket in tickets)
@@ -87,10 +88,10 @@ def test_a_launch_is_held_until_few_command_buffers_are_left(clock: Clock) -> No
 
 
 def test_a_step_that_takes_longer_to_compute_is_late(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, evaluate = emulated(ms=1, draft_ms=1), mx.eval
+    device, evaluate, takes = emulated(ms=1, draft_ms=1), mx.eval, 5 * MS
 
     def slowly(*arrays: mx.array) -> None:
-        clock.sleep(5 * MS)
+        clock.sleep(takes)
         evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", slowly)
@@ -98,15 +99,11 @@ def test_a_step_that_takes_longer_to_compute_is_late(clock: Clock, monkeypatch: 
     assert span.notes
     assert span.ended - span.started == pytest.approx(5 * MS)
     assert device.wait(launch(device, DRAFT)).notes
-    monkeypatch.setattr(mx, "eval", evaluate)
+    takes = 0
     assert device.wait(launch(device)).notes, "it stood behind a draft that was late"
     assert not device.wait(launch(device)).notes
-    monkeypatch.setattr(mx, "eval", slowly)
+    takes = 5 * MS
     assert not device.wait(launch(device, NOTHING)).notes, "a plan without rows has no time to keep"
-
-
-def test_a_draft_takes_a_drafts_seconds(clock: Clock) -> None:
-    assert seconds(emulated(ms=50, draft_ms=8), DRAFT) == pytest.approx(8 * MS)
 
 
 def test_arrays_are_held_until_their_launch_is_done(clock: Clock) -> None:
@@ -195,11 +192,6 @@ def test_one_thread_waits_for_a_launch_and_the_others_for_it(fails: bool, monkey
     [
         (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (0008)"), "no memory left", True),
         (RuntimeError("[malloc] Unable to allocate 5 bytes."), "no memory left", True),
-        (
-            RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed"),
-            "no memory left",
-            True,
-        ),
         (MemoryError(), r"no memory left \(MemoryError\)", True),
         (RuntimeError("[METAL] Command buffer\n  execution failed: x"), r"failed \(.METAL. Command buffer exec", False),
     ],
@@ -215,15 +207,3 @@ def test_what_mlx_raises_becomes_one_sentence(error: Exception, text: str, no_me
 
     with pytest.raises(DeviceFailed if no_memory else type(error)):
         failing()
-
-
-@pytest.mark.parametrize("device", [MlxDevice(computes_at_launch=False), emulated()], ids=["mlx", "emulated"])
-def test_a_launch_that_fails_says_so(device: MlxDevice | EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arrays: Sequence[mx.array]) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(mx, "eval", refuse)
-    monkeypatch.setattr(mx, "async_eval", refuse)
-    with pytest.raises(DeviceFailed) as caught:
-        device.launch([one()], (), STEP, 0.0)
-    assert caught.value.no_memory

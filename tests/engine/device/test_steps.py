@@ -138,17 +138,6 @@ def test_a_failure_is_heard_once_and_nothing_behind_it_is_completed() -> None:
         assert loop.completed.get(timeout=SOON) == 4
 
 
-def test_a_failure_of_what_was_dropped_is_not_heard() -> None:
-    with running(Loop()) as loop:
-        loop.add(-1)
-        assert loop.device.waited.get(timeout=SOON) == -1
-        loop.steps.drop()
-        loop.device.done(-1, 0)
-        loop.add(0)
-        assert loop.completed.get(timeout=SOON) == 0
-        assert loop.failed.empty()
-
-
 def test_its_thread_ends_with_it() -> None:
     before = set(threading.enumerate())
     with running(Loop()) as loop:
@@ -163,16 +152,3 @@ def test_its_thread_ends_with_it() -> None:
         assert not thread.is_alive()
         assert loop.completed.empty()
     StepsUnderWay[int](lambda _why: None).close()
-
-
-def test_what_completing_raises_is_a_failure_too() -> None:
-    failed: queue.SimpleQueue[StepFailed] = queue.SimpleQueue()
-
-    def complete(step: int) -> None:
-        raise ValueError(f"step {step}")
-
-    steps = StepsUnderWay[int](failed.put)
-    steps.add(7, lambda _step: None, complete, is_done=False)
-    assert str(failed.get(timeout=SOON).error) == "step 7"
-    steps.drain()
-    steps.close()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import tiny
+from engine.conftest import Open
+from engine.door import ask
 from mlx_lm.utils import load_model
-from stages import pipeline, prompt
-from trained import LEAVING, add_heads, noted_proposals, save_dflash, save_eagle3, weights_of
+from trained import LEAVING, add_heads, save_dflash, save_eagle3, weights_of
 
-from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.speculation.flight import Flight
+from splitinfer import Flight
 from splitinfer.models import mlx_vlm
 
 if find_spec("mlx_vlm") is None:
@@ -86,23 +87,33 @@ def _hidden(target: Any, tokens: list[int], layers: list[int]) -> mx.array:
     return mx.concatenate([found[i] for i in layers], axis=-1)
 
 
-@pytest.mark.parametrize(("kind", "told"), [
-    ("eagle3", {"norm_before_residual": True}), ("eagle3", {"norm_before_residual": False, "entering": False}),
-    ("dflash", {}), ("dflash", {"second": True}), ("dflash", {"dflash_config": {"causal": True}}),
+MORE = [
+    ("mtp", {}), ("eagle3", {"norm_before_residual": True}), ("dflash", {}),
+    ("dflash", {"dflash_config": {"causal": True}}),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}),
-    ("mtp", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "told"), [
+    ("eagle3", {"norm_before_residual": False, "entering": False}), ("dflash", {"second": True}),
+    *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE),
 ], ids=str)  # fmt: skip
-def test_drafts(kind: str, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposed = noted_proposals(monkeypatch)
+def test_drafts(
+    kind: str,
+    told: dict[str, Any],
+    tiny_folder: Callable[..., Path],
+    tmp_path: Path,
+    pipeline: Open,
+    proposed: list[tuple[list[int], list[int]]],
+) -> None:
     if kind == "mtp":
         folder = drafter = add_heads(tiny.save(tmp_path / "target", "qwen3_next", mlp_only_layers=[0, 1, 2, 3]))
     else:
-        folder, save = tiny.save(tmp_path / "target", "llama"), save_eagle3 if kind == "eagle3" else save_dflash
+        folder, save = tiny_folder("llama"), save_eagle3 if kind == "eagle3" else save_dflash
         drafter = save(tmp_path / "drafter", **told)
-    with pipeline(folder, [1, 2, 1], token_budget=16, draft="mtp" if kind == "mtp" else str(drafter)) as llm:
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        under_way = [llm.submit(prompt(20 + 15 * i, seed=i), params, flight=Flight(3 + 2 * i)) for i in range(2)]
-        assert all(one.result().token_ids for one in under_way)
-    assert len(proposed) > 20
+    draft = "mtp" if kind == "mtp" else str(drafter)
+    with pipeline(folder, [1, 2, 1], token_budget=16, draft=draft, are_checked=False) as there:
+        there.answers(*(replace(ask(20 + 15 * i, prompt=i), flight=Flight(3 + 2 * i)) for i in range(2)))
+    assert len(proposed) > 15
     drafts = {"mtp": _mtp, "eagle3": _eagle3, "dflash": _dflash}[kind](load_model(folder, strict=False)[0], drafter)
     assert [found for _, found in proposed] == [drafts(tokens, len(found)) for tokens, found in proposed]

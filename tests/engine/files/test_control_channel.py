@@ -10,21 +10,22 @@ from transports import LinkClosed, LinkTimeout, connect, listen
 
 
 @pytest.fixture
-def channel() -> ControlChannel:
+def connection() -> Connection:
     with listen("inproc://control-channel") as listener:
         link = connect(listener.address, timeout=5.0)
-        return ControlChannel(Connection(link, "coordinator", "studio", "1", Session(opened=False)))
+        return Connection(link, "coordinator", "studio", "1", Session(opened=False))
 
 
 def test_a_coordinator_that_lives_and_does_not_answer_is_given_up(
-    channel: ControlChannel, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
     with pytest.raises(LinkTimeout, match=r"the coordinator studio .* did not answer"):
-        channel.receive()
+        ControlChannel(connection).receive()
 
 
-def test_a_coordinator_that_is_gone(channel: ControlChannel):
-    assert not channel.takes(channel._connection, LinkClosed("the end")), "the loop has to know, too"
+def test_a_coordinator_that_is_gone(connection: Connection):
+    channel = ControlChannel(connection)
+    assert not channel.takes(connection, LinkClosed("the end")), "the loop has to know, too"
     with pytest.raises(LinkClosed, match="the end"):
         channel.receive()

@@ -1,9 +1,7 @@
 """One copies from another over a link: all arrives, once, or it ends with a sentence and the next copy continues."""
 
-import errno
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +11,13 @@ from weights import CONFIG, FILE, SIZES, TOTAL, bytes_in, described
 
 from splitinfer.engine.files.answering import Answers
 from splitinfer.engine.files.copying import Remote, ask_manifest, copy, copy_small
-from splitinfer.errors import ModelError, PeerError, ProtocolError
+from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.store.manifest import Manifest, SmallFile, pack
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.ranges import PIECE, WINDOW, checksum
 from splitinfer.store.source import Source
 from splitinfer.wire import codec
-from splitinfer.wire.messages import AskRanges, Message, Range, TellManifest, TellRange, Unavailable
+from splitinfer.wire.messages import AskRanges, Message, Range, TellRange, Unavailable
 from transports import Frame, Link, LinkClosed, TransportError, connect, listen
 
 _names = itertools.count()
@@ -108,7 +106,7 @@ def assert_copied(stored: StoredModel, tmp_path: Path, numbers: Sequence[int] = 
     assert (stored.folder / "config.json").read_bytes() == CONFIG
 
 
-@pytest.mark.parametrize("numbers", [ALL, [1], [2, 4], [3], [0, 1, 2]])
+@pytest.mark.parametrize("numbers", [ALL, [2, 4], [3]])
 def test_what_is_asked_for_arrives_and_nothing_else(make, stored: StoredModel, tmp_path: Path, numbers: Sequence[int]):
     with connected(make) as (channel, end):
         reports = take(channel, stored, numbers)
@@ -116,14 +114,6 @@ def test_what_is_asked_for_arrives_and_nothing_else(make, stored: StoredModel, t
     wanted = sum(SIZES[number] for number in numbers)
     assert end.sent == wanted + len(CONFIG) + len(pack(described()))
     assert reports[-1] == (wanted, wanted)
-
-
-def test_progress_is_reported_now_and_then(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("splitinfer.engine.files.copying._REPORTED", 2 * PIECE)
-    with connected(make) as (channel, _):
-        reports = take(channel, stored)
-    assert [done for done, _ in reports] == [2 * PIECE, 4 * PIECE, TOTAL]
-    assert {total for _, total in reports} == {TOTAL}
 
 
 def test_no_more_is_under_way_than_the_window(tmp_path: Path):
@@ -141,7 +131,7 @@ def test_no_more_is_under_way_than_the_window(tmp_path: Path):
         assert len(channel.asked) == 1 + WINDOW // PIECE + 5
 
 
-@pytest.mark.parametrize("most", range(2, 9))
+@pytest.mark.parametrize("most", [2, 5, 8])
 def test_a_peer_that_goes(make, stored: StoredModel, tmp_path: Path, most: int):
     """What was received before it went is not sent again."""
     with connected(make, most=most) as (channel, _):
@@ -186,9 +176,7 @@ def another(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
     ("change", "why"),
     [
         (lambda message, data: (message, [bytes([data[0][0] ^ 16]) + data[0][1:]]), "than its checksum says"),
-        (lambda message, data: (TellRange(told_of(message).asked, 0), data), "than its checksum says"),
         (lambda message, data: with_data(message, data[0] + b"x"), "than it was asked for"),
-        (lambda message, data: with_data(message, data[0][:-1]), "than it was asked for"),
         (another, "than it was asked for"),
         (lambda message, data: (message, []), "sent something else"),
         (lambda message, data: (Unavailable("its disk fails"), []), "cannot send a/model: its disk fails"),
@@ -219,79 +207,12 @@ def test_a_file_that_changes_under_the_sender(make, stored: StoredModel, tmp_pat
     assert_copied(stored, tmp_path)
 
 
-def test_two_copies_of_one_model_at_once(make, store: ModelStore, stored: StoredModel, tmp_path: Path):
-    """The second waits, and copies only what the first has not."""
-    first, waited = stored.copying(lambda: pytest.fail("nobody copies it")), list[float]()
-    first.__enter__()
-
-    def waits() -> None:
-        if not waited:
-            with connected(make) as (channel, _), pytest.MonkeyPatch.context() as patch:
-                first.__exit__(None, None, None)
-                patch.setattr(time, "sleep", lambda _seconds: None)
-                take(channel, stored, [0, 1])
-        waited.append(1.0)
-
-    with connected(make) as (channel, _):
-        remote = ask_manifest(channel, stored.digest)
-        assert isinstance(remote, Remote)
-        copy(remote, store, stored, stored.manifest.tensors, lambda *_: None, waits=waits)
-    assert waited
-    assert_copied(stored, tmp_path)
-    assert sum(each.nbytes for each in channel.asked) == sum(SIZES[2:])
-
-
-def test_a_disk_that_is_full_when_a_file_is_finished(make, stored: StoredModel, tmp_path: Path):
-    def full(_file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with connected(make) as (channel, _), pytest.MonkeyPatch.context() as patch:
-        copy_small(_asked(channel, stored), stored, ["config.json"])
-        patch.setattr("splitinfer.store.copied_file.write_whole", lambda *_: None)
-        patch.setattr("splitinfer.store.copied_file.os.fsync", full)
-        with pytest.raises(ModelError, match="is full; what was copied stays there, and the next try continues"):
-            take(channel, stored)
-    assert stored.tensors().keys() <= {"layers.3.weight"}
-    with connected(make) as (channel, _):
-        take(channel, stored)
-    assert_copied(stored, tmp_path)
-
-
-def _asked(channel: Channel, stored: StoredModel) -> Remote:
-    remote = ask_manifest(channel, stored.digest)
-    assert isinstance(remote, Remote)
-    return remote
-
-
 def test_other_weights_are_not_to_be_had(make, tmp_path: Path):
     wanted = ModelStore(tmp_path / "store").begin(described(sample="another"))
     with connected(make) as (channel, _):
         answer = ask_manifest(channel, wanted.digest)
     assert isinstance(answer, Unavailable)
     assert "is not here" in answer.reason
-
-
-@pytest.mark.parametrize("name", ["../config.json", "/etc/config.json"])
-def test_a_manifest_with_a_path_is_refused(make, stored: StoredModel, name: str):
-    def with_path(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        if not isinstance(message, TellManifest):
-            return message, data
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("splitinfer.store.manifest._mistake", lambda _made: None)
-            hostile = Manifest("m", stored.manifest.fingerprint, (SmallFile(name, 3),), stored.manifest.tensors)
-            return message, [pack(hostile)]
-
-    with connected(make, with_path) as (channel, _), pytest.raises(ModelError, match="is not allowed"):
-        ask_manifest(channel, stored.digest)
-
-
-def test_a_tensor_of_another_size_is_not_asked_for(make, told: Manifest):
-    """The store has the table of another model, with the same names."""
-    with connected(make) as (channel, _):
-        remote = ask_manifest(channel, told.fingerprint.digest())
-        assert isinstance(remote, Remote)
-        larger = described((10, 26, 7, 0, 40), sample="larger").tensors
-        assert [info.name for info in larger if remote.holds(info)] == ["layers.0.weight"]  # others begin elsewhere
 
 
 def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: Manifest):
@@ -323,14 +244,6 @@ def test_ranges_before_a_manifest_end_the_link(make):
         with pytest.raises(LinkClosed, match="before what a model consists of"):
             channel.receive()
     assert end.sent == 0
-
-
-def test_an_answer_that_is_none(make, stored: StoredModel):
-    def odd(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        return TellRange(Range(FILE, 0, 9), 0), data
-
-    with connected(make, odd) as (channel, _), pytest.raises(ProtocolError, match="sent something else"):
-        ask_manifest(channel, stored.digest)
 
 
 def test_a_small_file_that_the_peer_lacks_or_has_otherwise(make, store: ModelStore, told: Manifest):

@@ -14,7 +14,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
 from splitinfer.store.copied_file import write_whole
 from splitinfer.store.models import ModelStore
-from splitinfer.wire.messages import AskManifest, AskRanges, ClockAsk, Expect, Message, Range, Unavailable
+from splitinfer.wire.messages import AskManifest, AskRanges, Range, Unavailable
 from transports import KeyPair, LinkOptions, Security, listen
 
 OWN, ADMITTED, STRANGER = KeyPair.make(), KeyPair.make(), KeyPair.make()
@@ -31,11 +31,6 @@ class Known:
 
     def log_unknown(self, key: str) -> None:
         pass
-
-
-@pytest.fixture(autouse=True)
-def _no_hub(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture
@@ -87,10 +82,9 @@ def test_who_is_admitted_takes_weights(address: str, wanted: str, tmp_path: Path
     assert len(stored.tensors()) == 5
 
 
-@pytest.mark.parametrize("by", ["name", "digest's beginning"])
-def test_a_model_is_found_by_name(address: str, wanted: str, by: str):
+def test_a_model_is_found_by_name_or_its_digests_beginning(address: str, wanted: str):
     with Reader(address, options(ADMITTED), 5.0) as reader:
-        assert isinstance(ask_manifest(reader, "", "a/model" if by == "name" else wanted[:10]), Remote)
+        assert all(isinstance(ask_manifest(reader, "", name), Remote) for name in ("a/model", wanted[:10]))
 
 
 def test_a_stranger_gets_nothing(address: str):
@@ -113,6 +107,8 @@ def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
     address: str, access: AccessControl, wanted: str
 ):
     access.expect("", [STRANGER.public])
+    assert not access.may_coordinate(STRANGER.public)
+    assert not access.may_send_hidden_states(STRANGER.public)
     with Reader(address, options(STRANGER), 5.0) as reader:
         assert isinstance(ask_manifest(reader, wanted), Remote)
     access.expect("")
@@ -120,28 +116,12 @@ def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
         Reader(address, options(STRANGER), 2.0)
 
 
-def test_such_a_worker_may_not_coordinate(access: AccessControl):
-    access.expect("", [STRANGER.public])
-    assert not access.may_coordinate(STRANGER.public)
-    assert not access.may_send_hidden_states(STRANGER.public)
-
-
-@pytest.mark.parametrize("name", ["", "/etc", "../model", "~", "a/../a/model", "\0", "x" * 5000, "demo", "{folder}"])
+@pytest.mark.parametrize("name", ["", "a/../a/model", "\0", "x" * 5000, "{folder}"])
 def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
     with Reader(address, options(ADMITTED), 5.0) as reader:
         answer = ask_manifest(reader, "", name.format(folder=tmp_path / "model"))
     assert isinstance(answer, Unavailable)
     assert "is not here" in answer.reason
-
-
-@pytest.mark.parametrize("message", [ClockAsk(), Expect(STRANGER.public), AskRanges((Range(FILE, 0, 9),))])
-def test_a_reader_asks_for_weights_and_nothing_else(address: str, message: Message, access: AccessControl):
-    with Reader(address, options(ADMITTED), 5.0) as reader:
-        reader._session = type("Any", (), {"sending": lambda *_: None, "received": lambda *_: None})()
-        reader.send(message)
-        with pytest.raises(PeerError, match=r"is gone|no ask for weights"):
-            reader.receive()
-    assert not access.may_read_weights(STRANGER.public)
 
 
 def test_a_coordinators_link_is_none_for_weights(address: str, wanted: str):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.engine.coordinator import worker_group
 from splitinfer.engine.links.reachability import explain, is_local
 from splitinfer.system.origin import Origin, Start
 from transports.unreachable import Unreachable
@@ -99,25 +98,3 @@ def test_local_addresses(host: str, local: bool):
 def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start: Start):
     for system in (MAC, LINUX):
         assert explain(Unreachable(host, number, is_name), system, Origin(start, "x")).text
-
-
-def test_a_coordinators_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_group, "explain_here", lambda unreachable: explain(unreachable, MAC, ITERM))
-
-    def said(unreachable: Unreachable | None) -> str:
-        return worker_group._why_unreachable("mini", f"tcp://{HERE}:5577", 10, unreachable)
-
-    start = "start it there with: splitinfer worker --host 0.0.0.0 --port 5577"
-    assert said(None) == f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s); {start}"
-    assert said(Unreachable(HERE, errno.ECONNREFUSED)).endswith(f"nothing listens on that port; {start}")
-    assert said(Unreachable(HERE, 0)).startswith(
-        f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s): 192.168.1.7 accepts"
-    )
-    denied = said(NO_ROUTE)
-    assert denied.startswith(f"worker mini cannot be reached at tcp://{HERE}:5577 (tried for 10 s): macOS on")
-    assert start not in denied
-
-
-def test_a_workers_sentence_names_its_machine():
-    assert "macOS on mini blocks" in str(explain(NO_ROUTE, MAC, ITERM, "mini"))
-    assert str(explain(Unreachable(HERE, errno.ENETUNREACH), LINUX, ITERM, "mini")).startswith("mini has no network")

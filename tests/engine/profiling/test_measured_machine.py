@@ -15,7 +15,7 @@ from splitinfer.engine.profiling.drafts import measure_draft
 from splitinfer.engine.profiling.measure import measure_machine, profile_here, profiles_folder
 from splitinfer.engine.profiling.question import Question, checkpoint_of, described
 from splitinfer.engine.stage import runner
-from splitinfer.errors import CannotFit, ConfigError, ProtocolError
+from splitinfer.errors import ProtocolError
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.models.checkpoint import open_folder
@@ -84,30 +84,6 @@ def test_the_costs_of_an_emulated_accelerator_come_out(question: Question):
 
 
 @pytest.mark.usefixtures("emulated")
-def test_kernels_that_the_first_step_compiles_do_not_count(question: Question, monkeypatch: pytest.MonkeyPatch):
-    """A machine's first measurement is remembered, and what it compiles is compiled then."""
-    step, steps = trial.Trial.step, 0
-
-    def first_compiles(self: trial.Trial, sequences: list[int], rows: int) -> tuple[Shape, float]:
-        nonlocal steps
-        steps += 1
-        shape, seconds = step(self, sequences, rows)
-        return shape, seconds + (1.4 if steps == 1 else 0.0)
-
-    monkeypatch.setattr(trial.Trial, "step", first_compiles)
-    profile = measure_machine("mini", question, seconds=2.5)
-    assert [costs.at(Shape(1)) for costs in profile.layers.values()] == pytest.approx([3e-3] * 2, rel=0.02)
-
-
-@pytest.mark.usefixtures("emulated")
-def test_little_time_leaves_large_steps_to_lines(question: Question):
-    profile = measure_machine("mini", question, seconds=1.5)
-    for costs in profile.layers.values():
-        assert costs.at(Shape(1)) == pytest.approx(3e-3, rel=0.02)
-    assert profile.step == pytest.approx(5e-3, rel=0.02)
-
-
-@pytest.mark.usefixtures("emulated")
 def test_the_costs_of_drafts_come_out():
     draft, seconds, more = measure_draft("demo-draft+ngram", "auto", 2048)
     assert seconds == pytest.approx(4e-3, rel=0.02)
@@ -118,7 +94,7 @@ def test_the_costs_of_drafts_come_out():
 
 
 @pytest.mark.own_device
-@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("deepseek_v3", marks=pytest.mark.nightly)])
 def test_on_the_processor(name: str, tiny_folder: Callable[..., Path]):
     question = Question(name, open_folder(tiny_folder(name)))
     profile = measure_machine("here", question, seconds=0.5)
@@ -142,21 +118,6 @@ def test_whoever_is_told_of_the_steps_may_end_them(question: Question):
         measure_machine("here", question, end, seconds=1)
 
 
-def test_a_layer_that_does_not_fit_is_one_sentence(question: Question, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "free_bytes", lambda: 100_000)
-    with pytest.raises(CannotFit, match="a layer with the head takes 165 kB, and 100 kB are free"):
-        measure_machine("here", question, seconds=1)
-
-
-def test_an_accelerator_without_costs_of_layers_is_one_sentence(
-    question: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "stages.yaml").write_text("stages: [{layers: 6, rows_ms: {1: 5}}]")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "stages.yaml"))
-    with pytest.raises(ConfigError, match="it must give those of each layer"):
-        measure_machine("here", question, seconds=1)
-
-
 # -- the question ---------------------------------------------------------------------------------
 
 
@@ -178,8 +139,7 @@ def test_a_model_is_described_without_its_weights(tmp_path: Path):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", '{"files": {}, "tensors": {"a": 3}}', '{"files": [], "tensors": {}}',
-        '{"files": {}, "tensors": []}',
+        "", "[]", '{"files": {}, "tensors": {"a": 3}}', '{"files": [], "tensors": {}}',
         '{"files": {}, "tensors": {"a": {"dtype": "F32", "shape": [-1, 3]}}}',
         '{"files": {}, "tensors": {"a": {"dtype": "F32", "shape": ["x"]}}}', "[" * 10**5,
     ],
@@ -209,39 +169,19 @@ COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
 MEASURED = {"layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "free_bytes": 5}
 
 
-def test_a_machine_is_measured_once(question: Question, counted: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "unloaded_bytes", lambda: 7)
+def test_a_machine_is_measured_once(question: Question, counted: list[str]):
+    """Another model or another device is measured anew, and whatever is damaged is not there."""
     first, again = (profile_here(name, question, ignore) for name in ("mini", "studio"))
-    assert counted == ["mini"]
-    assert (first.free_bytes, again.free_bytes) == (5, 7), "what is free is never remembered"
-    assert again.name == "studio"
-    assert again.layers["attention"].as_dict() == COSTS
-    profile_here("mini", question, ignore, again=True)
-    assert counted == ["mini"] * 2
-
-
-def test_another_model_version_or_device_is_measured_anew(
-    question: Question, counted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    profile_here("a", question, ignore)
-    profile_here("b", Question("m", question.checkpoint, "float16"), ignore)
-    monkeypatch.setattr(measure, "device_name", lambda: "Apple M9")
-    profile_here("c", question, ignore)
-    for text in (FILE, FILE + "hop_ms: 1"):  # the same name, another device
-        (tmp_path / "machine.yaml").write_text(text)
-        monkeypatch.setenv(VARIABLE, str(tmp_path / "machine.yaml"))
-        profile_here(text, question, ignore)
-    assert len(counted) == 5
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"name": 3, "layers": {}}', "[1]", "\x00"])
-def test_a_damaged_file_is_none(question: Question, counted: list[str], text: str):
-    profile_here("a", question, ignore)
-    (file,) = profiles_folder().iterdir()
-    file.write_text(text)
+    assert (counted, again.name) == (["mini"], "studio")
+    assert again.layers["attention"].as_dict() == first.layers["attention"].as_dict() == COSTS
+    profile_here("again", question, ignore, again=True)
+    profile_here("half", Question("m", question.checkpoint, "float16"), ignore)
+    assert counted == ["mini", "again", "half"]
+    for file in profiles_folder().iterdir():
+        file.write_text('{"name": 3, "layers": {}}')
     for _ in range(2):
-        profile_here("a", question, ignore)
-    assert len(counted) == 2
+        profile_here("damaged", question, ignore)
+    assert counted[3:] == ["damaged"]
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(question: Question, counted: list[str]):

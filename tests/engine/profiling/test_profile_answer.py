@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import peers
 import pytest
@@ -12,7 +13,7 @@ import stages
 from peers import Peer
 
 from splitinfer.engine.profiling import measure
-from splitinfer.engine.profiling.question import Question, described
+from splitinfer.engine.profiling.question import described
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile
@@ -30,18 +31,30 @@ def model(tiny_folder: Callable[..., Path]) -> bytes:
     return described(open_folder(tiny_folder("llama")))
 
 
+@pytest.fixture
+def profiles(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Report], MachineProfile]]:
+    """What workers find when they measure themselves, one after the other."""
+    made: list[Callable[[Report], MachineProfile]] = []
+    monkeypatch.setattr(measure, "profile_here", lambda _name, _question, report, **_more: made.pop(0)(report))
+    return made
+
+
 def greeted(address: str) -> Peer:
     peer = Peer(address).say(peers.hello(session="one"))
     assert isinstance(peer.hear(), Welcome)
     return peer
 
 
-def quick(*_: object, **__: object) -> MachineProfile:
+def quick(_report: Report) -> MachineProfile:
     return QUICK
 
 
-def test_before_and_after_echoes_and_before_the_load(model: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "profile_here", quick)
+def no_room(_report: Report) -> MachineProfile:
+    raise CannotFit("no room")
+
+
+def test_before_and_after_echoes_and_before_the_load(model: bytes, profiles: list[Any]):
+    profiles += [quick, quick]
     with stages.worker("tcp") as there, greeted(there) as peer:
         assert isinstance(peer.say(Echo(3)).hear(), Echoed)
         for _ in range(2):
@@ -85,11 +98,11 @@ def test_only_a_coordinator_may_ask(model: bytes):
             assert "sends only hidden states" in other.say(ASK, model).ending
 
 
-def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypatch: pytest.MonkeyPatch):
+def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles: list[Any]):
     """The worker is heard of all the while, and serves the next one at once."""
     measuring, ended = threading.Event(), threading.Event()
 
-    def endless(name: str, question: Question, report: Report, *, again: bool) -> MachineProfile:
+    def endless(report: Report) -> MachineProfile:
         try:
             while True:
                 measuring.set()
@@ -98,7 +111,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypat
         finally:
             ended.set()
 
-    monkeypatch.setattr(measure, "profile_here", endless)
+    profiles.append(endless)
     with stages.worker("tcp") as there:
         with greeted(there) as peer:
             peer.say(ASK, model)
@@ -109,20 +122,12 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypat
             assert isinstance(peer.say(Echo(3)).hear(), Echoed)
 
 
-def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, monkeypatch: pytest.MonkeyPatch):
-    rooms = list[bool]()
-
-    def profile(*_: object, **__: object) -> MachineProfile:
-        rooms.append(len(rooms) == 1)
-        if rooms[-1]:
-            raise CannotFit("no room")
-        return QUICK
-
-    monkeypatch.setattr(measure, "profile_here", profile)
+def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, profiles: list[Any]):
+    profiles += [quick, no_room, quick]
     with stages.worker("tcp") as there:
-        for _ in range(2):
+        for left in (2, 0):
             with greeted(there) as peer:
                 assert isinstance(peer.say(peers.load()).hear(), Ready)
             with greeted(there) as peer:
                 assert isinstance(peer.say(ASK, model).hear(), Profiled)
-    assert rooms == [False, True, False]
+            assert len(profiles) == left

@@ -12,12 +12,10 @@ from splitinfer.engine.profiling import measure, survey
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.profiling.survey import Surveyor
-from splitinfer.errors import CannotFit, PeerError, Refused
 from splitinfer.keyring import Keyring
 from splitinfer.machine.profile import LinkProfile, MachineProfile, Profiles
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
-from splitinfer.wire.messages import Profiled
 
 COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
 QUICK = MachineProfile.from_dict(
@@ -75,27 +73,7 @@ def test_all_machines_and_links(question: Question, quickly: list[str]):
 def test_workers_of_this_machine_share_its_memory(
     question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(survey, "unloaded_bytes", lambda: 24)
-    monkeypatch.setattr(measure, "unloaded_bytes", lambda: 24)
+    for module in (survey, measure):
+        monkeypatch.setattr(module, "unloaded_bytes", lambda: 24)
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
         assert [machine.free_bytes for machine in run(question, [first, second])[0]] == [8, 8, 8]
-
-
-def test_a_worker_that_cannot_be_measured_is_one_sentence(
-    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(*_: object, **__: object) -> None:
-        raise CannotFit("there is room for no layer")
-
-    monkeypatch.setattr(measure, "profile_here", refuse)
-    with stages.worker("inproc") as there, pytest.raises(Refused, match=r"w1 .* refused: there is room for no layer"):
-        run(question, [there])
-
-
-def test_a_profile_that_cannot_be_read_is_one_sentence(
-    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    for said in ("{", "{}", '{"layers": {}}', '{"name": "a", "layers": {"k": {"coefficients": [-1], "most_rows": 1}}}'):
-        monkeypatch.setattr("splitinfer.engine.worker.holder.answer", lambda *_, said=said: Profiled(said))
-        with stages.worker("inproc") as there, pytest.raises(PeerError, match="sent a profile that cannot be read"):
-            run(question, [there])

@@ -4,7 +4,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,17 +49,11 @@ def test_bias_comes_before_the_repetition_penalty():
     assert line == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_the_dtype_stays(dtype: mx.Dtype):
+def test_the_dtype_stays():
     row = Row(SamplingParams(presence_penalty=1.0), 0, 1, (), (2,))
-    changed = adjusted(mx.zeros((1, VOCAB), dtype=dtype), [row])
-    assert changed.dtype == dtype
+    changed = adjusted(mx.zeros((1, VOCAB), dtype=mx.bfloat16), [row])
+    assert changed.dtype == mx.bfloat16
     assert changed.tolist() == [[0.0, 0.0, -1.0, *[0.0] * (VOCAB - 3)]]
-
-
-def test_nothing_to_change_is_no_operation():
-    logits = mx.zeros((1, VOCAB))
-    assert adjusted(logits, [Row(SamplingParams(presence_penalty=1.0), 0, 1, (), ())]) is logits
 
 
 # -- what the answer is ----------------------------------------------------------------------------
@@ -90,8 +83,3 @@ def test_each_draft_counts_for_the_rows_behind_it_and_a_wrong_one_no_longer():
     assert answers(history, part) == [(7,), (7, 8), (7, 8, 9)]
     history.verdict(part, [SampledToken(8), SampledToken(2), SampledToken(3)])
     assert answers(history, Slice(1, 3, (2,), 1)) == [(7, 8, 2)]
-
-
-def test_without_such_a_penalty_nothing_is_collected():
-    history = History(SamplingParams(repetition_penalty=1.5), 0, [5], 1)
-    assert answers(history, Slice(1, 1, (7,), 1)) == [()]

@@ -9,19 +9,14 @@ import mlx.core as mx
 import pytest
 from stages import plain_greedy, plain_sampled, prompt
 
-from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
+from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.launched import Finished, Launched
-from splitinfer.engine.stage.row import Mask
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.errors import DeviceFailed, ProtocolError
-from splitinfer.models import kv_pool
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.tensors import to_buffer
 
 VOCAB = 160
 PROMPT = prompt(20)
@@ -100,43 +95,14 @@ def test_tokens_are_mlx_lms(steps: Steps, expected: list[int]):
     assert steps.carry_on(7, 20, steps.begin(7, PROMPT), 11) == expected
 
 
-@pytest.mark.parametrize("sizes", [(7, 7, 6), (1,) * 20, (19, 1), (1, 19)])
-def test_chunks_make_no_difference(steps: Steps, expected: list[int], sizes: tuple[int, ...]):
-    start, token, new = 0, [], [NewSequence(1, GREEDY, 0)]
-    for size in sizes:
-        assert token == [], "a chunk that is not the last gives no token"
-        part = Slice(1, start, tuple(PROMPT[start : start + size]), int(start + size == 20))
-        token, new, start = steps.run(part, new=new), [], start + size
-    assert steps.carry_on(1, 20, token[0], 5) == expected[:6]
-
-
-def test_sampling_is_by_position(steps: Steps, tiny_folder: Callable[..., Path]):
+def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
+    steps: Steps, tiny_folder: Callable[..., Path]
+):
+    right = plain_sampled(tiny_folder("llama"), PROMPT, 8, temperature=0.9, seed=5, vocab_size=VOCAB)
     params = SamplingParams(temperature=0.9)
-    expected = plain_sampled(tiny_folder("llama"), PROMPT, 8, temperature=0.9, seed=5, vocab_size=VOCAB)
-    assert steps.carry_on(1, 20, steps.begin(1, PROMPT, params, seed=5), 7) == expected
-
-
-def test_several_logits_of_one_slice(steps: Steps, expected: list[int]):
-    """As when drafts are checked: each row's token is what follows the tokens up to it."""
-    tokens = (*PROMPT, *expected[:4])
-    got = steps.run(Slice(1, 0, tokens, 5), new=[NewSequence(1, GREEDY, 0)])
-    assert got == expected[:5]
-
-
-def test_two_sequences_in_one_step(steps: Steps, expected: list[int], tiny_folder: Callable[..., Path]):
-    other = prompt(9, seed=3)
-    others = plain_greedy(tiny_folder("llama"), other, 4)
-    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
-    a, b = steps.run(Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, tuple(other), 1), new=new)
-    for i in range(3):
-        assert (a, b) == (expected[i], others[i])
-        b, a = steps.run(Slice(2, 9 + i, (b,), 1), Slice(1, 20 + i, (a,), 1))
-
-
-def test_a_chunk_without_logits_beside_one_with(steps: Steps, expected: list[int]):
-    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
-    tokens = steps.run(Slice(2, 0, (1, 2, 3), 0), Slice(1, 0, tuple(PROMPT), 1), new=new)
-    assert tokens == expected[:1]
+    assert steps.carry_on(1, 20, steps.begin(1, PROMPT, params, seed=5), 7) == right
+    new = [NewSequence(2, params, 5)]
+    assert steps.run(Slice(2, 0, (*PROMPT, *right[:4]), 5), new=new) == right[:5]
 
 
 # -- going back, taking over, freeing --------------------------------------------------------------
@@ -150,63 +116,6 @@ def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
     steps.run(Slice(1, 10, (5, 5, 5, 5, 5), 1))
     assert steps.run(Slice(1, 10, tuple(PROMPT[10:]), 1)) == expected[:1]
     assert steps.carry_on(1, 20, expected[0], 3) == expected[:4]
-
-
-def test_penalties_look_back_on_what_the_plans_say(steps: Steps, tiny_folder: Callable[..., Path]):
-    """Also after going back, and over a prefix whose KV was stored."""
-    params = SamplingParams(repetition_penalty=0.2)
-    straight = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
-    assert straight != plain_greedy(tiny_folder("llama"), PROMPT, 9), "the penalty changes something"
-    steps.begin(3, [*PROMPT[:15], *[3] * 30], params)
-    (token,) = steps.run(Slice(3, 15, tuple(PROMPT[15:]), 1))
-    assert steps.carry_on(3, 20, token, 8) == straight
-    new = NewSequence(2, params, 0, (7,), tuple(PROMPT[:18]))
-    (token,) = steps.run(Slice(2, 18, tuple(PROMPT[18:]), 1), new=[new], saves=[Save(7, 1, 0, 20)], freed=[1])
-    assert steps.carry_on(2, 20, token, 8) == straight
-
-
-def test_a_row_looks_back_on_all_tokens_before_it_up_to_twenty():
-    history = History(GREEDY, 0, [], num_prompt=5)
-    rows = list(history.rows(Slice(1, 0, (5, 6, 7), 2)))
-    assert [(row.position, row.recent) for row in rows] == [(2, (5, 6)), (3, (5, 6, 7))]
-    (row,) = history.rows(Slice(1, 3, tuple(range(30)), 1))
-    assert (row.position, row.recent) == (33, tuple(range(10, 30)))
-
-
-def test_sequences_begin_with_stored_blocks(steps: Steps, expected: list[int]):
-    steps.begin(1, [*PROMPT, 3, 3])
-    saves = [Save(7, 1, 0, 8), Save(8, 1, 8, 16)]
-    for seq_id in (2, 3):
-        new = NewSequence(seq_id, GREEDY, 0, blocks=(7, 8), prefix=tuple(PROMPT[:15]))
-        (token,) = steps.run(Slice(seq_id, 15, tuple(PROMPT[15:]), 1), new=[new], saves=saves)
-        assert steps.carry_on(seq_id, 20, token, 5) == expected[:6]
-        saves = []
-    assert [len(runner.pool) for runner in steps.runners] == [3] * len(steps.runners)
-    steps.run(freed=[1, 2, 3], dropped=[7, 8])
-    assert not any(runner.pool._blocks for runner in steps.runners)
-
-
-def test_a_plan_without_slices_only_frees(steps: Steps):
-    steps.begin(1, PROMPT)
-    steps.begin(2, PROMPT)
-    assert steps.run(freed=[1]) == []
-    assert [len(runner.pool) for runner in steps.runners] == [1] * len(steps.runners)
-    assert steps.run(freed=[2]) == []
-    assert [runner.pool.nbytes for runner in steps.runners] == [0] * len(steps.runners)
-
-
-def test_a_number_can_be_used_again_once_it_is_free(steps: Steps, expected: list[int]):
-    steps.begin(1, prompt(30, seed=2))
-    (token,) = steps.run(Slice(1, 0, tuple(PROMPT), 1), new=[NewSequence(1, GREEDY, 0)], freed=[1])
-    assert steps.carry_on(1, 20, token, 3) == expected[:4]
-
-
-def test_reset_forgets_everything(steps: Steps, expected: list[int]):
-    steps.begin(1, PROMPT)
-    for runner in steps.runners:
-        runner.reset()
-        assert len(runner.pool) == 0
-    assert steps.begin(1, PROMPT) == expected[0]
 
 
 # -- launching ahead -------------------------------------------------------------------------------
@@ -235,23 +144,6 @@ def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunne
     assert [done.plan for done in finished] == plans
 
 
-def test_stored_kv_that_is_being_copied_is_not_copied_again(
-    whole: StageRunner, expected: list[int], monkeypatch: pytest.MonkeyPatch
-):
-    """Behind the plan that opens a sequence; its first chunk would otherwise write to arrays of a step under way."""
-    monkeypatch.setattr(kv_pool, "MAX_COPIED", 0)
-    steps = Steps(whole)
-    steps.begin(1, [*PROMPT, 3, 3])
-    new = NewSequence(2, GREEDY, 0, blocks=(7,), prefix=tuple(PROMPT[:15]))
-    steps.run(saves=[Save(7, 1, 0, 16)])
-    opened = whole.launch(steps.plan(new=[new]), None)
-    chunk = whole.launch(steps.plan(Slice(2, 15, tuple(PROMPT[15:]), 1)), None, under_way=[opened])
-    assert opened.is_done
-    whole.finish(opened)
-    (sampled,) = whole.finish(chunk).sampled
-    assert sampled.tokens[0].token_id == expected[0]
-
-
 def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
     """An aborted sequence: its last step is under way while the plan that frees it is launched."""
     whole.reset()
@@ -265,14 +157,6 @@ def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(wh
     launched = [whole.launch(plan, None) for plan in plans[1:]]
     (sampled,) = whole.finish(launched[0]).sampled
     assert [token.token_id for token in sampled.tokens] == [expected[1]]
-
-
-def test_a_plan_that_only_saves_is_done_when_its_blocks_are(whole: StageRunner):
-    steps = Steps(whole)
-    steps.run(Slice(1, 0, (1, 2, 3), 1), new=[NewSequence(1, GREEDY, 0)])
-    launched = whole.launch(steps.plan(saves=[Save(7, 1, 0, 3)]), None)
-    assert launched.ticket.outputs, "there is something to wait for"
-    whole.finish(launched)
 
 
 def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
@@ -297,37 +181,6 @@ def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
     usual = [peak(Slice(1, length + i, (5,), 1)) for i in range(3)][-1]
     saving = peak(Slice(1, length + 3, (5,), 1), saves=[Save(7, 1, 0, 256)])
     assert saving < usual + held / 8
-
-
-def test_a_token_to_score_is_one_of_the_models(whole: StageRunner):
-    plan = Steps(whole).plan(Slice(1, 0, (1, 2), 1, scored=(2**30,)), new=[NewSequence(1, GREEDY, 0)])
-    with pytest.raises(ProtocolError, match="token id 1073741824"):
-        whole.launch(plan, None)
-
-
-def test_figures_are_spans_that_do_not_overlap(halves: list[StageRunner]):
-    steps = Steps(*halves)
-    runner = halves[0]
-    plan = steps.plan(Slice(1, 0, (1,), 1), new=[NewSequence(1, GREEDY, 0)])
-    first = runner.launch(plan, None)
-    second = runner.launch(steps.plan(Slice(1, 1, (1,), 1)), None)
-    a, b = runner.finish(first).figures, runner.finish(second).figures
-    assert a.stage == b.stage == 0
-    assert a.started <= a.ended <= b.started <= b.ended
-    assert b.started == a.ended, "it began when the one before it was done"
-
-
-def test_hidden_states_have_a_row_for_every_token(halves: list[StageRunner]):
-    steps = Steps(*halves)
-    plan = steps.plan(Slice(1, 0, (1, 2, 3), 0), Slice(2, 0, (4,), 1), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)])
-    done = halves[0].finish(halves[0].launch(plan, None))
-    assert done.hidden is not None
-    assert done.hidden.shape == (4, 64)
-    assert done.sampled == ()
-    last = halves[1].finish(halves[1].launch(plan, done.hidden))
-    assert last.hidden is None
-    (part,) = last.sampled
-    assert (type(part), part.seq_id, len(part.tokens)) == (SampledSlice, 2, 1)
 
 
 # -- plans that do not fit -------------------------------------------------------------------------
@@ -358,26 +211,20 @@ def test_wrong_plans_are_refused(whole: StageRunner):
     assert "never opened" in refused(whole, freed)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_hidden_states_of_another_number_are_refused(halves: list[StageRunner], num_rows: int):
-    halves[1].reset()
-    assert "step 0" in refused(halves[1], StepPlan(0, NEW, ONE), mx.zeros((num_rows, 64)))
-    assert len(halves[1].pool) == 0, "refused before anything was changed"
+@pytest.mark.parametrize(("stage", "hidden"), [(1, mx.zeros((1, 64))), (1, None), (0, mx.zeros((2, 64)))])
+def test_hidden_states_of_another_number_are_refused(halves: list[StageRunner], stage: int, hidden: mx.array | None):
+    halves[stage].reset()
+    assert "step 0" in refused(halves[stage], StepPlan(0, NEW, ONE), hidden)
+    assert len(halves[stage].pool) == 0, "refused before anything was changed"
 
 
-def test_a_later_stage_needs_hidden_states_and_the_first_none(halves: list[StageRunner]):
-    for runner in halves:
-        runner.reset()
-    assert "step 0" in refused(halves[1], StepPlan(0, NEW, ONE), None)
-    assert "step 0" in refused(halves[0], StepPlan(0, NEW, ONE), mx.zeros((2, 64)))
-
-
-@pytest.mark.parametrize("stray", [160, 2**30, -1])
+@pytest.mark.parametrize("stray", [160, -1])
 def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: int):
     """MLX reads whatever lies there."""
-    steps = Steps(whole)
     with pytest.raises(ProtocolError, match=f"token id {stray}, and the model has 160"):
-        steps.begin(1, [5, stray])
+        Steps(whole).begin(1, [5, stray])
+    plan = Steps(whole).plan(Slice(1, 0, (1, 2), 1, scored=(2**30,)), new=[NewSequence(1, GREEDY, 0)])
+    assert "token id 1073741824" in refused(whole, plan)
 
 
 # -- drafts ----------------------------------------------------------------------------------------
@@ -398,97 +245,30 @@ def test_right_drafts_are_taken_and_one_more(steps: Steps, expected: list[int]):
     assert last_rows(steps, part) == ([tuple(expected[1:5])], 4)
     behind = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
     assert last_rows(steps, behind) == ([tuple(expected[5:8])], 3)
+    wrong = (expected[7] + 1) % 100
+    assert last_rows(steps, Slice(1, 27, (wrong, 5), 2, num_drafts=2)) == ([()], 0), "not even its first draft"
+    assert steps.carry_on(1, 27, expected[7], 2) == expected[7:10]
 
 
-@pytest.mark.parametrize("right", [0, 1, 2])
-def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, expected: list[int], right: int):
-    steps.begin(1, PROMPT)
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(repetition_penalty=1.5)], ids=["greedy", "penalty"])
+@pytest.mark.parametrize("right", [0, 2])
+def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, right: int, params: SamplingParams):
+    """Penalties see drafts, and no longer those that were wrong; another sequence beside is not touched."""
+    other = steps.begin(2, prompt(9, seed=3))
+    others = steps.carry_on(2, 9, other, 2)
+    expected = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
+    steps.run(freed=[1])
+    steps.begin(1, PROMPT, params)
     drafts = [*expected[1:4]]
     drafts[right] = (drafts[right] + 1) % 100
     said, _ = last_rows(steps, Slice(1, 20, (expected[0], *drafts), 4, num_drafts=3))
     assert said == [tuple(expected[1 : right + 2])]
     void = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
-    assert last_rows(steps, void) == ([()], 0), "nothing is computed for it"
-    assert last_rows(steps, Slice(1, 27, (7, 8), 2, num_drafts=2)) == ([()], 0)
+    assert last_rows(steps, void, Slice(2, 9, (other,), 1)) == ([(), (others[1],)], 1), "nothing is computed for it"
     happens_to = Slice(1, 24, (expected[right + 1], 8), 2, num_drafts=2)  # begin with what was sampled, elsewhere
     assert last_rows(steps, happens_to) == ([()], 0)
     at = 20 + right + 1
     assert steps.carry_on(1, at, expected[right + 1], 4) == expected[right + 1 : right + 6]
-
-
-def test_a_block_whose_first_draft_is_wrong_is_void(steps: Steps, expected: list[int]):
-    steps.begin(1, PROMPT)
-    last_rows(steps, Slice(1, 20, tuple(expected[:4]), 4, num_drafts=3))
-    wrong = (expected[4] + 1) % 100
-    assert last_rows(steps, Slice(1, 24, (wrong, 5), 2, num_drafts=2)) == ([()], 0)
-    assert steps.carry_on(1, 24, expected[4], 2) == expected[4:7]
-
-
-@pytest.mark.parametrize("params", [GREEDY, WARM, replace(WARM, logprobs=2)], ids=["greedy", "warm", "logprobs"])
-def test_rows_of_which_the_masks_leave_one_token_are_as_if_it_were_drawn(
-    halves: list[StageRunner], monkeypatch: pytest.MonkeyPatch, params: SamplingParams
-):
-    """Right drafts and wrong ones, with logits for some of the rows, for none, and beside a sequence without masks and
-    a prompt that is scored."""
-    logits, scores = list[int](), SamplingParams(prompt_logprobs=2)
-    choose = Sampler.choose
-
-    def note(sampler: Sampler, rows: mx.array, *more: Any) -> list[Choice]:
-        logits.append(rows.shape[0])
-        return choose(sampler, rows, *more)
-
-    monkeypatch.setattr(Sampler, "choose", note)
-    found = []
-    for is_known in True, False:
-        steps, said = Steps(*halves), list[SampledSlice]()
-        steps.run(Slice(1, 0, tuple(PROMPT), 1), new=[NewSequence(1, params, 3)])
-        steps.run(Slice(2, 0, tuple(PROMPT[:9]), 1), new=[NewSequence(2, params, 4)])
-        for start, only in (20, (5, 6, 7, None)), (24, (8, 9, None, 10)), (28, (11, 12, 13, 14)), (32, (None, 3, 1, 2)):
-            masks = {(1, row): _only(token, is_known) for row, token in enumerate(only) if token is not None}
-            drafts = tuple(4 if token is None else token for token in only[:3])
-            slices = [Slice(1, start, (1, *drafts), 4, 3), Slice(2, start // 2 - 1, (5, 6), 2, 1)]
-            scored, new = Slice(start, 0, (7, 8, 9), 1, scored=(8, 9)), NewSequence(start, scores, 5)
-            for own, opened in (slices[:1], []), (slices, []), ([scored, *slices], [new]):
-                plan, hidden = steps.plan(*own, new=opened), None
-                for runner in halves:
-                    done = runner.finish(runner.launch(plan, hidden, lambda masks=masks: masks))
-                    hidden = done.hidden
-                said += done.sampled
-        found.append((said, logits[2:]))
-        logits.clear()
-    assert found[0][0] == found[1][0]
-    wanted = [4, 6, 7] * 4 if params.logprobs is not None else [1, 3, 4, 1, 3, 4, 0, 2, 3, 1, 3, 4]
-    assert (found[0][1], found[1][1]) == (wanted, [4, 6, 7] * 4)
-
-
-def _only(token: int, is_known: bool) -> Mask:
-    return Mask(mx.arange(VOCAB) == token, token if is_known else None)
-
-
-def test_void_beside_others(steps: Steps, expected: list[int]):
-    other = prompt(9, seed=3)
-    steps.begin(1, PROMPT)
-    token = steps.begin(2, other)
-    alone = steps.carry_on(2, 9, token, 2)
-    last_rows(steps, Slice(1, 20, (expected[0], (expected[1] + 1) % 100), 2, num_drafts=1))
-    mixed = [Slice(1, 22, (5, 6, 7), 3, num_drafts=3), Slice(2, 9, (token,), 1), Slice(1, 30, (1,), 1, num_drafts=1)]
-    said, rows = last_rows(steps, *mixed[:2])
-    assert said == [(), (alone[1],)]
-    assert rows == 1
-    assert steps.carry_on(1, 21, expected[1], 2) == expected[1:4]
-
-
-def test_penalties_see_the_drafts(steps: Steps, tiny_folder: Callable[..., Path]):
-    params = SamplingParams(repetition_penalty=1.5)
-    one_by_one = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
-    steps.run(freed=[1])
-    assert steps.begin(1, PROMPT, params) == one_by_one[0]
-    said, _ = last_rows(steps, Slice(1, 20, tuple(one_by_one[:5]), 5, num_drafts=4))
-    assert said == [tuple(one_by_one[1:6])]
-    wrong = [*one_by_one[5:7], (one_by_one[7] + 1) % 100, 3]
-    said, _ = last_rows(steps, Slice(1, 25, tuple(wrong), 4, num_drafts=3))
-    assert said == [tuple(one_by_one[6:8])]
-    assert steps.carry_on(1, 27, one_by_one[7], 1)[1] == one_by_one[8]
 
 
 def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRunner, halves: list[StageRunner]):
@@ -518,21 +298,6 @@ def test_a_stage_in_the_middle_leaves_out_what_it_is_told(halves: list[StageRunn
     first.drop_void([(void.step, 1)])
     nothing = first.finish(first.launch(void, None))
     assert (nothing.hidden, nothing.plan.slices, nothing.figures.rows) == (None, (), 0)
-
-
-def test_a_step_without_some_of_its_slices(halves: list[StageRunner], expected: list[int]):
-    steps = Steps(halves[0])
-    first = steps.plan(
-        Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, (1, 2, 3), 0), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)]
-    )
-    done = halves[0].finish(halves[0].launch(first, None))
-    assert done.reduced_to(first) is done
-    fewer = replace(first, slices=first.slices[1:])
-    reduced = done.reduced_to(fewer)
-    assert reduced.hidden is not None
-    assert done.hidden is not None
-    assert bytes(to_buffer(reduced.hidden)) == bytes(to_buffer(done.hidden))[20 * 64 * 4 :]
-    assert done.reduced_to(replace(first, slices=())).hidden is None
 
 
 def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRunner, expected: list[int]):

@@ -1,0 +1,233 @@
+"""Stages, what goes wrong, and options: requests get the tokens that they get undisturbed, or end with one sentence.
+The door (``engine.door``) checks the tokens, and that nothing is left."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import failing
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from engine.conftest import Open
+from engine.door import (
+    BROKEN,
+    NO_MEMORY,
+    NOTHING,
+    QUICK,
+    SECONDS,
+    WAYS,
+    Fault,
+    ask,
+    device_fails,
+    link_cut,
+    no_memory,
+    stands_still,
+    worker_lost,
+)  # fmt: skip
+from processes import until
+
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.errors import SplitinferError
+
+NIGHTLY = pytest.mark.nightly
+CUTS = [2, 2]
+A_SEQUENCE = 2 * 2 * 2 * 256 * 16 * 4  # bytes on a stage: layers, keys and values, heads, tokens, dims, float32
+MANY = [ask(20 + i, prompt=i, seed=i, temperature=0.7, repetition_penalty=1.1 + i % 2 / 10) for i in range(12)]
+
+
+def late(number: int) -> Fault:
+    """A launch fails when the result of the step before it has come already."""
+
+    def devices() -> dict[int, Device]:
+        fails = failing.nth(number, BROKEN)
+
+        def wish(arrays: Sequence[mx.array]) -> Exception | None:
+            error = fails(arrays)
+            time.sleep(0.1 if error else 0.0)
+            return error
+
+        return {0: WAYS["launch"](wish)}
+
+    return Fault(devices)
+
+
+def again_and_again(*faults: Fault) -> Fault:
+    """All of them, one after the other."""
+    return Fault(act=lambda there: [fault.act(there) for fault in faults if fault.act])
+
+
+ROWS: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
+    "undisturbed, three": ([1, 2, 1], NOTHING, {"scheme": "tcp"}),
+    "its first launch fails": (CUTS, device_fails(0, 1, "launch"), {}),
+    "a wait fails": ([4], device_fails(0, 7), {}),
+    "a launch that computes fails": (CUTS, device_fails(0, 7, "computes at launch"), {}),
+    "a launch fails late": ([4], late(2), {"token_budget": 8}),
+    "no memory on a worker": (CUTS, device_fails(1, 9, "wait", NO_MEMORY), {"token_budget": 16}),
+    "no memory behind blocks that are kept": (CUTS, device_fails(0, 12, "launch", NO_MEMORY), {}),
+    "a link is cut": (CUTS, link_cut(), {}),
+    "a link is cut over tcp": ([1, 2, 1], link_cut(2), {"scheme": "tcp", "prefix_cache": False}),
+    "a worker is lost": (CUTS, worker_lost(), {"draft": "ngram"}),
+    "a worker of three is lost": ([1, 2, 1], worker_lost(1, at=1), {"token_budget": 8}),
+    "again and again": (CUTS, again_and_again(link_cut(), worker_lost(), link_cut()), {"block": 8}),
+}
+MORE: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
+    f"{name}, with {' '.join(options)}": (cuts, fault, {**given, **options})
+    for name, (cuts, fault, given) in ROWS.items()
+    for options in (
+        {"draft": "ngram"}, {"kv_format": "k8v8"}, {"block": 8, "kv_bytes": 512 * 88}, {"accelerator": QUICK},
+        {"micro_batches": 3}, {"policy": "prefill_first", "token_budget": 5},
+    )
+} | {
+    f"{way}, step {number}, {cuts}": (cuts, device_fails(0, number, way, error), {"max_running": 2})
+    for way in WAYS for number in range(1, 30, 2) for cuts in ([4], CUTS) for error in (BROKEN,)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
+def test_no_token_changes(row: str, pipeline: Open) -> None:
+    cuts, fault, options = {**ROWS, **MORE}[row]
+    with pipeline("llama", cuts, fault=fault, rejoin_timeout=20, **options) as there:
+        there.answers()
+        assert (there.stats["rejoins"] > 0) == (fault is not NOTHING)
+        assert sum(there.stats["losses"].values()) == there.stats["rejoins"]
+        assert there.llm.health().can_answer
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NIGHTLY) for name in ("gemma3_text", "gpt_oss")])
+@pytest.mark.parametrize("fault", [link_cut(), device_fails(0, 7, "launch")], ids=["link", "device"])
+def test_windows(name: str, fault: Fault, pipeline: Open) -> None:
+    with pipeline(name, [1, 5] if name == "gemma3_text" else CUTS, fault=fault, token_budget=16) as there:
+        there.answers()
+        assert there.stats["rejoins"] == 1
+
+
+# -- no memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "way"), [(0, "launch"), pytest.param(1, "wait", marks=NIGHTLY), (1, "computes at launch")]
+)
+def test_without_memory_fewer_run_at_a_time(stage: int, way: str, pipeline: Open) -> None:
+    # What fails is a step with too many sequences, so the groups must not change.
+    options = {"max_running": 12, "rejoin_timeout": 0, "prefix_cache": False, "micro_batches": 2}
+    with pipeline("llama", CUTS, fault=no_memory(stage, 3.5 * A_SEQUENCE, way), **options) as there:
+        before = there.stats["stages"]
+        there.answers(*MANY)
+        stats = there.stats
+        assert stats["rejoins"] > 0
+        assert 3 * A_SEQUENCE <= stats["stages"][stage]["kv_budget_bytes"] < 12 * A_SEQUENCE
+        assert stats["stages"][1 - stage]["kv_budget_bytes"] == before[1 - stage]["kv_budget_bytes"]
+        there.answers(*MANY)
+        assert there.stats["rejoins"] == stats["rejoins"], "it knows by now"
+
+
+def test_memory_that_a_graph_lacks_is_no_fault_of_the_program(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building allocates, too."""
+    norm, left = nn.RMSNorm.__call__, [200]
+
+    def short(layer: nn.RMSNorm, x: mx.array) -> mx.array:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("[malloc] Unable to allocate 4096 bytes.")
+        return norm(layer, x)
+
+    with pipeline("llama", CUTS) as there, monkeypatch.context() as patch:
+        patch.setattr(nn.RMSNorm, "__call__", short)
+        there.answers()
+        assert there.stats["rejoins"] == 1
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=NIGHTLY)])
+def test_a_request_that_does_not_fit_alone_ends_alone(stage: int, pipeline: Open) -> None:
+    with pipeline("llama", CUTS, fault=no_memory(stage, 1.5 * A_SEQUENCE, "wait"), prefix_cache=False) as there:
+        long, *others = there.outputs(ask(300), *MANY[:5])
+        assert long.finish_reason == "error"
+        need = f"tokens need 262 kB of KV on stage s{stage}, whose device ran out of memory and has 1"
+        assert need in str(long.error)
+        assert {output.finish_reason for output in others} == {"length"}
+        there.answers(*MANY[:3])
+
+
+# -- failures that stay ----------------------------------------------------------------------------
+
+
+def test_a_device_that_fails_for_ever_ends_with_a_sentence(pipeline: Open) -> None:
+    fault = Fault(lambda: {0: WAYS["wait"](lambda arrays: BROKEN if arrays else None)})
+    with pipeline("llama", CUTS, fault=fault) as there:
+        (output,) = there.outputs(ask())
+        assert output.error == "stage s0 cannot go on: the device failed (command buffer: timeout)"
+        with pytest.raises(SplitinferError, match="stage s0 cannot go on"):
+            there.submit(ask())
+        assert there.stats["losses"]["s0"] > 2, "it was tried again before"
+
+
+def test_a_worker_whose_device_fails_ends(pipeline: Open) -> None:
+    """As its process does then; what follows for local ones is in ``tests/cluster/test_failing_workers.py``."""
+    with pipeline("llama", CUTS, fault=device_fails(1, 4), rejoin_timeout=0) as there:
+        (output,) = there.outputs(ask(20))
+        address = there.workers[0].address
+        assert output.error == f"worker s1 ({address}) cannot go on: the device failed (command buffer: timeout)"
+        assert len(output.token_ids) in (2, 3), "those before it"
+        until(lambda: not there.workers[0].worker.is_alive, "the worker's end", SECONDS)
+
+
+@pytest.mark.parametrize("cuts", [[4], CUTS])
+def test_a_device_that_stands_still_ends_with_a_sentence(cuts: list[int], pipeline: Open) -> None:
+    """Nothing in its process can make it go on."""
+    with pipeline("llama", cuts, fault=stands_still(0, 4)) as there:
+        (output,) = there.outputs(ask(20))
+        assert "the device of stage s0 has made no progress for" in str(output.error)
+        assert "start the coordinator" in str(output.error)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+def test_a_worker_that_does_not_come_back_is_waited_for_so_long(timeout: float, pipeline: Open) -> None:
+    fault = Fault(act=lambda there: there.workers[0].stop())
+    with pipeline("llama", CUTS, fault=fault, rejoin_timeout=timeout) as there:
+        first, *others = there.outputs(*(replace(one, params=replace(one.params, max_tokens=120)) for one in MANY[:3]))
+        assert "s1" in str(first.error)
+        assert {output.finish_reason for output in (first, *others)} == {"error"}
+        assert not there.llm.health().can_answer
+
+
+# -- kept awake ------------------------------------------------------------------------------------
+
+
+class Ticked(MlxDevice):
+    """Notes when it was kept awake; a step takes so many seconds."""
+
+    def __init__(self, pause: float = 0.0, *, computes_at_launch: bool = False) -> None:
+        super().__init__(computes_at_launch=computes_at_launch)
+        self.ticks, self._pause = 0, pause
+
+    def wait(self, ticket: Any) -> Any:
+        time.sleep(self._pause if ticket.span is None else 0.0)
+        return super().wait(ticket)
+
+    def stay_awake(self) -> None:
+        self.ticks += 1
+        super().stay_awake()
+
+
+def test_devices_are_kept_awake_while_requests_are_open_and_not_afterwards(pipeline: Open) -> None:
+    """The first stage's waits for the last one's, which takes longer for a step than a device may be idle."""
+    own, slow = Ticked(), Ticked(pause=1.2)
+    with pipeline("llama", CUTS, fault=Fault(lambda: {0: own, 1: slow})) as there:
+        assert own.ticks == 0, "nothing is open"
+        there.answers(ask(5, max_tokens=2))
+        assert own.ticks >= 2
+        until(there.is_idle, "all is freed", SECONDS)
+        ticks = own.ticks, slow.ticks
+        time.sleep(0.7)
+        assert (own.ticks, slow.ticks) == ticks, "none is needed any more"
+
+
+@pytest.mark.own_device
+def test_a_device_that_computes_at_launch_is_left_alone(pipeline: Open) -> None:
+    own = Ticked(computes_at_launch=True)
+    with pipeline("llama", CUTS, fault=Fault(lambda: {0: own, 1: Ticked(pause=0.7)})) as there:
+        there.answers(ask(5, max_tokens=2))
+        assert own.ticks == 0

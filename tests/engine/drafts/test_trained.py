@@ -1,0 +1,245 @@
+"""Drafters on the model's own hidden states: which ones belong to a model, and what a plan knows of them. Their drafts
+are compared with mlx-vlm's own classes in ``test_beside_mlx_vlm``."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import tiny
+from engine.conftest import Open
+from engine.door import Ask, ask
+from mlx_lm.utils import load_model
+from trained import (
+    LEAVING,
+    Arrays,
+    add_heads,
+    behind_the_last,
+    heads_for,
+    quantised,
+    rounded,
+    save_dflash,
+    save_eagle3,
+    weights_of,
+)  # fmt: skip
+
+from splitinfer import Flight, SamplingParams
+from splitinfer.demo import DRAFTER
+from splitinfer.engine.profiling.drafts import describe_heads
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cut import StageModel
+from splitinfer.models.dflash import DFlash
+from splitinfer.models.dflash import taps_of as taps_of_dflash
+from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
+from splitinfer.models.growing import GrowingKVCache
+from splitinfer.models.heads import BlockPart, HeadRows
+from splitinfer.models.layer_kinds import describe
+from splitinfer.models.mtp import PredictionHeads
+from splitinfer.models.trained import join
+
+
+def read(drafter: Path) -> tuple[dict[str, Any], Arrays]:
+    return json.loads((drafter / "config.json").read_text()), weights_of(drafter)
+
+
+# -- prediction heads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (quantised, "qwen3"),
+        pytest.param(behind_the_last, "qwen3_moe", marks=pytest.mark.nightly),
+    ],
+)
+def test_drafts_are_the_heads_own(
+    form: Any, name: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
+) -> None:
+    """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
+    changes = {"mlp_only_layers": [0, 1]} if name == "qwen3_moe" else {}  # whose heads are like the third
+    folder = add_heads(tiny.save(tmp_path / name, name, **changes), form=form)
+    with pipeline(folder, [2, 2], token_budget=16, draft="mtp", are_checked=False) as there:
+        there.answers(*(Ask(ask(n).tokens, SamplingParams(12, ignore_eos=True), flight=Flight(3)) for n in (20, 35)))
+    assert len(proposed) > 8
+    heads = Reference(folder, rounded if form is quantised else dict)
+    assert [drafts for _, drafts in proposed] == [heads.drafts(tokens, len(drafts)) for tokens, drafts in proposed]
+
+
+class Reference:
+    """A whole model of mlx-lm and heads, by their formula alone."""
+
+    def __init__(self, folder: Path, form: Callable[[Arrays], Arrays]) -> None:
+        (folder / "model-mtp.safetensors").unlink()
+        arrays = form(heads_for(folder))
+        self.model, self.args = load_model(folder)[0], {k.removeprefix("mtp."): v for k, v in arrays.items()}
+        self.layer = copy.deepcopy(self.model.layers[-1])
+        self.head = getattr(self.model, "lm_head", None) or self.model.model.embed_tokens.as_linear
+        own = {k.removeprefix("layers.0."): v for k, v in self.args.items() if k.startswith("layers.0.")}
+        self.layer.load_weights(list(own.items()))
+
+    def norm(self, name: str, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.args[f"{name}.weight"], 1e-5)
+
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        hidden, ids = self.model.model(mx.array([tokens[:-1]])), tokens[1:]
+        found: list[int] = []
+        while len(found) < count:
+            embedded = self.model.model.embed_tokens(mx.array([ids]))
+            rows = [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", hidden)]
+            x = mx.concatenate(rows, axis=-1) @ self.args["fc.weight"].T
+            states = self.norm("norm", self.layer(x, mask="causal"))
+            found.append(self.head(states[:, -1]).argmax(-1).item())
+            hidden, ids = mx.concatenate([hidden, states[:, -1:]], axis=1), [*ids, found[-1]]
+        return found
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    (None, r"has no prediction heads.*copy these tensors"), ({"size": 32}, "belong to another model"),
+    ({"drop": "pre_fc_norm_hidden"}, "lack mtp.pre_fc_norm_hidden"),
+], ids=str)  # fmt: skip
+def test_heads_that_are_missing_or_anothers_are_refused(
+    changes: dict[str, Any] | None, reason: str, tmp_path: Path, pipeline: Open
+) -> None:
+    folder = tiny.save(tmp_path / "qwen3", "qwen3")
+    if changes is not None:
+        add_heads(folder, **changes)
+    with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
+        pass
+
+
+def test_latent_attention_is_refused() -> None:
+    model, _ = tiny.build("deepseek_v3")
+    names = ("eh_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
+    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
+        PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
+
+
+# -- EAGLE-3 and DFlash ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("config", "reason"), [
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "not layer 8; it belongs to another model"),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "2 hidden states of 96 numbers, and those of .* have 64"),
+    ({"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
+    ({"norm_before_fc": True}, "norm_before_fc"),
+    ({"num_hidden_layers": 2}, "lacks layers.1"),
+], ids=str)  # fmt: skip
+def test_an_eagle3_of_another_model_is_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model, _ = tiny.build("llama")
+    own, arrays = read(save_eagle3(tmp_path / "drafter", **config))
+    with pytest.raises(ModelError, match=reason):
+        _ = taps_of(own, model, arrays), Eagle3(own, model, arrays)
+
+
+@pytest.mark.parametrize(("told", "reason"), [
+    ({"dflash_config": {"target_layer_ids": [0, 2, 7]}}, "not layer 7; it belongs to another model"),
+    ({"dflash_config": {"target_layer_ids": [0, 2]}}, "2 hidden states of 96 numbers, and those of .* have 64"),
+    ({"dflash_config": {"target_layer_ids": None}}, "does not say which hidden states it reads"),
+    ({"num_target_layers": 36}, "a model of 36 layers, and .* has 4"),
+    ({"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
+    ({"dflash_config": {"mask_token_id": 160}}, "no mask_token_id among the model's tokens"),
+    ({"num_hidden_layers": 1}, r"has layers\.1\..*a form that is not known"),
+    ({"num_hidden_layers": 3}, r"lacks layers\.2\."),
+    ({"hidden_act": "gelu"}, "an activation that is not known"),
+    ({"size": 32}, "computes 32 numbers, and the embedding and the head of .* have 64"),
+], ids=str)  # fmt: skip
+def test_a_dflash_of_another_model_is_refused(told: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model, _ = tiny.build("llama")
+    own, arrays = read(save_dflash(tmp_path / "drafter", **told))
+    with pytest.raises(ModelError, match=reason):
+        _ = taps_of_dflash(own, model, arrays), DFlash(own, model, arrays)
+
+
+def test_a_quantised_eagle3_is_the_one_that_its_numbers_stand_for(tmp_path: Path) -> None:
+    """Its projection in three parts, its embedding, its layers and its head."""
+    model, _ = tiny.build("llama")
+    own, plain = read(save_eagle3(tmp_path / "drafter"))
+    plain |= {"embed_tokens.weight": mx.random.normal((160, 64))}
+    table, found = plain.pop("d2t"), list[mx.array]()
+    for arrays in (rounded(plain), quantised(plain)):
+        made, taps = Eagle3(own, model, arrays | {"d2t": table}), taps_of(own, model, arrays)
+        features = sum(taps[layer](mx.arange(64.0)[None] / 64 + layer) for layer in LEAVING)
+        rows = HeadRows([(GrowingKVCache(), 1, mx.ones((1, 1), mx.bool_))], mx.arange(1))
+        found.append(made.logits(made(made.embed(mx.array([[7]])), features[:, None], [rows])))
+    assert mx.isfinite(found[0]).sum() == table.size == 40
+    assert mx.allclose(mx.maximum(found[0], -99), mx.maximum(found[1], -99), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_quantised_dflash_is_the_one_that_its_numbers_stand_for(second: bool, tmp_path: Path) -> None:
+    model, _ = tiny.build("llama")
+    own, plain = read(save_dflash(tmp_path / "drafter", second=second))
+    tables, found = {n: plain.pop(n) for n in list(plain) if not n.endswith(".weight")}, list[mx.array]()
+    for form in (rounded, quantised):
+        arrays = form(plain) | tables
+        made, taps = DFlash(own, model, arrays), taps_of_dflash(own, model, arrays)
+        kept = sum(taps[layer](mx.arange(192.0).reshape(3, 64) / 64 + layer) for layer in LEAVING)
+        caches = type("", (), {"own": [GrowingKVCache() for _ in range(2)]})()
+        parts = [BlockPart(caches, 0, 3, mx.array(3), 4)]
+        made.keep(made.states(kept), parts)
+        hidden = made(made.embed(mx.array([7, 159, 159, 159])[:, None]), parts)[:, 0]
+        found.append(made.behind(made.logits(hidden), hidden, mx.array([7, 7, 8, 9])))
+    assert mx.allclose(mx.maximum(found[0], -99), mx.maximum(found[1], -99), rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_that_a_target_or_a_drafter_lacks(tmp_path: Path) -> None:
+    """MLX does not check indices."""
+    model, _ = tiny.build("llama")
+    own, arrays = read(save_eagle3(tmp_path / "drafter"))
+    made = Eagle3(own, model, arrays | {"d2t": arrays["d2t"] + 130})
+    with pytest.raises(ModelError, match="tokens that the model does not have"):
+        made.check(StageModel(model, 0, 4))
+    table = mx.random.normal((100, 64))
+    made = Eagle3(own, model, arrays | {"embed_tokens.weight": table})
+    assert mx.array_equal(made.embed(mx.array([99, 150])), table[mx.array([99, 99])])
+    with pytest.raises(ModelError, match="embeddings of 64 numbers, and its own have 32"):
+        Eagle3(own, model, arrays | {"embed_tokens.weight": mx.zeros((160, 32))})
+
+
+def test_a_drafter_that_is_wider_than_a_row_between_stages(tmp_path: Path) -> None:
+    model, _ = tiny.build("llama")
+    drafter = save_eagle3(tmp_path / "drafter")
+    arrays = weights_of(drafter)
+    arrays["fc.weight"] = mx.zeros((96, arrays["fc.weight"].shape[1]))
+    with pytest.raises(ModelError, match="96 numbers, and a row on a link has 64"):
+        join(StageModel(model, 0, 2), open_folder(drafter), arrays, None)
+
+
+def test_a_drafter_is_no_model_and_layers_where_it_names_none(pipeline: Open) -> None:
+    assert layers_of({}, 32) == [1, 15, 28]
+    with pytest.raises(ModelError, match="holds a drafter for another model"), pipeline(DRAFTER, [1]):
+        pass
+
+
+@pytest.mark.nightly
+def test_the_shipped_drafter_is_mostly_right_and_changes_no_token(pipeline: Open) -> None:
+    """Its first drafts are right at about 0.85 of the places of a greedy tale."""
+    with pipeline("demo", [5, 7], draft="demo-drafter") as there:
+        tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter"))
+        there.answers(Ask(tokens, SamplingParams(24), flight=Flight(3)))
+        counts = there.stats["speculation"]
+    assert sum(counts["accepted_at"]) > 0.5 * sum(counts["tried_at"]) > 5
+
+
+# -- what a plan knows -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_plan_knows(tmp_path: Path) -> None:
+    folder, drafter = tiny.save(tmp_path / "qwen3", "qwen3"), save_dflash(tmp_path / "drafter")
+    described = describe(open_folder(folder), "float32", "some/model")
+    found = describe_heads("drafter", open_folder(drafter), described, "float32")
+    assert (found.kv_per_token, found.at_once, found.like) == (2 * 2 * 32 * 4, 7, described.profile.layers[3].kind)
+    assert found.weights == sum(array.nbytes for array in weights_of(drafter).values()) - 64 * 128 * 4  # other stages'
+
+
+def test_what_a_plan_knows_of_heads(tmp_path: Path) -> None:
+    folder = add_heads(tiny.save(tmp_path / "qwen3_moe", "qwen3_moe", mlp_only_layers=[0, 1]))
+    described = describe(open_folder(folder), "float32", "some/model")
+    found, third = describe_heads("mtp", open_folder(folder), described, "float32"), described.profile.layers[2]
+    assert found.weights == sum(array.nbytes for array in heads_for(folder).values())
+    assert (found.like, found.kv_per_token) == (third.kind, third.kv_per_token)
+    assert third.kind != described.profile.layers[0].kind
