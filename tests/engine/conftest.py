@@ -9,11 +9,9 @@ import pytest
 import tiny
 from engine import door
 
-Open = Callable[..., AbstractContextManager[door.Pipeline]]
-
 
 @pytest.fixture(scope="session")
-def pipeline(tiny_folder: Callable[..., Path]) -> Open:
+def pipeline(tiny_folder: Callable[..., Path]) -> door.Open:
     """``door.opened``, with the name of a tiny model or its folder."""
 
     def opened(model: Path | str, cuts: list[int], **options: Any) -> AbstractContextManager[door.Pipeline]:

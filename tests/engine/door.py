@@ -13,7 +13,7 @@ anyway (``tests/left_over.py``).
 import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,10 @@ class Pipeline:
         """Whether no request is known, and no stage has KV but what is kept."""
         stats = self.stats
         return stats["waiting"] == stats["running"] == 0 and not any(stage["kv_bytes"] for stage in stats["stages"])
+
+
+Open = Callable[..., AbstractContextManager[Pipeline]]
+"""The fixture ``pipeline``: ``opened``, with the name of a tiny model or its folder."""
 
 
 def _held() -> int:

@@ -12,8 +12,7 @@ import jsonschema
 import pytest
 import stages
 from constrained import PROMPT, SCHEMA, open_forms, plain, rules, save, schemas
-from engine.conftest import Open
-from engine.door import SECONDS, Ask, Fault, Guesses, alone, link_cut, recut, streams_of, third_is_wrong
+from engine.door import SECONDS, Ask, Fault, Guesses, Open, alone, link_cut, recut, streams_of, third_is_wrong
 from hypothesis import HealthCheck, given, settings
 from processes import until
 from trained import add_heads
@@ -23,7 +22,7 @@ from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError
 from splitinfer.grammar.rules import AnswerRules
 
-MOST = 60
+MOST = 40
 NIGHTLY = pytest.mark.nightly
 PARAMS = SamplingParams(grammar=SCHEMA, temperature=1.0, seed=7, max_tokens=MOST)
 
@@ -56,12 +55,12 @@ def test_one_stage_gives_what_mlx_lm_samples_under_the_masks(folder: Path) -> No
 ROADS: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
     "chunks": ([1, 2, 1], None, {"token_budget": 5}),
     "in flight": ([1, 2, 1], None, {"flight": Flight(2, 3, 3)}),
-    "n-grams": ([2, 2], None, {"draft": "ngram"}),
     "another cut": ([2, 2], recut([1, 3]), {}),
     "a lost worker": ([2, 2], link_cut(), {"flight": Flight(2)}),
     "short of memory": ([2, 2], None, {"block": 8, "kv_bytes": 512 * 120}),
 }
 MORE: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
+    "n-grams": ([2, 2], None, {"draft": "ngram"}),
     "forced alone": ([2, 2], None, {"flight": Flight()}),
     "eight drafts": ([2, 2], None, {"flight": Flight(8)}),
     **{f"a worker lost at token {n}": ([2, 2], link_cut(at=n), {"flight": Flight(2)}) for n in range(1, 40, 2)},
@@ -78,9 +77,7 @@ def test_every_road_gives_the_same_tokens(road: str, folder: Path, pipeline: Ope
         options = {**options, "drafter": lambda: Guesses(streams, third_is_wrong)}
     with pipeline(folder, cuts, **options) as there:
         there.answers(*SEVERAL)
-        there.finish()
         assert (there.stats["preemptions"] > 0) == (road == "short of memory")
-        there.answers(SEVERAL[0])
 
 
 def test_heads_draft_without_the_mask(folder: Path, tmp_path: Path, pipeline: Open) -> None:
@@ -92,8 +89,9 @@ def test_heads_draft_without_the_mask(folder: Path, tmp_path: Path, pipeline: Op
 @pytest.mark.parametrize(
     ("cuts", "options"),
     [
-        ([6, 6], {"draft": "demo-drafter"}),  # on the last stage, where it knows no masks
-        pytest.param([12], {"draft": "demo-draft", "flight": Flight(4)}, marks=NIGHTLY),
+        ([12], {"draft": "demo-draft", "flight": Flight(4)}),
+        # On the last stage, where it knows no masks.
+        pytest.param([6, 6], {"draft": "demo-drafter"}, marks=NIGHTLY),
         pytest.param([12], {"draft": "demo-draft", "flight": Flight(2, 3, 2)}, marks=NIGHTLY),
     ],
 )
@@ -178,12 +176,11 @@ def roads(folder: Path) -> Iterator[list[LLM]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schemas)
 def test_random_schemas(roads: list[LLM], schema: dict[str, Any]) -> None:
-    several = [SamplingParams(grammar=schema, temperature=1.0, seed=seed, max_tokens=40) for seed in (1, 2)]
-    outputs = [llm.generate([PROMPT] * 2, several) for llm in roads]
-    assert [one.token_ids for one in outputs[0]] == [one.token_ids for one in outputs[1]]
-    for output in outputs[0]:
-        if output.finish_reason == "stop":
-            jsonschema.validate(json.loads(output.text), schema)
+    params = SamplingParams(grammar=schema, temperature=1.0, seed=1, max_tokens=40)
+    output, other = (llm.generate([PROMPT], params)[0] for llm in roads)
+    assert output.token_ids == other.token_ids
+    if output.finish_reason == "stop":
+        jsonschema.validate(json.loads(output.text), schema)
 
 
 def test_models_and_mappings_are_schemas() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine.conftest import Open
-from engine.door import SECONDS, ask
+from engine.door import SECONDS, Open, ask
 from processes import until
 from stages import layout
 

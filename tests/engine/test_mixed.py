@@ -15,8 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from engine.conftest import Open
-from engine.door import QUICK, SECONDS, Ask, alone, ask, launches_ahead
+from engine.door import QUICK, SECONDS, Ask, Open, alone, ask, launches_ahead
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from processes import until
@@ -67,11 +66,11 @@ def room(bytes_per_token: int, blocks: int) -> int:
 SHORT = {"block": BLOCK, "token_budget": 48, "max_running": 12, "max_waiting": 100, "kv_bytes": room(512, 12)}
 ROWS: dict[str, tuple[str, list[int], int, dict[str, Any]]] = {
     "llama": ("llama", [2, 2], 12, SHORT),
-    "gemma": ("gemma3_text", [2, 4], 12, {**SHORT, "kv_bytes": room(1024, 14)}),
-    "ahead": ("llama", [2, 2], 12, {**SHORT, "fault": launches_ahead()}),
+    "gemma": ("gemma3_text", [2, 4], 8, {**SHORT, "kv_bytes": room(1024, 14)}),
 }
 MORE: dict[str, tuple[str, list[int], int, dict[str, Any]]] = {
     "llama, more": ("llama", [2, 2], 50, SHORT),
+    "ahead": ("llama", [2, 2], 24, {**SHORT, "fault": launches_ahead()}),
     "qwen3": ("qwen3", [2, 2], 50, SHORT),
     "moe": ("qwen3_moe", [1, 3], 50, {**SHORT, "kv_bytes": room(768, 12)}),
     "accelerator": ("llama", [2, 2], 24, {"token_budget": 48, "max_running": 12, "accelerator": QUICK}),
@@ -145,7 +144,7 @@ def test_an_abort_at_every_point_of_a_life(points: Sequence[int], pipeline: Open
         for steps in points:
             began = there.stats["stages"][0]["steps"]
             there.submit(*others)
-            (victim,) = there.submit(ask(90, max_tokens=200))
+            (victim,) = there.submit(ask(90, max_tokens=60))
             until(lambda: there.stats["stages"][0]["steps"] >= began + steps, "so many steps", SECONDS)  # noqa: B023
             victim.abort()
             there.finish()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import failing
 import pytest
-from engine.conftest import Open
-from engine.door import QUICK, SECONDS, Fault, Guesses, ask, streams_of, third_is_wrong
+from engine.door import QUICK, SECONDS, Fault, Guesses, Open, ask, streams_of, third_is_wrong
 from stages import worker
 
 from splitinfer import Flight

@@ -7,8 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine.conftest import Open
-from engine.door import Ask, ask
+from engine.door import Ask, Open, ask
 from mlx_lm.utils import load_model
 from stages import prompt
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
-from engine.conftest import Open
-from engine.door import ask
+from engine.door import Open, ask
 from stages import pipeline as plain_pipeline
 from stages import plain_greedy, plain_sampled, prompt, tokens_of
 
@@ -18,12 +18,17 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "top_k": 60}
 SAME = tiny.SAME_CHUNKS_ONLY
 
 
+def _nightly(names: set[str]) -> list[Any]:
+    """The other architectures, which ``tests/matrix`` cuts, too."""
+    return [pytest.param(name, marks=NIGHTLY) for name in sorted(names)]
+
+
 def cuts(name: str, num_stages: int) -> list[int]:
     n = tiny.CONFIGS[name]["num_hidden_layers"]
     return {1: [n], 2: [1, n - 1], 3: [1, 2, n - 3]}[num_stages]
 
 
-@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", *_nightly({*tiny.CONFIGS} - {"llama", "qwen3_next"})])
 def test_greedy_is_mlx_lm(name: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
     """And sampling is that of one stage, which the door checks."""
     expected = plain_greedy(tiny_folder(name), prompt(LENGTH), NUM)
@@ -34,9 +39,7 @@ def test_greedy_is_mlx_lm(name: str, pipeline: Open, tiny_folder: Callable[..., 
 
 
 @pytest.mark.parametrize(("num_stages", "scheme", "chunk"), [(2, "tcp", 7), (3, "inproc", 1), (1, "inproc", 16)])
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=NIGHTLY) for name in sorted({*tiny.CONFIGS} - {"llama"}))]
-)
+@pytest.mark.parametrize("name", ["llama", *_nightly({*tiny.CONFIGS} - {"llama"})])
 def test_every_road_gives_the_same(name: str, num_stages: int, scheme: str, chunk: int, pipeline: Open) -> None:
     with pipeline(name, cuts(name, num_stages), scheme=scheme, token_budget=16 if name in SAME else chunk) as there:
         there.answers(ask(LENGTH, max_tokens=NUM, **SAMPLED), ask(LENGTH, max_tokens=NUM))
@@ -55,7 +58,8 @@ def test_half_precision_crosses_the_link_exactly(dtype: str, pipeline: Open) -> 
         there.answers(ask(LENGTH, max_tokens=NUM, temperature=0.8))
 
 
-@pytest.mark.parametrize("shape", [pytest.param([12], marks=NIGHTLY), [5, 7], pytest.param([3, 5, 4], marks=NIGHTLY)])
+@NIGHTLY
+@pytest.mark.parametrize("shape", [[12], [5, 7], [3, 5, 4]])
 def test_demo_model(shape: list[int]) -> None:
     with plain_pipeline(TARGET, shape, "tcp", token_budget=8) as llm:
         assert llm.tokenizer is not None

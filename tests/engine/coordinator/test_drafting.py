@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.conftest import Open
-from engine.door import Guesses, ask, streams_of, third_is_wrong
+from engine.door import Guesses, Open, ask, streams_of, third_is_wrong
 
 from splitinfer import Flight
 from splitinfer.core.speculation.speculation import Draft

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import stages
-from engine.conftest import Open
-from engine.door import SECONDS, ask
+from engine.door import SECONDS, Open, ask
 from processes import until
 from stages import layout, plain_greedy, tokens_of, worker
 
@@ -84,7 +83,7 @@ def test_logprobs(llm: LLM) -> None:
 
 def test_penalties_and_biases_are_felt(llm: LLM) -> None:
     penalties = {"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}
-    plain, *penalized = llm.generate([TALE] * 4, [params(max_tokens=60, **each) for each in ({}, *penalties)])
+    plain, *penalized = llm.generate([TALE] * 4, [params(max_tokens=40, **each) for each in ({}, *penalties)])
     assert all(len(set(out.token_ids)) > len(set(plain.token_ids)) for out in penalized)
     first = plain.token_ids[0]
     without, always = llm.generate([TALE] * 2, [params(logit_bias={first: -100}), params(logit_bias={77: 100})])

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine.conftest import Open
-from engine.door import ask
+from engine.door import Open, ask
 from processes import until
 
 from splitinfer.core.metrics.clocks import ClockReading, Clocks

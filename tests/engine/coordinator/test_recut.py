@@ -11,15 +11,14 @@ from typing import Any
 import failing
 import pytest
 import stages
-from engine.conftest import Open
-from engine.door import QUICK, SECONDS, SEVERAL, Fault, Pipeline, ask, launches_ahead, recut
+from engine.door import QUICK, SECONDS, SEVERAL, Fault, Open, Pipeline, ask, launches_ahead, recut
 from processes import until
 
 from splitinfer.errors import LayoutError, PeerError, SplitinferError
 from splitinfer.kvstore.store import Disk
 
 NIGHTLY = pytest.mark.nightly
-LONG = [replace(one, params=replace(one.params, max_tokens=60)) for one in SEVERAL]
+LONG = [replace(one, params=replace(one.params, max_tokens=40)) for one in SEVERAL]
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ def test_requests_end_while_another_cut_is_loaded(pool: ThreadPoolExecutor, pipe
     """One is aborted, and the time of one is over, while a worker reads its layers."""
     held = failing.HeldLoading(1)
     with pipeline("llama", [2, 2], fault=Fault(lambda: held), max_running=4) as there:
-        long = ask(9, max_tokens=300)
+        long = ask(9, max_tokens=120)
         first, late, other = there.submit(long, replace(long, timeout=0.5), SEVERAL[1])
         held.is_held = True
         paused: Future[float] = pool.submit(there.llm.recut, [1, 3])
