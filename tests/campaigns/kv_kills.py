@@ -1,13 +1,10 @@
 """Kill processes while they write KV, and look what is found of it afterwards.
 
-    python -m tests.campaigns.kv_kills --trials 30
-
 A process answers one long prompt after another on two stages that keep KV on disk. At a random moment the coordinator
 or its worker is killed (-9): before a block is saved, while it is written, before or after the coordinator hears of
 it. Then a new pipeline answers the same prompts with what it finds.
 """
 
-import argparse
 import random
 import signal
 import subprocess
@@ -15,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from splitinfer.core.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM, Settings
 
@@ -102,19 +98,3 @@ def trials(seeds: Sequence[int]) -> list[Trial]:
         with tempfile.TemporaryDirectory() as folder:
             found.append(trial(Path(folder), seed, expected))
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    found = trials(range(args.seed, args.seed + args.trials))
-    for each in found:
-        print(dumps(asdict(each)))
-    print(dumps({"trials": len(found), "same_tokens": sum(each.same for each in found)}))
-    raise SystemExit(not all(each.same for each in found))
-
-
-if __name__ == "__main__":
-    main()

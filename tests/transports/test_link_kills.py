@@ -1,10 +1,10 @@
-"""A few of the campaign's kills (`campaigns/link_kills.py`)."""
+"""A few of the kills of `link_kills.py`; the campaign `deaths` has any number of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from campaigns import link_kills
+import link_kills
 from effort import thorough
 
 
