@@ -46,7 +46,9 @@ def main(words: Sequence[str]) -> int:
         prog=f"{chooser.prog} {name}", description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=10.0, help="that it goes on once all is set up")
+    parser.add_argument(
+        "--minutes", type=float, default=getattr(module, "MINUTES", 10.0), help="that it goes on, once set up"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the same seed, the same choices")
     parser.add_argument("--out", type=Path, metavar="FILE", help="for the document")
     module.options(parser)

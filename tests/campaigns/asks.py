@@ -20,7 +20,19 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Looks up a word.", "parameters": {"type": "object"}},
 }
-WORDS = ("the", "old king", "had", "a garden", "where nobody went", "and", "one small", "fox", "found", "the gate", "rain")
+WORDS = (
+    "the",
+    "old king",
+    "had",
+    "a garden",
+    "where nobody went",
+    "and",
+    "one small",
+    "fox",
+    "found",
+    "the gate",
+    "rain",
+)
 _STREAMS_END = ("response.completed", "response.incomplete")
 
 

@@ -67,4 +67,3 @@ def main() -> None:
 
     threading.Thread(target=answer, name="looking", daemon=True).start()
     command()
-

@@ -180,10 +180,6 @@ def widths(driven: Driven) -> None:
         assert driven.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
 
 
-AXE: list[str] = []
-"""axe's script, if it was given."""
-
-
 def first_paint(driven: Driven) -> None:
     """What a first visit fetches, and when it paints."""
     context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
@@ -229,23 +225,7 @@ def long_conversation(driven: Driven) -> None:
     print(f"  longest task {max(tasks, default=0):.0f} ms; typing p95 {strokes[int(0.95 * len(strokes))]:.0f} ms")
 
 
-def accessible(driven: Driven) -> None:
-    """axe finds nothing serious, in either view and either colour."""
-    if not AXE:
-        print("  axe was not given")
-        return
-    driven.set(max_tokens="400")
-    driven.ask("Tell me of the wolf.")
-    driven.page.evaluate(AXE[0])
-    found = []
-    for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
-        driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
-        driven.show(view)
-        if view == "Pipeline" and not driven.page.locator(".dials[open]").count():
-            driven.page.locator(".dials summary").click(timeout=PATIENCE)
-        driven.page.wait_for_timeout(1500)
-        for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
-            places = [node["html"][:120] for node in each["nodes"]]
-            found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
-    print("".join(f"  {line}\n" for line in found), end="")
-    assert not [line for line in found if ": serious: " in line or ": critical: " in line]
+SCENES = (
+    first_paint, chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard,
+    widths, long_conversation,
+)  # fmt: skip

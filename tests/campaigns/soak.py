@@ -9,8 +9,8 @@
     the end   the server is told to end under streams, short and endless ones
 
 Every whole answer of a canary and of an agent is compared with what the library said beforehand. What the processes
-hold (memory, descriptors, threads, bytes on disk) is sampled, and in a run of ten minutes or more the last third of each
-curve is compared with the third before it. When nobody asks any more, no KV, request or connection is held.
+hold (memory, descriptors, threads, bytes on disk) is sampled, and in a run of ten minutes or more the last third of
+each curve is compared with the third before it. When nobody asks any more, no KV, request or connection is held.
 """
 
 import argparse
@@ -160,9 +160,7 @@ class Soak:
         endless = [replace(each, num_tokens=_ENDLESS) for each in self.said[:4]]
         asks = chance.sample([ask for each in (*self.said[4:], *endless) for ask in streams_of(each)], 24)
         asks += streams_of(endless[0])
-        ended, late = asyncio.run(
-            under_load(self.server.port, asks, chance.uniform(0.1, 0.6), self.server.tell_to_end)
-        )
+        ended, late = asyncio.run(under_load(self.server.port, asks, chance.uniform(0.1, 0.6), self.server.tell_to_end))
         self.report.expect_none([*self.server.ended(), *wrong_with(ended, late)], "at the end")
         self.counts.update(f"{each.how} at the end" for each in (*ended, *late))
 

@@ -2,7 +2,7 @@
 
     decoders    damaged frames through every decoder of this process (``fuzz.py``)
     in the open damaged frames through a worker's port: bytes on a bare connection, the first word of a well-framed
-                link, and what comes after the greeting and the order to load, when the worker believes in its coordinator
+                link, and what comes after the greeting and the order to load, when it believes in its coordinator
     strangers   at an encrypted port, without a key: ``knocks.py``
     admitted    over the encrypted link, with a key: damaged packets inside the encryption, first words, orders
     requests    damaged requests of HTTP to `splitinfer serve` (``mutations.py``)

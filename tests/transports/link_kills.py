@@ -124,7 +124,8 @@ def run_listener(address: str) -> None:
 
 
 def report(found: dict[str, Any]) -> None:
-    print(json.dumps(found), flush=True)
+    sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.flush()
 
 
 # -- the campaign ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What the clients' scripts share: each ability is a function that fails if the client does not get what it should.
 
-A script is run by `try_clients.py` with the server's address in ``CLIENT_URL`` and the key in ``CLIENT_KEY``. It prints
+A script is run by `clients.py` with the server's address in ``CLIENT_URL`` and the key in ``CLIENT_KEY``. It prints
 a line of JSON: the package's version, and for each ability ``null`` or why it failed.
 """
 

@@ -2,10 +2,10 @@
 
     python -m tests.campaigns clients --python VENV/bin/python      # where litellm, for example, is installed
 
-The scripts beside this file try what each client can do: streams, a round trip of tools, reasoning, errors. Requests of
-Codex, Claude Code, opencode and Qwen Code (``server/recorded_requests.json``) are sent as they came: an agent that asks
-must get a call of its own tool, and one that hands the outcome back must be told that the task is done. The order is
-drawn by the seed, and all are tried again while there is time; the server keeps their KV meanwhile.
+The scripts in ``libraries/`` try what each can do: streams, a round trip of tools, reasoning, errors. What Codex,
+Claude Code, opencode and Qwen Code sent (``server/recorded_requests.json``) is sent again: an agent that asks must get a
+call of its own tool, and one that hands the outcome back must be told that the task is done. The order is drawn by the
+seed, and all are tried again while there is time; the server keeps their KV meanwhile.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from typing import Any
 
 import scripted
 
-from ..report import Missing, Report
-from ..serving import left_by, serving, settle
+from .report import Missing, Report
+from .serving import left_by, serving, settle
 
-HERE = Path(__file__).resolve().parent
+LIBRARIES = Path(__file__).resolve().parent / "libraries"
 SCRIPTS = ("openai_chat", "openai_responses", "anthropic_messages", "litellm_client")
-RECORDED = HERE.parents[1] / "server" / "recorded_requests.json"
+RECORDED = Path(__file__).resolve().parents[1] / "server" / "recorded_requests.json"
 MISSING = ("ModuleNotFoundError", "PackageNotFoundError")
 _SECONDS = 300.0  # for a script
 _CONTEXT = 65536
@@ -62,7 +62,7 @@ def try_script(name: str, pythons: Sequence[str], url: str) -> dict[str, Any] | 
     the library."""
     told = {"CLIENT_URL": url, "CLIENT_KEY": "none", "CLIENT_MODEL": "scripted"}
     for python in pythons:
-        command = [python, str(HERE / f"{name}.py")]
+        command = [python, str(LIBRARIES / f"{name}.py")]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ, **told})
         except subprocess.TimeoutExpired:
