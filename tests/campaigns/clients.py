@@ -3,9 +3,9 @@
     python -m tests.campaigns clients --python VENV/bin/python      # where litellm, for example, is installed
 
 The scripts in ``libraries/`` try what each can do: streams, a round trip of tools, reasoning, errors. What Codex,
-Claude Code, opencode and Qwen Code sent (``server/recorded_requests.json``) is sent again: an agent that asks must get a
-call of its own tool, and one that hands the outcome back must be told that the task is done. The order is drawn by the
-seed, and all are tried again while there is time; the server keeps their KV meanwhile.
+Claude Code, opencode and Qwen Code sent (``server/recorded_requests.json``) is sent again: an agent that asks must get
+a call of its own tool, and one that hands the outcome back must be told that the task is done. The order is drawn by
+the seed, and all are tried again while there is time; the server keeps their KV meanwhile.
 """
 
 import argparse

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -313,10 +313,9 @@ def _spelt(data: Any, schema: Schema) -> set[str]:
 class Campaign:
     """What was found so far."""
 
-    def __init__(self, report: Report, folder: Path) -> None:
-        self._report, self._folder = report, folder
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self.refused, self.counts = Counter[str](), Counter[str]()
-        self.cut: list[str] = []
 
     def compare(self, reader: Reader, group: dict[str, Any], *, must_admit: bool = False) -> None:
         """A schema's documents with its form. ``must_admit``: the valid ones have to be answers, too."""
@@ -341,7 +340,7 @@ class Campaign:
                 missed = [longest for longest, taken in found.items() if not taken]
                 self._report.check(
                     not missed,
-                    f"{test['data']!r} in tokens of at most {missed} bytes is no answer of {json.dumps(group['schema'])}",
+                    f"{test['data']!r} in tokens of up to {missed} bytes is no answer of {json.dumps(group['schema'])}",
                 )
         self._report.check(not rules.failure, f"{json.dumps(group['schema'])}: {rules.failure}")
 
@@ -357,10 +356,9 @@ class Campaign:
                 self.counts["schemas_refused"] += 1
         for schema, request in requests:
             output = request.result()
-            if output.finish_reason == "error":
-                self._report.wrong(f"{output.error}: {json.dumps(schema)[:1000]}")
-            elif output.finish_reason != "stop":
-                self.counts["answers_cut"] += 1
+            if output.finish_reason != "stop":
+                self.counts[f"answers_cut_by_{output.finish_reason}"] += 1
+                self.refused.update([f"while it ran: {output.error}"[:90]] if output.error else [])
             else:
                 self.counts["answers_ended"] += 1
                 self.counts["answers_with_added"] += "<added_" in output.text
@@ -392,7 +390,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         groups, others = official(given.suites or folder / "suites"), real(given.suites or folder / "suites")
         report.say(f"{len(groups)} groups of the suite, {len(others)} real schemas{lacking and f'; pip: {lacking}'}")
         built_in = model(folder / "model", given.added, report.chance("model"))
-        found = Campaign(report, folder)
+        found = Campaign(report)
         with closing(Reader(built_in)) as reader:
             report.begin(0.5)
             for group in about_added(given.added) if given.added else ():
@@ -404,7 +402,8 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
             compiled = sorted(reader.compiled_in) or [0.0]
         known = [*keywords(), *others, *(group["schema"] for group in groups)]
         known = report.chance("schemas").sample(known, len(known))
-        schemas = chain(chain.from_iterable(zip(known, compositions(report.seed))), compositions(report.seed + 1))
+        drawn = compositions(report.seed)
+        schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
         with pipeline(built_in, [6, 6], max_running=_AT_ONCE) as llm:
             report.begin(0.5)
             for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
