@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import kv_kills
 import link_kills
 import psutil
 import rig as rigs
@@ -49,7 +50,6 @@ from splitinfer.core.wire_codec import INT8
 from transports.emulated_jaccl.device import Limits
 from transports.emulated_jaccl.world import World
 
-from . import kv_kills
 from .report import Report
 
 WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 10, "kv": 10}

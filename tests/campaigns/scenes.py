@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import expect
 
@@ -194,38 +193,7 @@ def first_paint(driven: Driven) -> None:
     assert sent <= 300_000
 
 
-def long_conversation(driven: Driven) -> None:
-    """5,000 messages: no long task while an answer comes and somebody types."""
-    pair = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": MARKDOWN})
-    messages = [pair[i % 2] for i in range(5000)]
-    driven.read_in(messages)
-    page = driven.page
-    driven.set(max_tokens="200")
-
-    def shortened(route: Any) -> None:
-        """Without what came before, as the context is 4,096 tokens."""
-        body = json.loads(route.request.post_data)
-        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))
-
-    page.route("**/v1/chat/completions", shortened)
-    page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
-        window.tasks.push(one.duration))).observe({type: 'longtask'}); }""")
-    driven.ask("Tell me of the wolf.")
-    page.evaluate("""() => {
-        window.strokes = [];
-        document.querySelector('.composer textarea').addEventListener('keydown', () => {
-            const began = performance.now();
-            requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
-        });
-    }""")
-    page.get_by_label("Message", exact=True).press_sequentially("A text that is typed while an answer comes.", delay=60)
-    driven.until_idle()
-    page.unroute("**/v1/chat/completions")
-    tasks, strokes = page.evaluate("[window.tasks.splice(0), window.strokes.sort((a, b) => a - b)]")
-    print(f"  longest task {max(tasks, default=0):.0f} ms; typing p95 {strokes[int(0.95 * len(strokes))]:.0f} ms")
-
-
 SCENES = (
     first_paint, chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard,
-    widths, long_conversation,
+    widths,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import zmq
 from knocks import Door, Handshake, knock
 from peers import Peer, generate, generate_alone, hello, load, raw
@@ -33,7 +34,7 @@ from transports import LinkClosed, LinkOptions, LinkTimeout, Security
 from transports.framing import Kind, encode
 from transports.security import secure_connector
 
-from . import fuzz, mutations
+from . import mutations
 from .report import Report
 from .serving import serving
 

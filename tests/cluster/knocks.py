@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from campaigns import fuzz
+import fuzz
 
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect
 

@@ -5,8 +5,8 @@ import random
 import threading
 from pathlib import Path
 
+import kv_kills
 import psutil
-from campaigns import kv_kills
 from effort import thorough
 from processes import coordinator
 

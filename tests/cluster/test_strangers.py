@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
+import fuzz
 import msgpack
 import numpy as np
 import peers
 import psutil
 import pytest
-from campaigns import fuzz
 from effort import thorough
 from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker

@@ -24,13 +24,14 @@ LAYOUT = {
     "model": "demo",
     "stages": [{"name": "front", "layers": 6}, {"name": "back", "layers": 6, "address": "local"}],
 }
+HERE = Path(__file__).resolve().parent
 NUM_PROMPTS = 4
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
 _ANSWER = """
 import sys
 from pathlib import Path
-sys.path[:0] = [{root!r}]
-from tests.campaigns.kv_kills import LAYOUT, PARAMS, prompts
+sys.path[:0] = {paths!r}
+from kv_kills import LAYOUT, PARAMS, prompts
 from splitinfer.llm import LLM, Settings
 with LLM(LAYOUT, settings=Settings(kv_dir=Path({folder!r}))) as llm:
     print("ready", flush=True)
@@ -66,7 +67,7 @@ def answers(folder: Path | None) -> tuple[list[list[int]], int]:
 def trial(folder: Path, seed: int, expected: Sequence[list[int]]) -> Trial:
     """One killing."""
     chance = random.Random(seed)
-    code = _ANSWER.format(root=str(Path(__file__).resolve().parents[2]), folder=str(folder))
+    code = _ANSWER.format(paths=[str(HERE), str(HERE.parents[1])], folder=str(folder))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
