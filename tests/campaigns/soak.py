@@ -27,16 +27,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
+from asks import WORDS, Canary, canaries, known, streams_of
+from client import Connection, Gone, request
+from draining import under_load, wrong_with
+from storm import Client, Weather, draw
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
-from .asks import WORDS, Canary, canaries, known, streams_of
-from .client import Connection, Gone, request
-from .drain import under_load, wrong_with
 from .report import Report
 from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle
-from .storm import Client, Weather, draw
 
 _TURNS, _ANSWER = 4, 24
 _CLIENTS, _AGENTS = 6, 3

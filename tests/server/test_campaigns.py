@@ -9,14 +9,14 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
-from campaigns.asks import Ask, Canary, asks_of, canaries, known, streamed, streams_of, text_of_events
-from campaigns.client import Connection, request
-from campaigns.drain import under_load
-from campaigns.drain import wrong_with as wrong_at_the_end
-from campaigns.looking import look
+from asks import Ask, Canary, asks_of, canaries, known, streamed, streams_of, text_of_events
 from campaigns.serving import left_by, quick_model, settle
-from campaigns.storm import Weather, storm
+from client import Connection, request
+from draining import under_load
+from draining import wrong_with as wrong_at_the_end
+from looking import look
 from stages import pipeline
+from storm import Weather, storm
 
 from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server

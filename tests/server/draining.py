@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .asks import Ask, failure_of, has_error_form, text_of_document, text_of_events
-from .client import Connection, Event, Gone, get, request
+from asks import Ask, failure_of, has_error_form, text_of_document, text_of_events
+from client import Connection, Event, Gone, get, request
 
 _LAST = {"chat": ("[DONE]",), "completions": ("[DONE]",), "messages": ("message_stop", "error")}
 _LAST_RESPONSE = ("response.completed", "response.incomplete", "response.failed")

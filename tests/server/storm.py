@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.core.json_text import dumps
+from asks import KINDS, Ask, Canary, complaint, has_error_form, text_of_document, text_of_events
+from client import Answer, Connection, Event, Gone, request
 
-from .asks import KINDS, Ask, Canary, complaint, has_error_form, text_of_document, text_of_events
-from .client import Answer, Connection, Event, Gone, request
+from splitinfer.core.json_text import dumps
 
 GOES = ("goes queued", "goes prefill", "goes decode", "goes sending")
 FATES = (("reads", 10), ("dawdles", 1), *((fate, 1) for fate in GOES), ("goes between", 1), ("cancelled", 1))

@@ -63,7 +63,8 @@ def main() -> None:
 
     def answer() -> None:
         for _ in sys.stdin:
-            print(dumps(look(opened[0])), flush=True)
+            sys.stdout.write(f"{dumps(look(opened[0]))}\n")
+            sys.stdout.flush()
 
     threading.Thread(target=answer, name="looking", daemon=True).start()
     command()
