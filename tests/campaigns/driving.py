@@ -24,6 +24,7 @@ class Driven:
     server: Serving
     pictures: Path
     complaints: list[str] = field(default_factory=list)
+    axe: str = ""  # the script of npm's axe-core
 
     @property
     def url(self) -> str:

@@ -193,7 +193,26 @@ def first_paint(driven: Driven) -> None:
     assert sent <= 300_000
 
 
+def accessible(driven: Driven) -> None:
+    """axe finds nothing serious, in either view and either colour."""
+    driven.set(max_tokens="400")
+    driven.ask("Tell me of the wolf.")
+    driven.page.evaluate(driven.axe)
+    found = []
+    for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
+        driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
+        driven.show(view)
+        if view == "Pipeline" and not driven.page.locator(".dials[open]").count():
+            driven.page.locator(".dials summary").click(timeout=PATIENCE)
+        driven.page.wait_for_timeout(1500)
+        for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
+            places = [node["html"][:120] for node in each["nodes"]]
+            found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
+    serious = [line for line in found if ": serious: " in line or ": critical: " in line]
+    assert not serious, serious
+
+
 SCENES = (
     first_paint, chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard,
-    widths,
+    widths, accessible,
 )  # fmt: skip
