@@ -57,7 +57,10 @@ Schema = dict[str, Any]
 _AT_ONCE = 40  # answers
 _MOST_TOKENS = 400  # of an answer
 _AHEAD = 64  # forced tokens, at once
-_DRAFTS = ("draft2020-12", "draft7")
+_DRAFTS = {
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+}
 _ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|schema)": "(?!https?://json-schema\.org/draft)[a-z]+:')
 _CLOSED = {"type": "object", "additionalProperties": False}
 
@@ -173,11 +176,14 @@ def fetch(folder: Path) -> str:
 
 def official(folder: Path) -> list[dict[str, Any]]:
     """The suite's groups, a schema with documents each, that need no other documents."""
-    files = [file for draft in _DRAFTS for file in sorted(folder.rglob(f"tests/{draft}/*.json"))]
-    groups = [group for file in files for group in json.loads(file.read_text(encoding="utf-8"))]
-    return [
-        one for one in groups if isinstance(one["schema"], dict) and not _ELSEWHERE.search(json.dumps(one["schema"]))
-    ]
+    found = list[dict[str, Any]]()
+    for draft, dialect in _DRAFTS.items():
+        for file in sorted(folder.rglob(f"tests/{draft}/*.json")):
+            for group in json.loads(file.read_text(encoding="utf-8")):
+                schema = group["schema"]
+                if isinstance(schema, dict) and not _ELSEWHERE.search(json.dumps(schema)):
+                    found.append({**group, "schema": {"$schema": dialect, **schema}})
+    return found
 
 
 def real(folder: Path) -> list[Schema]:
