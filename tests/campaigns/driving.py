@@ -39,12 +39,12 @@ class Driven:
 
     def set(self, **values: str) -> None:
         """Change settings of answers."""
-        self.page.locator("details.settings summary").click()
+        self.page.locator("details.settings:not(.connect) summary").click()
         for name, value in values.items():
             self.page.locator(f'input[name="{name}"]').fill(value)
         for name, value in values.items():
             expect(self.page.locator(f'input[name="{name}"]')).to_have_value(value)
-        self.page.locator("details.settings summary").click()
+        self.page.locator("details.settings:not(.connect) summary").click()
 
     def show(self, view: str) -> None:
         """Show the chat or the pipeline."""

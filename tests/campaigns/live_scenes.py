@@ -42,7 +42,7 @@ def with_a_key(driven: Driven) -> None:
         page.goto(server.url)
         page.get_by_label("Key", exact=True).fill("wrong")
         page.get_by_role("button", name="Enter").click()
-        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+        expect(page.get_by_role("alert")).to_contain_text("This key is not valid.")
         page.get_by_label("Key", exact=True).fill(key)
         page.get_by_role("button", name="Enter").click()
         expect(page.locator(".model")).not_to_be_empty(timeout=PATIENCE)

@@ -65,12 +65,12 @@ def settings_while_an_answer_comes(driven: Driven) -> None:
     driven.set(max_tokens="600")
     driven.ask("Tell me of the wolf.")
     expect(driven.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     page.get_by_label("System message").press_sequentially("Be brief.", delay=50)
     page.locator('input[name="temperature"]').press_sequentially("0.35", delay=50)
     expect(page.get_by_label("System message")).to_have_value("Be brief.")
     expect(page.locator('input[name="temperature"]')).to_have_value("0.35")
-    expect(page.locator("details.settings summary")).to_contain_text("system message · 2 set")
+    expect(page.locator("details.settings:not(.connect) summary")).to_contain_text("system message · 2 set")
     page.keyboard.press("Escape")
     driven.until_idle()
 
@@ -78,12 +78,12 @@ def settings_while_an_answer_comes(driven: Driven) -> None:
 def stop_and_go_on(driven: Driven) -> None:
     """An answer that ends at its most tokens goes on where it was."""
     page = driven.page
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     page.locator('input[name="max_tokens"]').fill("8")
     page.locator('input[name="temperature"]').fill("0")
     page.locator('input[name="probabilities"]').check()
     driven.picture("chat-settings")
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     driven.ask("Once upon a time")
     driven.until_idle()
     expect(driven.answers()).to_contain_text("Stopped at the token limit.")
