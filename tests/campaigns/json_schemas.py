@@ -285,7 +285,8 @@ class Reader:
                 answer, rest = [*answer, *run], rest[len(spelt) :]
                 continue
             (mask,) = rules.masks(answer, len(answer))
-            assert mask is not None
+            if mask is None:
+                return False  # it took a token that the mask had, and was at its end
             if not rest:
                 return any(_has(mask, token) for token in rules.ends)
             token = self._next(mask, rest, longest)
