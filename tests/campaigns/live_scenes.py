@@ -52,7 +52,7 @@ def with_a_key(driven: Driven) -> None:
         assert key not in kept, kept
     expect(page.get_by_text("The server does not answer; these figures are old.")).to_be_visible(timeout=PATIENCE)
     with demo("--port", str(server.port)):
-        expect(page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_text("these figures are old")).not_to_be_visible(timeout=PATIENCE)
     context.close()
 
 
@@ -148,9 +148,9 @@ def restart(driven: Driven) -> None:
         expect(one.answers()).to_contain_text("The connection to the server was lost.", timeout=PATIENCE)
         one.picture("chat-server-gone")
         one.show("Pipeline")
-        expect(one.page.get_by_text("what is shown is old")).to_be_visible(timeout=PATIENCE)
+        expect(one.page.get_by_text("these figures are old")).to_be_visible(timeout=PATIENCE)
         with demo("--port", str(server.port)):
-            expect(one.page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+            expect(one.page.get_by_text("these figures are old")).not_to_be_visible(timeout=PATIENCE)
             one.show("Chat")
             before = one.text()
             one.page.get_by_role("button", name="Go on").click()
