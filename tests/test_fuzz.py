@@ -1,6 +1,6 @@
 """Thirty thousand of the mutated frames of ``fuzz.py``."""
 
-from campaigns import fuzz
+import fuzz
 
 
 def test_mutated_frames_are_refused_or_read() -> None:

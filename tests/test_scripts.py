@@ -1,6 +1,8 @@
-"""The campaigns start from a clone as they are, with nothing in the environment; and what ``scripts/_setup`` installs
-for an NVIDIA card."""
+"""The campaigns start from a clone as they are, with nothing in the environment, and end as they say; and what
+``scripts/_setup`` installs for an NVIDIA card.
+"""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,41 +10,40 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaigns.__main__ import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS_MORE = ("browser", "drive", "looking", "prometheus")  # a browser, Prometheus, a command to run
-SCRIPTS = sorted(
-    path.relative_to(ROOT)
-    for path in (ROOT / "tests" / "campaigns").glob("*.py")
-    if path.stem not in NEEDS_MORE and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-)
 
-# One process for all, which loads the libraries once; before each script it forgets where the last one searched.
-_START = """
-import runpy, sys
-from pathlib import Path
-scripts, root = sys.argv[1:], Path.cwd()
-before = sys.path[1:]
-for script in scripts:
-    sys.path[:] = [str(root), *(each for each in before if each not in ("", str(root)))]
-    for name, module in [*sys.modules.items()]:
-        if str(root / "tests") in (getattr(module, "__file__", None) or ""):
-            del sys.modules[name]
-    sys.argv[:] = [script, "--help"]
+# One process for all, which loads the libraries once.
+_HELP = """
+import sys
+from tests.campaigns.__main__ import NAMES, main
+for name in NAMES:
     try:
-        runpy.run_module(script.removesuffix(".py").replace("/", "."), run_name="__main__")
+        main([name, "--help"])
     except SystemExit as ending:
-        print(f"{script} {ending.code}", file=sys.stderr)
+        print(name, ending.code, file=sys.stderr)
 """
 
 
-@pytest.mark.nightly
-def test_they_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_campaigns_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    command = [sys.executable, "-c", _START, *map(str, SCRIPTS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run("-c", _HELP)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stderr.splitlines()) == [f"{script} 0" for script in SCRIPTS]
+    assert done.stderr.split() == [word for name in NAMES for word in (name, "0")]
+
+
+def test_a_campaign_that_finds_something_wrong_ends_with_1_and_one_document(tmp_path: Path):
+    out = tmp_path / "found.json"
+    done = run("-m", "tests.campaigns", "deaths", "--trial", "one", "--seed", "7", "--out", str(out))
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, document["campaign"], document["seed"]) == (1, "deaths", 7), done.stdout + done.stderr
+    assert document["num_troubles"] == len(document["troubles"]) == 1
+    assert json.loads(out.read_text()) == document
 
 
 # ----- scripts/_setup ------------------------------------------------------------------------------

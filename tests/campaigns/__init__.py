@@ -1,4 +1,4 @@
-"""Campaigns: programs that are run by hand, as ``python -m tests.campaigns.NAME``. They use what the tests share."""
+"""Campaigns: ``python -m tests.campaigns NAME`` (``__main__.py`` lists them). They use what the tests share."""
 
 import sys
 from pathlib import Path

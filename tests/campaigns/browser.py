@@ -1,10 +1,14 @@
-"""A hostile page in a real browser against a server on this machine: it reads nothing, and nothing reaches the engine.
+"""The page in Chromium against real servers of two stages: driven as a person would, and attacked by another page.
 
-    python -m tests.campaigns.browser                     # needs chromium, Debian's for example
-    python -m tests.campaigns.browser --chromium PATH
+    python -m tests.campaigns browser                        # needs playwright (pip) and chromium (Debian's)
+    python -m tests.campaigns browser --only chat hostile --pictures FOLDER
 
-The page (``hostile.html``) comes from another origin and tries what pages can: fetch in all modes, forms, images,
-scripts, frames, beacons, EventSource, WebSocket, workers; at each of the server's names. Four servers:
+Scenes (``scenes.py``, ``live_scenes.py``) drive it, in an order that the seed draws. What must never be seen in any: a
+message of the Content-Security-Policy, an error in the console, a request to another server.
+
+``hostile``: a page (``hostile.html``) of another origin tries what pages can: fetch in all modes, forms, images,
+scripts, frames, beacons, EventSource, WebSocket, workers; at each of the server's names. It must read nothing, and
+nothing may reach the engine. Four servers:
 
     open        without keys
     session     with keys, and the browser holds a session that a key has bought
@@ -17,16 +21,17 @@ Another control: with the session, the browser itself (its address bar) reads `/
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
 import re
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,6 +45,8 @@ from splitinfer.server.gate import Gate, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+
+from .report import Missing, Report
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PAGE = Path(__file__).parent / "hostile.html"
@@ -174,124 +181,137 @@ def _pass(source: socket.socket, sink: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-class Browser:
-    """Chromium without a window, with one profile."""
+class Attacks:
+    """What a hostile page tries on servers of one pipeline, in a context of the browser."""
 
-    def __init__(self, path: str, profile: str) -> None:
-        rules = f"MAP {_ATTACKER} 127.0.0.1, MAP {_REBOUND} 127.0.0.1"
-        self._command = [
-            path, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
-            "--disable-background-networking", f"--user-data-dir={profile}", f"--host-resolver-rules={rules}",
-        ]  # fmt: skip
+    def __init__(self, report: Report, llm: LLM, context: Any, things: contextlib.ExitStack) -> None:
+        self._report, self._llm, self._things = report, llm, things
+        self.counts = Counts()
+        self._page = context.new_page()
+        things.enter_context(counting(self.counts))
+        self.site = self._closed(Site())
+        self.origin = f"http://{_ATTACKER}:{self.site.port}"
 
-    def reads(self, url: str) -> str:
-        """What its window would show."""
-        done = subprocess.run([*self._command, "--dump-dom", url], capture_output=True, timeout=_SECONDS, check=False)
-        return done.stdout.decode(errors="replace")
+    def _closed(self, made: Any) -> Any:
+        self._things.callback(made.close)
+        return made
 
-    def opens(self, url: str, until: threading.Event) -> None:
-        """Stay on a page until it has reported."""
-        running = subprocess.Popen(
-            [*self._command, "--remote-debugging-port=0", url], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    def serve(self, gate: Gate) -> Server:
+        server: Server = self._closed(Server(Service(self._llm, "demo", gate), Listen(port=0)))
+        return server
+
+    def let(self, name: str, url: str, targets: list[str]) -> list[str]:
+        """Let the page try; what it read."""
+        self.counts.reached.clear()
+        self.counts.statuses.clear()
+        self.site.tries(targets)
+        self._page.goto(url)
+        if not self.site.reported.wait(_SECONDS):
+            raise TimeoutError(f"the page at {url} did not report within {_SECONDS:g} s")
+        said = [one for one in self.site.report if one["read"] and _REFUSAL not in one["read"]]
+        self._report.say(
+            f"{name}: {len(self.site.report)} attempts, {len(said)} read something, the engine was reached "
+            f"{self.counts.reached.total()} times; the server answered {dict(sorted(self.counts.statuses.items()))}"
         )
-        try:
-            if not until.wait(_SECONDS):
-                raise TimeoutError(f"the page at {url} did not report within {_SECONDS:g} s")
-        finally:
-            running.terminate()
-            running.communicate(timeout=30)
+        return [f"{one['name']}: {one['read']!r}" for one in said]
+
+    def refused(self, name: str, url: str, targets: list[str]) -> int:
+        """Nothing may come of it; how often it tried."""
+        read = self.let(name, url, targets)
+        self._report.expect_none((f"it read {one}" for one in read), name)
+        self._report.expect_none((f"it reached {one}" for one in self.counts.reached), name)
+        self._report.check(self.site.report, f"{name}: it tried nothing")
+        good = [one for one in self.counts.statuses if one.split()[1][0] == "2"]
+        self._report.check(not good, f"{name}: the server answered {good}")
+        return len(self.site.report)
+
+    def all(self) -> int:
+        """Every server; how often the page tried."""
+        port = self.serve(Gate()).port
+        names = ("localhost", "127.0.0.1", "0.0.0.0", _REBOUND)
+        tried = self.refused("open", f"{self.origin}/", [f"http://{name}:{port}" for name in names])
+        keyed = self.serve(Gate(keys=ApiKeys([_USER])))
+        bought = cookie(keyed.service.sessions.begin(_USER), is_secure=False)
+        here = f"http://localhost:{keyed.port}"
+        self._page.goto(f"http://localhost:{self._closed(Site(bought)).port}/")
+        self._page.goto(f"{here}/v1/models")
+        shown = self._page.inner_text("body")
+        self._report.check('"demo"' in shown, f"control: the browser has no session: {shown[:300]}")
+        tried += self.refused("session", f"{self.origin}/", [here, f"http://127.0.0.1:{keyed.port}"])
+        tried += self.refused("session, other port of this machine", f"http://localhost:{self.site.port}/", [here])
+        rebinding = self._closed(Rebinding(self.site, port))
+        origin = f"http://{_REBOUND}:{rebinding.port}"
+        tried += self.refused("rebound", f"{origin}/", [origin])
+        allowed = self.serve(Gate(origins=frozenset({self.origin})))
+        read = self.let("control", f"{self.origin}/", [f"http://localhost:{allowed.port}"])
+        got_through = read and self.counts.reached
+        self._report.check(got_through, f"control: a page that may use the server read {read}")
+        return tried + len(self.site.report)
 
 
-def attack(
-    name: str, browser: Browser, site: Site, url: str, targets: list[str], counts: Counts
-) -> tuple[list[str], list[str]]:
-    """Let the page try; what it read, and what reached the engine."""
-    counts.reached.clear()
-    counts.statuses.clear()
-    site.tries(targets)
-    browser.opens(url, site.reported)
-    said = [one for one in site.report if one["read"] and _REFUSAL not in one["read"]]
-    read = [f"{one['name']}: {one['read']!r}" for one in said]
-    reached = [f"{what} {number} times" for what, number in counts.reached.items()]
-    print(
-        f"{name}: {len(site.report)} attempts, {len(read)} read something, the engine was reached "
-        f"{sum(counts.reached.values())} times; the server answered {dict(sorted(counts.statuses.items()))}"
-    )
-    return read, reached
-
-
-def run(chromium: str) -> int:
-    troubles: list[str] = []
+def hostile(report: Report, browser: Any) -> None:
+    """A hostile page at each kind of server."""
     with contextlib.ExitStack() as things:
-        counts = Counts()
         llm = things.enter_context(pipeline(TARGET, [6, 6]))
-        things.enter_context(counting(counts))
-        browser = Browser(chromium, things.enter_context(tempfile.TemporaryDirectory()))
-
-        def serve(gate: Gate) -> Server:
-            server = Server(Service(llm, "demo", gate), Listen(port=0))
-            things.callback(server.close)
-            return server
-
-        site = Site()
-        things.callback(site.close)
-        page = f"http://{_ATTACKER}:{site.port}/"
-
-        def refused(name: str, url: str, targets: list[str]) -> None:
-            read, reached = attack(name, browser, site, url, targets, counts)
-            troubles.extend(f"{name}: it read {one}" for one in read)
-            troubles.extend(f"{name}: it reached {one}" for one in reached)
-            if not site.report:
-                troubles.append(f"{name}: it tried nothing")
-            if good := [one for one in counts.statuses if one.split()[1][0] == "2"]:
-                troubles.append(f"{name}: the server answered {good}")
-
-        port = serve(Gate()).port
-        hosts = (
-            f"http://localhost:{port}",
-            f"http://127.0.0.1:{port}",
-            f"http://0.0.0.0:{port}",
-            f"http://{_REBOUND}:{port}",
-        )
-        refused("open", page, list(hosts))
-
-        keyed = serve(Gate(keys=ApiKeys([_USER])))
-        name = keyed.service.sessions.begin(_USER)
-        setter = Site(cookie(name, is_secure=False))
-        things.callback(setter.close)
-        browser.reads(f"http://localhost:{setter.port}/")
-        shown = browser.reads(f"http://localhost:{keyed.port}/v1/models")
-        if '"demo"' not in shown:
-            troubles.append(f"control: the browser has no session: {shown[:300]}")
-        refused("session", page, [f"http://localhost:{keyed.port}", f"http://127.0.0.1:{keyed.port}"])
-        setter.page = site.page
-        refused(
-            "session, other port of this machine", f"http://localhost:{site.port}/", [f"http://localhost:{keyed.port}"]
-        )
-
-        rebinding = Rebinding(site, port)
-        things.callback(rebinding.close)
-        refused("rebound", f"http://{_REBOUND}:{rebinding.port}/", [f"http://{_REBOUND}:{rebinding.port}"])
-
-        allowed = serve(Gate(origins=frozenset({f"http://{_ATTACKER}:{site.port}"})))
-        read, reached = attack("control", browser, site, page, [f"http://localhost:{allowed.port}"], counts)
-        if not read or not reached:
-            troubles.append(f"control: a page that may use the server read {read} and reached {reached}")
-    for trouble in troubles:
-        print(trouble)
-    print(f"{len(troubles)} troubles")
-    return int(bool(troubles))
+        context = browser.new_context()
+        things.callback(context.close)
+        report.figures["attempts"] = Attacks(report, llm, context, things).all()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+# -- the campaign ----------------------------------------------------------------------------------
+
+
+def play(report: Report, driven: Any, scene: Callable[[Any], None]) -> None:
+    """Play one scene on a fresh page."""
+    driven.complaints.clear()
+    driven.page.set_viewport_size({"width": 1280, "height": 800})
+    driven.page.goto(driven.url)
+    driven.page.reload()
+    try:
+        driven.ready()
+        scene(driven)
+    except Exception:  # noqa: BLE001 - the next scene is played in any case
+        driven.picture(f"failed-{scene.__name__}")
+        report.wrong(f"{scene.__name__}: {traceback.format_exc(limit=-2)}")
+    report.expect_none(driven.complaints, scene.__name__)
+    report.say(f"{scene.__name__} is played")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, _NAMES)), None))
-    options = parser.parse_args()
-    if options.chromium is None:
-        print("there is no chromium here, so no page was tried; Debian's package chromium has one")
-        return 0
-    return run(options.chromium)
+    parser.add_argument("--pictures", type=Path, default=Path(tempfile.gettempdir()) / "splitinfer-page")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of npm's axe-core; without, one scene is left out")
+    parser.add_argument("--only", nargs="*", help="names of scenes, and hostile")
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    if given.chromium is None:
+        raise Missing("there is no chromium here; Debian's package chromium has one")
+    if importlib.util.find_spec("playwright") is None:
+        raise Missing("playwright (pip) is not installed here")
+    from playwright.sync_api import sync_playwright
+
+    from . import live_scenes, scenes
+    from .driving import Driven, demo, watched
+
+    todo = [one for one in (*scenes.SCENES, *live_scenes.SCENES) if not given.only or one.__name__ in given.only]
+    if given.axe is None:
+        todo = [one for one in todo if one is not scenes.accessible]
+    names = list[str]()
+    given.pictures.mkdir(parents=True, exist_ok=True)
+    rules = f"--host-resolver-rules=MAP {_ATTACKER} 127.0.0.1, MAP {_REBOUND} 127.0.0.1"
+    with demo() as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox", rules])
+        report.begin()
+        if not given.only or "hostile" in given.only:
+            hostile(report, browser)
+        page = browser.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
+        driven = Driven(page, server, given.pictures, axe=given.axe.read_text() if given.axe else "")
+        watched(driven)
+        for scene in report.chance().sample(todo, len(todo)):
+            if names and report.is_over:
+                break
+            play(report, driven, scene)
+            names.append(scene.__name__)
+        browser.close()
+    report.figures |= {"scenes": names, "scenes_left_out": len(todo) - len(names), "pictures": str(given.pictures)}

@@ -1,9 +1,9 @@
 """Strike a pipeline at random moments, and compare every token with the undisturbed run.
 
-    python -m tests.campaigns.deaths --kills 200 --freezes 50 --cuts 50 --coordinators 20
-    python -m tests.campaigns.deaths --only cut --cuts 10 --codec int8 --seed 7
-    python -m tests.campaigns.deaths --trial kill-17 --seed 7            # one of them again
-    python -m tests.campaigns.deaths --only kill --kills 16 --streams 4 --drafter eagle3  # drafts of the last stage
+    python -m tests.campaigns deaths --strikes 200 --seed 7
+    python -m tests.campaigns deaths --strikes 40 --only kill --streams 4 --drafter eagle3  # drafts of the last stage
+    python -m tests.campaigns deaths --strikes 200 --link rdma       # over a stand-in for JACCL
+    python -m tests.campaigns deaths --trial kill-17 --seed 7        # one of them again
 
 A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
 (``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
@@ -15,23 +15,30 @@ does so.
     stutter       any of the processes, the coordinator among them, stand still and go on, again and again
     twice         any of the first three, and a worker is killed before the pipeline has got over it
     coordinator   the coordinator is killed under its clients and started again; they ask again
+    kv            a pipeline is killed while it writes KV; the next one answers with what is left (``kv_kills.py``)
+    link          with ``--link rdma`` only: an end of a bare link, or one of its processes (``link_kills.py``)
 
 Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
-KV or plan of nobody's, no half written file but those of killed writers, no descriptors, no threads. What was wrong is
-printed with the trial that showed it, a new rig goes on, and the exit code is 1.
+KV or plan of nobody's, no half written file but those of killed writers, no descriptors, no threads. A rig that showed
+something wrong is not used again.
 """
 
 import argparse
 import math
+import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import kv_kills
+import link_kills
 import psutil
 import rig as rigs
 import trained
@@ -40,8 +47,16 @@ from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import INT8
+from transports.emulated_jaccl.device import Limits
+from transports.emulated_jaccl.world import World
 
-KINDS = ("kill", "freeze", "cut", "stutter", "twice", "coordinator")
+from .report import Report
+
+WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 10, "kv": 10}
+RDMA_WEIGHTS = {"kill": 20, "freeze": 8, "cut": 8, "stutter": 4, "twice": 4, "coordinator": 6, "link": 50}
+KINDS = tuple(dict.fromkeys([*WEIGHTS, *RDMA_WEIGHTS]))
+_AT_ONCE = 4  # strikes between two looks at the clock
+_NO_LIMITS = Limits(regions=10**6, queue_pairs=10**5)  # killed readers leave some at their device
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
 _ATTEMPTS, _SOONER = 6, 0.6
 _ASLEEP = (3.2, 4.5)  # seconds until a person sees to what stands still; the link gives up after 3
@@ -62,6 +77,7 @@ class Trial:
     kind: str
     number: int
     streams: int | None = None  # None: as the number says
+    on: Shape | None = None  # None: the same
 
     @property
     def name(self) -> str:
@@ -69,7 +85,7 @@ class Trial:
 
     @property
     def shape(self) -> Shape:
-        return self._shapes[self.number % len(self._shapes)]
+        return self.on or self._shapes[self.number % len(self._shapes)]
 
     @property
     def num_streams(self) -> int:
@@ -291,7 +307,17 @@ def _endings(answers: Sequence[Answer]) -> Iterator[str]:
 # -- the campaign ----------------------------------------------------------------------------------
 
 
-def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8, drafter: str = "") -> list[Outcome]:
+@dataclass(frozen=True)
+class Way:
+    """How the rigs of a run are: the links' codec, what else the layout says of a stage on another machine, and the
+    drafter on the last stage, if it is one of random weights."""
+
+    codec: str = INT8
+    remote: Mapping[str, Any] = field(default_factory=dict)
+    drafter: str = ""
+
+
+def run(trials: Sequence[Trial], seed: int = 0, way: Way | None = None) -> list[Outcome]:
     """All of them, each on a rig of its shape; a rig that showed something wrong is not used again."""
     outcomes: list[Outcome] = []
     for shape in SHAPES:
@@ -302,7 +328,7 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8, drafter: str 
             own: list[Outcome] = []
             before = todo[0]
             try:
-                _on_one_rig(shape, todo, seed, codec, drafter, own)
+                _on_one_rig(shape, todo, seed, way or Way(), own)
             except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
                 own.append(_failed(before if own else todo.pop(0), error))
                 print(dumps(asdict(own[-1])), flush=True)
@@ -310,16 +336,16 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8, drafter: str 
     return outcomes
 
 
-def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, drafter: str, outcomes: list[Outcome]) -> None:
+def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, way: Way, outcomes: list[Outcome]) -> None:
     """As many of ``todo`` as go well, and the first that does not; to ``outcomes``."""
-    with _folder() as folder, rigs.running(shape, Path(folder), codec, drafter) as rig:
+    with _folder() as folder, rigs.running(shape, Path(folder), way.codec, way.drafter, way.remote) as rig:
         while todo and all(outcome.is_good for outcome in outcomes):
             outcomes.append(attempt(rig, todo.pop(0), seed))
             _tell(outcomes[-1], seed, rig)
         print(dumps(rig.figures()), flush=True)
         left = rig.close()
         if left and outcomes[-1].is_good:
-            outcomes[-1] = _with_troubles(outcomes[-1], left)
+            outcomes[-1] = replace(outcomes[-1], troubles=(*outcomes[-1].troubles, *left))
             _tell(outcomes[-1], seed, rig)
 
 
@@ -327,17 +353,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True)
 
 
-def _with_troubles(outcome: Outcome, troubles: Sequence[str]) -> Outcome:
-    return Outcome(**{**asdict(outcome), "troubles": (*outcome.troubles, *troubles)})
-
-
 def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
     print(dumps(asdict(outcome)), flush=True)
     if not outcome.is_good:
-        print(
-            f"WRONG; to see it again: --seed {seed} --trial {outcome.trial}; the coordinator's log ends with",
-            flush=True,
-        )
+        print(f"to see it again: --seed {seed} --trial {outcome.trial}; the coordinator's log ends with", flush=True)
         print(rig.coordinator.log.read_text()[-3000:], flush=True)
 
 
@@ -365,36 +384,100 @@ def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
     return (f"{statistics.median(known):.2f} s", f"{max(known):.2f}") if known else ("-", "-")
 
 
-def _many(kind: str) -> str:
-    return kind if kind in ("stutter", "twice") else f"{kind}s"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind, count in zip(KINDS, (200, 50, 50, 0, 0, 20), strict=True):
-        parser.add_argument(f"--{_many(kind)}", type=int, default=count)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strikes", type=int, help="so many in all; without, as long as there is time")
+    parser.add_argument("--link", choices=("tcp", "rdma"), default="tcp", help="between machines")
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--trial", help="this one alone, by its name")
     parser.add_argument("--streams", type=int, choices=STREAMS, help="so many in every trial; without, all in turn")
     parser.add_argument("--codec", default=INT8, help="of the links")
     parser.add_argument("--drafter", choices=trained.KINDS, default="", help="on the last stage, of random weights")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    kinds = [args.only] if args.only else KINDS
-    trials = [Trial(kind, number, args.streams) for kind in kinds for number in range(getattr(args, _many(kind)))]
-    if args.trial:
-        kind, _, number = args.trial.partition("-")
-        trials = [Trial(kind, int(number), args.streams)]
-    began = time.monotonic()
-    print(table(outcomes := run(trials, args.seed, args.codec, args.drafter)))
-    wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
-    print(dumps({
-        "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
-        "missed": sum(o.is_missed for o in outcomes), "seed": args.seed, "codec": args.codec,
-        "drafter": args.drafter, "seconds": round(time.monotonic() - began),
-    }))  # fmt: skip
-    raise SystemExit(bool(wrong))
 
 
-if __name__ == "__main__":
-    main()
+class Deaths:
+    """The campaign: rounds of strikes, and what came of them."""
+
+    def __init__(self, report: Report, given: argparse.Namespace, folder: Path) -> None:
+        self._report, self._given, self._folder = report, given, folder
+        self._is_rdma = given.link == "rdma"
+        self.numbers = Counter[str]()
+        self.outcomes: list[Outcome] = []
+        self.kv: list[kv_kills.Trial] = []
+        self.links = link_kills.Count()
+        self._undisturbed: list[list[int]] = []
+        self._way = Way(given.codec, {}, given.drafter)
+        if self._is_rdma:
+            self.world = World.make(folder / "jaccl", limits=_NO_LIMITS)
+            os.environ.update(self.world.environment)
+            self._way = replace(self._way, remote={"transport": "rdma", "device": World.devices()})
+
+    def trial(self, kind: str, number: int) -> Trial:
+        """On rdma all are of the one shape that the stand-in's cable can join."""
+        return Trial(kind, number, self._given.streams, SHAPES[0] if self._is_rdma else None)
+
+    def drawn(self, count: int) -> list[Trial]:
+        """The next strikes."""
+        weights = RDMA_WEIGHTS if self._is_rdma else WEIGHTS
+        only, chance = self._given.only, self._report.chance(self.numbers.total())
+        found = []
+        for _ in range(count):
+            kind = only or chance.choices([*weights], [*weights.values()])[0]
+            found.append(self.trial(kind, self.numbers[kind]))
+            self.numbers[kind] += 1
+        return found
+
+    def strike(self, trials: Sequence[Trial]) -> None:
+        """Carry them out, each kind where it belongs."""
+        seed, kinds = self._report.seed, {kind: [t for t in trials if t.kind == kind] for kind in KINDS}
+        for trial in kinds["kv"]:
+            self._strike_kv(trial)
+        if bare := kinds["link"]:
+            folder = self._folder / f"links-{self.links.kills.total()}"
+            count = link_kills.several([seed * 1_000_003 + trial.number for trial in bare], folder)
+            self._report.expect_none(count.faults, "link")
+            self.links.add(count)
+        outcomes = run([trial for trial in trials if trial.kind not in ("kv", "link")], seed, self._way)
+        for bad in (outcome for outcome in outcomes if not outcome.is_good):
+            self._report.wrong(f"{bad.trial}, {bad.how}: {bad.troubles or 'other tokens'}")
+        self.outcomes += outcomes
+
+    def _strike_kv(self, trial: Trial) -> None:
+        self._undisturbed = self._undisturbed or kv_kills.answers(None)[0]
+        with _folder() as folder:
+            found = kv_kills.trial(Path(folder), self._report.seed + trial.number, self._undisturbed)
+        self.kv.append(found)
+        self._report.say(dumps(asdict(found)))
+        self._report.check(found.same, f"{trial.name}: with what was left, other tokens: {found}")
+
+    def figures(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "strikes": self.numbers.total(), "kinds": self.numbers, "link": self._given.link,
+            "codec": self._given.codec, "drafter": self._given.drafter,
+            "same": sum(o.same for o in self.outcomes) + sum(each.same for each in self.kv),
+            "missed": sum(o.is_missed for o in self.outcomes),
+            "wrong": [o.trial for o in self.outcomes if not o.is_good],
+            "kv_found": sum(each.cached_tokens > 0 for each in self.kv),
+            "trials": [asdict(outcome) for outcome in self.outcomes],
+        }  # fmt: skip
+        if self._is_rdma:
+            found |= {"link_kills": self.links.kills, "frames": self.links.frames, "reasons": self.links.reasons}
+            self._report.check(
+                not sum(map(self.world.overlaps, self.world.ports)), "two operations at once on one rdma device"
+            )
+        return found
+
+
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    with _folder() as folder:
+        deaths = Deaths(report, given, Path(folder))
+        report.begin()
+        if given.trial:
+            kind, _, number = given.trial.partition("-")
+            deaths.strike([deaths.trial(kind, int(number))])
+        elif given.strikes:
+            deaths.strike(deaths.drawn(given.strikes))
+        else:
+            for _ in report.numbers():
+                deaths.strike(deaths.drawn(_AT_ONCE))
+        print(table(deaths.outcomes))
+        report.figures |= deaths.figures()

@@ -2,17 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
-from processes import Running, until
 
-__all__ = ["PATIENCE", "ROOT", "SECONDS", "WIDTHS", "Driven", "serving", "until", "watched"]
+from .serving import LOCAL, Serving, serving
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = {"phone": (390, 844), "tablet": (834, 1112), "wide": (1440, 900)}
 SECONDS = 60.0
 PATIENCE = 1000 * SECONDS  # milliseconds
@@ -20,13 +18,17 @@ PATIENCE = 1000 * SECONDS  # milliseconds
 
 @dataclass
 class Driven:
-    """A browser's page, the server's address and process, and what was seen that must not be."""
+    """A browser's page, the server behind it, and what was seen that must not be."""
 
     page: Page
-    url: str
-    server: Running
+    server: Serving
     pictures: Path
     complaints: list[str] = field(default_factory=list)
+    axe: str = ""  # the script of npm's axe-core
+
+    @property
+    def url(self) -> str:
+        return self.server.url
 
     def picture(self, name: str) -> None:
         self.page.screenshot(path=str(self.pictures / f"{name}.png"))
@@ -37,12 +39,12 @@ class Driven:
 
     def set(self, **values: str) -> None:
         """Change settings of answers."""
-        self.page.locator("details.settings summary").click()
+        self.page.locator("details.settings:not(.connect) summary").click()
         for name, value in values.items():
             self.page.locator(f'input[name="{name}"]').fill(value)
         for name, value in values.items():
             expect(self.page.locator(f'input[name="{name}"]')).to_have_value(value)
-        self.page.locator("details.settings summary").click()
+        self.page.locator("details.settings:not(.connect) summary").click()
 
     def show(self, view: str) -> None:
         """Show the chat or the pipeline."""
@@ -66,12 +68,12 @@ class Driven:
         self.page.keyboard.press("Control+Shift+O")
 
     @contextlib.contextmanager
-    def another(self, url: str = "", server: Running | None = None) -> Iterator["Driven"]:
+    def another(self, server: Serving | None = None) -> Iterator["Driven"]:
         """A page of somebody else, at this server or another."""
         browser = self.page.context.browser
         assert browser is not None
         context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-        other = Driven(context.new_page(), url or self.url, server or self.server, self.pictures, self.complaints)
+        other = Driven(context.new_page(), server or self.server, self.pictures, self.complaints)
         watched(other)
         try:
             other.page.goto(other.url)
@@ -102,15 +104,10 @@ class Driven:
 
 
 @contextlib.contextmanager
-def serving(*more: str, layout: str = "demo.yaml", port: int = 0) -> Iterator[tuple[str, Running]]:
-    """A server, with its address; whatever happens, no process of it stays."""
-    running = Running(
-        "serve", "--layout", layout, "--port", str(port), "--kv-dir", "none", *more, env={"PYTHONPATH": str(ROOT)}
-    )
-    try:
-        yield running.sees(r"at (http://[^\s/]+)/v1", SECONDS)[1], running
-    finally:
-        running.end()
+def demo(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
+    """A server of the built-in model, with its draft model, on two stages."""
+    with serving("--draft", "demo-draft", *args, workers=workers, model="demo", layers=12) as server:
+        yield server
 
 
 def watched(driven: Driven) -> None:

@@ -1,36 +1,70 @@
-"""Answers in the form of hundreds of schemas, by the built-in model at temperature 1, where nothing but the mask makes
-JSON; each that ended is compared with its schema by jsonschema.
+"""JSON Schema against the forms of answers, by the built-in model, whose answers nothing but the mask makes JSON.
 
-    python -m tests.campaigns.json_schemas [--skip N] [--schemas N] [--seeds N] [--stages N]
+    python -m tests.campaigns json_schemas --num 400 --seed 1
+    python -m tests.campaigns json_schemas --num 400 --added 500    # tokens like <added_7> that are not special
+    python -m tests.campaigns json_schemas --suites FOLDER          # what pip would fetch otherwise (see below)
 
-The schemas are made of the keywords by a seed: every keyword alone with several values, pairs of them, and compositions
-to a depth of three, with references. It prints what was refused, by the first words of the reason; what was cut off,
-and how much of that has a schema that bounds every length (digits of fractions are not bounded); and every answer that
-its schema does not admit, of which there must be none.
+Schemas come from four sources, by turns: every keyword alone with several values; compositions to a depth of three,
+with references, drawn by the seed; JSON Schema's official suite; and those of real programs' files. The last two are in
+the source of the package jsonschema and in check-jsonschema, which pip fetches; without a network the first two remain.
+
+    answers    to each of ``--num`` schemas, at temperature 1: each that ended is compared with its schema by jsonschema
+    suite      each document of the official suite whose schema it breaks must not be an answer in the form. One that
+               the schema admits may be refused, for a form has one spelling; these are counted
+    added      with ``--added``: a text that holds such a token's text must be an answer in the form of a schema that
+               admits it, spelt with the token or without, and must not be one where its constant differs
+
+It counts what was refused by the first words of the reason, and what was cut off.
 """
 
 import argparse
 import json
 import random
+import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import tempfile
+import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import jsonschema
+import mlx.core as mx
+from referencing.exceptions import Unresolvable
 from stages import pipeline
 
 from splitinfer import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
+from splitinfer.grammar.rules import AnswerRules
+from splitinfer.llm import LLM
+from splitinfer.llm.forms import AnswerForms
+from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.models.hub import open_model
+
+from .report import Report
 
 Schema = dict[str, Any]
 
 _AT_ONCE = 40  # answers
+_MOST_TOKENS = 400  # of an answer
+_AHEAD = 64  # forced tokens, at once
+_DRAFTS = {
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+}
+_ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|schema)": "(?!https?://json-schema\.org/draft)[a-z]+:')
+_CLOSED = {"type": "object", "additionalProperties": False}
+
+# -- schemas of our own ----------------------------------------------------------------------------
 
 _PATTERNS = ("^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(ab|cd)+$", "x.?y", "^[A-Z][a-z]*( [A-Z][a-z]*){0,2}$", "^\\S{1,4}$")
 _FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration")
@@ -54,7 +88,6 @@ def keywords() -> Iterator[Schema]:
     yield from ({"type": "string", "pattern": one} for one in _PATTERNS)
     yield from ({"type": "string", "format": one} for one in _FORMATS)
     some, number = {"type": "string", "maxLength": 5}, {"type": "integer", "minimum": 0, "maximum": 9}
-    closed = {"type": "object", "additionalProperties": False}
     for low, high in ((0, 0), (0, 3), (2, 2), (1, 4)):
         yield {"type": "array", "items": number, "minItems": low, "maxItems": high}
         yield {"type": "object", "additionalProperties": number, "minProperties": low, "maxProperties": high}
@@ -63,26 +96,26 @@ def keywords() -> Iterator[Schema]:
     yield {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 3}
     yield {"type": "array", "contains": {"const": 1}, "items": number, "maxItems": 3}
     for required in ([], ["a"], ["b", "a"], ["c"]):
-        yield {**closed, "properties": {"a": some, "b": number}, "required": required}
+        yield {**_CLOSED, "properties": {"a": some, "b": number}, "required": required}
         yield {"type": "object", "properties": {"a": some, "b": number}, "required": required, "maxProperties": 4}
-    yield {**closed, "patternProperties": {"^x[0-9]$": number}, "maxProperties": 3}
+    yield {**_CLOSED, "patternProperties": {"^x[0-9]$": number}, "maxProperties": 3}
     yield {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "maxProperties": 2}
-    yield {**closed, "properties": {"a": some}, "dependentRequired": {"a": ["b"]}}
+    yield {**_CLOSED, "properties": {"a": some}, "dependentRequired": {"a": ["b"]}}
     yield {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}
     yield {"not": {"type": "string"}}
     yield {"anyOf": [some, number]}
     yield {"oneOf": [some, number]}
     yield {"oneOf": [{"type": "integer", "maximum": 5, "minimum": 0}, {"type": "integer", "minimum": 3, "maximum": 9}]}
     yield {"allOf": [{"type": "integer", "minimum": 0}, {"maximum": 7}]}
-    yield {"allOf": [{**closed, "properties": {"a": some}}, {"required": ["a"]}]}
+    yield {"allOf": [{**_CLOSED, "properties": {"a": some}}, {"required": ["a"]}]}
     yield {"$defs": {"n": number}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 3}
-    chain = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
-    link = {**closed, "properties": {"v": number, "n": chain}, "required": ["v", "n"]}
+    onward = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
+    link = {**_CLOSED, "properties": {"v": number, "n": onward}, "required": ["v", "n"]}
     yield {"$defs": {"t": link}, "$ref": "#/$defs/t"}
-    named = {**closed, "properties": {"a": {"$ref": "#/definitions/s"}}, "required": ["a"]}
+    named = {**_CLOSED, "properties": {"a": {"$ref": "#/definitions/s"}}, "required": ["a"]}
     yield {"definitions": {"s": some}, **named}
-    yield {**closed, "properties": {"a/b": some, "": number, 'ä"': {"type": "null"}}, "required": ["", "a/b", 'ä"']}
-    yield {**closed, "properties": {"a": False, "b": number}, "required": ["b"]}
+    yield {**_CLOSED, "properties": {"a/b": some, "": number, 'ä"': {"type": "null"}}, "required": ["", "a/b", 'ä"']}
+    yield {**_CLOSED, "properties": {"a": False, "b": number}, "required": ["b"]}
     yield {"type": "object", "unevaluatedProperties": False, "properties": {"a": some}}
 
 
@@ -122,90 +155,273 @@ def _composed(drawn: random.Random, depth: int) -> Schema:
     return drawn.choice(leaves)
 
 
-def is_bounded(schema: Any, defs: Schema) -> bool:
-    """Whether no part of an answer can go on for ever."""
-    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
-        return schema is not True
-    if "anyOf" in schema or "$ref" in schema:
-        name, others = (
-            schema.get("$ref", "").rpartition("/")[2],
-            {**defs, schema.get("$ref", "").rpartition("/")[2]: True},
-        )
-        inside = [*schema.get("anyOf", ()), *([defs.get(name, True)] if name else [])]
-        return all(is_bounded(one, others if name else defs) for one in inside)
-    types = schema.get("type", [])
-    return bool(types) and all(_ends(kind, schema, defs) for kind in ([types] if isinstance(types, str) else types))
+# -- schemas of others -----------------------------------------------------------------------------
 
 
-def _ends(kind: str, schema: Schema, defs: Schema) -> bool:
-    match kind:
-        case "string":
-            pattern = schema.get("pattern", "*")
-            is_short = pattern[0] == "^" and pattern[-1] == "$" and not set(pattern) & set("*+")
-            return "maxLength" in schema or schema.get("format") in ("date", "uuid", "ipv4") or is_short
-        case "integer":
-            return bool(
-                {"minimum", "exclusiveMinimum"} & schema.keys() and {"maximum", "exclusiveMaximum"} & schema.keys()
+def fetch(folder: Path) -> str:
+    """Let pip fetch what holds the official suite and real schemas; why that failed, or ""."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+    for words in (["check-jsonschema"], ["--no-binary", ":all:", f"jsonschema=={jsonschema.__version__}"]):
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stderr.strip().rpartition("\n")[2][:200] or "pip failed"
+    for package in [*folder.iterdir()]:
+        if package.suffix == ".whl":
+            zipfile.ZipFile(package).extractall(folder)
+        elif package.suffix == ".gz":
+            with tarfile.open(package) as packed:
+                packed.extractall(folder, filter="data")
+    return ""
+
+
+def official(folder: Path) -> list[dict[str, Any]]:
+    """The suite's groups, a schema with documents each, that need no other documents."""
+    found = list[dict[str, Any]]()
+    for draft, dialect in _DRAFTS.items():
+        for file in sorted(folder.rglob(f"tests/{draft}/*.json")):
+            for group in json.loads(file.read_text(encoding="utf-8")):
+                schema = group["schema"]
+                if isinstance(schema, dict) and not _ELSEWHERE.search(json.dumps(schema)):
+                    found.append({**group, "schema": {"$schema": dialect, **schema}})
+    return found
+
+
+def real(folder: Path) -> list[Schema]:
+    """Schemas of files that programs read: workflows, packages, compositions."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(folder.rglob("vendor/*.json"))]
+    return [json.loads(text) for text in texts if not _ELSEWHERE.search(text)]
+
+
+# -- a tokenizer with more tokens ------------------------------------------------------------------
+
+
+def added(number: int) -> str:
+    return f"<added_{number}>"
+
+
+def model(folder: Path, num_added: int, chance: random.Random) -> Path:
+    """The built-in model, with so many tokens more that are not special. Each is as likely as some other token."""
+    if not num_added:
+        return TARGET
+    shutil.copytree(TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    size, weights = config["vocab_size"], mx.load(str(folder / "model.safetensors"))
+    rows = weights["model.embed_tokens.weight"]
+    more = mx.array([chance.randrange(3, size) for _ in range(num_added)])
+    weights["model.embed_tokens.weight"] = mx.concatenate([rows, rows[more]])
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size + num_added}))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokenizer["added_tokens"] += [{"id": size + i, "content": added(i), **usual} for i in range(num_added)]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def about_added(num_added: int) -> Iterator[dict[str, Any]]:
+    """Groups like the official suite's, about texts that hold the new tokens' texts."""
+    for number in sorted({0, num_added // 2, num_added - 1}):
+        word, other = added(number), added(num_added)
+        yield {"schema": {"const": word}, "tests": _tests([word, f"a {word}"], [True, False])}
+        yield {
+            "schema": {"enum": [f"{word}{word}", word]},
+            "tests": _tests([word + word, word, other], [True, True, False]),
+        }
+        named = {**_CLOSED, "properties": {word: {"type": "integer"}}, "required": [word]}
+        yield {"schema": named, "tests": _tests([{word: 1}, {other: 1}], [True, False])}
+        texts = [f"{word} and {word}", "plain", f"it{word}it"]
+        yield {"schema": {"type": "string"}, "tests": _tests(texts, [True] * 3)}
+        yield {"schema": {"type": "string", "maxLength": len(word)}, "tests": _tests([word, f"{word}."], [True, False])}
+        yield {"schema": {"type": "string", "pattern": "^[a-z ]*$"}, "tests": _tests([word, "fox"], [False, True])}
+
+
+def _tests(documents: Sequence[Any], valid: Sequence[bool]) -> list[dict[str, Any]]:
+    return [{"data": data, "valid": is_valid} for data, is_valid in zip(documents, valid, strict=True)]
+
+
+# -- what a form admits ----------------------------------------------------------------------------
+
+
+class Reader:
+    """Asks a model's forms whether a text is an answer, without a pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self._prompts = PromptEncoder(open_model(str(folder)))
+        self.forms = AnswerForms(self._prompts)
+        self.compiled_in: list[float] = []  # seconds
+
+    def close(self) -> None:
+        self.forms.close()
+
+    def rules(self, schema: Schema) -> AnswerRules:
+        """Raises RequestError: it is refused."""
+        began = time.monotonic()
+        made = self.forms.rules(SamplingParams(grammar=schema), [3], may_think=False)
+        self.compiled_in.append(time.monotonic() - began)
+        assert made is not None
+        return made
+
+    @cached_property
+    def _tokens(self) -> dict[bytes, list[int]]:
+        tokenizer, found = self._prompts.tokenizer, dict[bytes, list[int]]()
+        assert tokenizer is not None
+        for token in range(tokenizer.vocab_size):
+            if token not in tokenizer.special_ids and (spelt := tokenizer.token_bytes(token)):
+                found.setdefault(spelt, []).append(token)
+        return found
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return {token: spelt for spelt, tokens in self._tokens.items() for token in tokens}
+
+    def admits(self, rules: AnswerRules, text: str, longest: int) -> bool:
+        """Whether a text may be an answer, in tokens of at most ``longest`` bytes where there is a choice."""
+        answer, rest = list[int](), text.encode()
+        while True:
+            if run := rules.forced(answer, _AHEAD):
+                spelt = b"".join(self._bytes.get(token, b"\xff") for token in run)
+                if not rest.startswith(spelt):
+                    return False
+                answer, rest = [*answer, *run], rest[len(spelt) :]
+                continue
+            (mask,) = rules.masks(answer, len(answer))
+            if mask is None:
+                return False  # it took a token that the mask had, and was at its end
+            if not rest:
+                return any(_has(mask, token) for token in rules.ends)
+            token = self._next(mask, rest, longest)
+            if token is None:
+                return False
+            answer, rest = [*answer, token], rest[len(self._bytes[token]) :]
+
+    def _next(self, mask: bytes, rest: bytes, longest: int) -> int | None:
+        for length in range(min(longest, len(rest)), 0, -1):
+            for token in self._tokens.get(rest[:length], ()):
+                if _has(mask, token):
+                    return token
+        return None
+
+
+def _has(mask: bytes, token: int) -> bool:
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def _spelt(data: Any, schema: Schema) -> set[str]:
+    """A document as a form may spell it: its keys as they come, and in the schema's order."""
+    texts = {json.dumps(data, separators=(",", ":"), ensure_ascii=False)}
+    if isinstance(data, dict):
+        order = {name: i for i, name in enumerate(schema.get("properties", {}))}
+        sorted_ = dict(sorted(data.items(), key=lambda item: order.get(item[0], len(order))))
+        texts.add(json.dumps(sorted_, separators=(",", ":"), ensure_ascii=False))
+    return texts
+
+
+# -- the campaign ----------------------------------------------------------------------------------
+
+
+class Campaign:
+    """What was found so far."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.refused, self.counts = Counter[str](), Counter[str]()
+
+    def compare(self, reader: Reader, group: dict[str, Any], *, must_admit: bool = False) -> None:
+        """A schema's documents with its form. ``must_admit``: the valid ones have to be answers, too."""
+        try:
+            rules = reader.rules(group["schema"])
+        except RequestError as error:
+            self.refused[f"{error}"[:90]] += 1
+            self.counts["groups_refused"] += 1
+            self._report.check(not must_admit, f"{json.dumps(group['schema'])} is refused: {error}")
+            return
+        for test in group["tests"]:
+            texts = _spelt(test["data"], group["schema"])
+            found = {longest: any(reader.admits(rules, text, longest) for text in texts) for longest in (1000, 1)}
+            is_admitted = any(found.values())
+            self.counts[
+                f"documents_{'valid' if test['valid'] else 'broken'}_{'taken' if is_admitted else 'refused'}"
+            ] += 1
+            self._report.check(
+                test["valid"] or not is_admitted, f"{test['data']!r:.200} is an answer of {json.dumps(group['schema'])}"
             )
-        case "array":
-            return "maxItems" in schema and is_bounded(schema.get("items", True), defs)
-        case "object":
-            inside = schema.get("properties", {}).values()
-            return schema.get("additionalProperties") is False and all(is_bounded(one, defs) for one in inside)
-    return kind in ("boolean", "null")
+            if must_admit and test["valid"]:
+                missed = [longest for longest, taken in found.items() if not taken]
+                self._report.check(
+                    not missed,
+                    f"{test['data']!r} in tokens of up to {missed} bytes is no answer of {json.dumps(group['schema'])}",
+                )
+        self.refused.update([f"while it ran: {rules.failure}"[:90]] if rules.failure else [])
 
-
-def main() -> None:
-    """Run the campaign."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--schemas", type=int, default=400)
-    options.add_argument("--skip", type=int, default=0, help="schemas that another run has tried")
-    options.add_argument("--seeds", type=int, default=2, help="answers to each schema")
-    options.add_argument("--stages", type=int, default=2)
-    options.add_argument("--max-tokens", type=int, default=400)
-    given = options.parse_args()
-    schemas = [*islice(chain(keywords(), compositions(1)), given.skip, given.skip + given.schemas)]
-    refused, ended, cut, wrong = Counter[str](), 0, [], 0
-    shape = [12] if given.stages == 1 else [6, 6]
-    with pipeline(TARGET, shape, max_running=_AT_ONCE) as llm:
+    def answer(self, llm: LLM, number: int, schemas: Sequence[Schema]) -> None:
+        """An answer to each schema, compared."""
         requests = []
-        for number, schema in enumerate(schemas, given.skip):
+        for seed, schema in enumerate(schemas, number):
+            params = SamplingParams(grammar=schema, temperature=1.0, seed=seed, max_tokens=_MOST_TOKENS)
             try:
-                params = [
-                    SamplingParams(grammar=schema, temperature=1.0, seed=seed, max_tokens=given.max_tokens)
-                    for seed in range(number, number + given.seeds)
-                ]
-                requests += [(schema, llm.submit("The record of the king: ", one)) for one in params]
+                requests.append((schema, llm.submit("The record of the king: ", params)))
             except RequestError as error:
-                refused[f"{error}"[:90]] += 1
+                self.refused[f"{error}"[:90]] += 1
+                self.counts["schemas_refused"] += 1
         for schema, request in requests:
             output = request.result()
             if output.finish_reason != "stop":
-                cut.append((output.finish_reason, output.error, schema))
-                continue
-            ended += 1
-            problem = _problem(output.text, schema)
-            if problem is not None:
-                wrong += 1
-                print("WRONG", problem, json.dumps(schema), repr(output.text))
-    for words, count in refused.most_common():
-        print(f"refused {count} of {len(schemas)}: {words}")
-    for reason, error, schema in cut:
-        print(f"not ended ({reason}) {error or ''}: {json.dumps(schema)[:150]}")
-    bounded = [id(schema) for schema, _ in requests if is_bounded(schema, schema.get("$defs", {}))]
-    short = sum(id(schema) in bounded for _, _, schema in cut)
-    print(f"{short} of {len(bounded)} answers whose schema bounds everything did not end")
-    print(f"{len(schemas)} schemas, {sum(refused.values())} refused; {ended} answers ended, {len(cut)} did not")
-    print(f"{wrong} wrong")
+                self.counts[f"answers_cut_by_{output.finish_reason}"] += 1
+                self.refused.update([f"while it ran: {output.error}"[:90]] if output.error else [])
+            else:
+                self.counts["answers_ended"] += 1
+                self.counts["answers_with_added"] += "<added_" in output.text
+                problem = _problem(output.text, schema)
+                self._report.check(problem is None, f"{problem}: {json.dumps(schema)[:1000]}: {output.text[:400]!r}")
+        self.counts["schemas"] += len(schemas)
 
 
 def _problem(text: str, schema: Schema) -> str | None:
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+        kind(schema, format_checker=kind.FORMAT_CHECKER).validate(json.loads(text))
+    except Unresolvable:
+        return None  # it names another document, and nobody can say
     except (ValueError, jsonschema.ValidationError) as error:
         return f"{error}".split("\n", 1)[0][:120]
     return None
 
 
-if __name__ == "__main__":
-    main()
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--num", type=int, help="of schemas, and of the suite's; without, as long as there is time")
+    parser.add_argument("--added", type=int, default=0, metavar="N", help="tokens in the tokenizer besides")
+    parser.add_argument("--suites", type=Path, help="a folder with both packages unpacked; without, pip fetches them")
+
+
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="schemas-") as made:
+        folder = Path(made)
+        (folder / "suites").mkdir()
+        lacking = "" if given.suites else fetch(folder / "suites")
+        groups, others = official(given.suites or folder / "suites"), real(given.suites or folder / "suites")
+        report.say(f"{len(groups)} groups of the suite, {len(others)} real schemas{lacking and f'; pip: {lacking}'}")
+        built_in = model(folder / "model", given.added, report.chance("model"))
+        found = Campaign(report)
+        with closing(Reader(built_in)) as reader:
+            report.begin(0.5)
+            for group in about_added(given.added) if given.added else ():
+                found.compare(reader, group, must_admit=True)
+            for group in islice(report.chance("suite").sample(groups, len(groups)), given.num):
+                if given.num is None and report.is_over:
+                    break
+                found.compare(reader, group)
+            compiled = sorted(reader.compiled_in) or [0.0]
+        known = [*keywords(), *others, *(group["schema"] for group in groups)]
+        known = report.chance("schemas").sample(known, len(known))
+        drawn = compositions(report.seed)
+        schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
+        with pipeline(built_in, [6, 6], max_running=_AT_ONCE) as llm:
+            report.begin(0.5)
+            for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
+                left = _AT_ONCE if given.num is None else min(_AT_ONCE, given.num - number * _AT_ONCE)
+                found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
+    report.figures |= {
+        **found.counts, "refused": dict(found.refused.most_common()), "added": given.added,
+        "suite": len(groups), "real": len(others), "not_fetched": lacking,
+        "compile_seconds": {"p50": compiled[len(compiled) // 2], "most": compiled[-1]},
+    }  # fmt: skip

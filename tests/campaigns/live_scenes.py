@@ -1,15 +1,13 @@
 """Scenes of the pipeline, and of what happens to it: others' dials, hidden tabs, lost workers, a server's restart."""
 
 import json
-import tempfile
 import urllib.request
-from pathlib import Path
 from typing import Any
 
-import yaml
 from playwright.sync_api import Page, expect
+from processes import until
 
-from .driving import PATIENCE, WIDTHS, Driven, serving, until
+from .driving import PATIENCE, WIDTHS, Driven, demo
 from .serving import restarted_worker
 
 
@@ -31,20 +29,20 @@ def pipeline(driven: Driven) -> None:
     page.emulate_media(color_scheme="light")
     label = page.locator(".timeline canvas").get_attribute("aria-label")
     assert label is not None
-    assert "front: " in label, label
+    assert "a: " in label, label
     page.get_by_role("button", name="Chat").click()
 
 
 def with_a_key(driven: Driven) -> None:
     """A server that wants a key: the page asks for it, and keeps none; a restart of the server is seen."""
     key = "sk-of-the-scene-0123456789"
-    with serving("--api-key", key) as (url, _):
+    with demo("--api-key", key) as server:
         context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
         page = context.new_page()
-        page.goto(url)
+        page.goto(server.url)
         page.get_by_label("Key", exact=True).fill("wrong")
         page.get_by_role("button", name="Enter").click()
-        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+        expect(page.get_by_role("alert")).to_contain_text("This key is not valid.")
         page.get_by_label("Key", exact=True).fill(key)
         page.get_by_role("button", name="Enter").click()
         expect(page.locator(".model")).not_to_be_empty(timeout=PATIENCE)
@@ -53,9 +51,8 @@ def with_a_key(driven: Driven) -> None:
         kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
         assert key not in kept, kept
     expect(page.get_by_text("The server does not answer; these figures are old.")).to_be_visible(timeout=PATIENCE)
-    with serving("--port", url.rpartition(":")[2]) as (again, _):
-        assert again == url
-        expect(page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+    with demo("--port", str(server.port)):
+        expect(page.get_by_text("these figures are old")).not_to_be_visible(timeout=PATIENCE)
     context.close()
 
 
@@ -89,19 +86,19 @@ def dials(driven: Driven) -> None:
 
 def hidden_tab(driven: Driven) -> None:
     """A tab that nobody sees asks for no figures, by the server's own count; and it comes back by itself."""
-    with serving() as (url, server), driven.another(url, server) as looking:
+    with demo() as server, driven.another(server) as looking:
         page = looking.page
         looking.show("Pipeline")
         expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
-        until(lambda: _looking(url) == 1, "its stream is counted")
+        until(lambda: _looking(server.url) == 1, "its stream is counted")
         _hide(page, is_hidden=True)
-        until(lambda: _looking(url) == 0, "no stream is open")
+        until(lambda: _looking(server.url) == 0, "no stream is open")
         page.wait_for_timeout(3000)
-        assert _looking(url) == 0
+        assert _looking(server.url) == 0
         _hide(page, is_hidden=False)
-        until(lambda: _looking(url) == 1, "it is back")
+        until(lambda: _looking(server.url) == 1, "it is back")
         looking.show("Chat")
-        until(lambda: _looking(url) == 0, "in a chat where nothing comes, nobody looks")
+        until(lambda: _looking(server.url) == 0, "in a chat where nothing comes, nobody looks")
 
 
 QUESTIONS = ("Tell me of the wolf.", "What did the king say?")
@@ -109,53 +106,51 @@ QUESTIONS = ("Tell me of the wolf.", "What did the king say?")
 
 def two_chats_lose_a_worker(driven: Driven) -> None:
     """Under two answers the worker is killed: both say what they wait for, and go on; no token is lost."""
-    with tempfile.TemporaryDirectory() as folder, restarted_worker() as worker:
-        layout = str(_layout(Path(folder), worker.address))
-        with (
-            serving("--rejoin-timeout", "300", layout=layout) as (url, server),
-            driven.another(url, server) as one,
-            driven.another(url, server) as two,
-        ):
-            chats = dict(zip(QUESTIONS, (one, two), strict=True))
-            for question, each in chats.items():
-                each.ready()
-                each.set(max_tokens="700", temperature="0")
-                each.ask(question)
-            for each in (one, two):
-                expect(each.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
-            worker.kill()
-            for number, each in enumerate((one, two)):
-                expect(each.page.locator(".pause")).to_contain_text("stage back", timeout=PATIENCE)
-                each.picture(f"chat-pause-{number}")
-            one.show("Pipeline")
-            expect(one.page.locator(".stage.lost")).to_contain_text("back", timeout=PATIENCE)
-            expect(one.page.locator(".words")).to_contain_text("no token is lost")
-            one.picture("pipeline-lost")
-            one.show("Chat")
-            worker.start_again()
-            for question, each in chats.items():
-                expect(each.page.locator(".pause")).not_to_be_visible(timeout=PATIENCE)
-                each.until_idle()
-                each.page.bring_to_front()
-                given, whole = each.text(), _said(url, question, 700)
-                assert given == whole, f"it goes on as if nothing had happened: {given!r} is not {whole!r}"
+    with (
+        restarted_worker() as worker,
+        demo("--rejoin-timeout", "300", workers=[worker.address]) as server,
+        driven.another(server) as one,
+        driven.another(server) as two,
+    ):
+        chats = dict(zip(QUESTIONS, (one, two), strict=True))
+        for question, each in chats.items():
+            each.ready()
+            each.set(max_tokens="700", temperature="0")
+            each.ask(question)
+        for each in (one, two):
+            expect(each.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
+        worker.kill()
+        for number, each in enumerate((one, two)):
+            expect(each.page.locator(".pause")).to_contain_text("stage b", timeout=PATIENCE)
+            each.picture(f"chat-pause-{number}")
+        one.show("Pipeline")
+        expect(one.page.locator(".stage.lost")).to_contain_text("b", timeout=PATIENCE)
+        expect(one.page.locator(".words")).to_contain_text("no token is lost")
+        one.picture("pipeline-lost")
+        one.show("Chat")
+        worker.start_again()
+        for question, each in chats.items():
+            expect(each.page.locator(".pause")).not_to_be_visible(timeout=PATIENCE)
+            each.until_idle()
+            each.page.bring_to_front()
+            given, whole = each.text(), _said(server.url, question, 700)
+            assert given == whole, f"it goes on as if nothing had happened: {given!r} is not {whole!r}"
 
 
 def restart(driven: Driven) -> None:
     """The server is killed under an answer and started again: the answer says so, figures come back, and it goes on."""
-    with serving() as (url, server), driven.another(url, server) as one:
+    with demo() as server, driven.another(server) as one:
         one.ready()
         one.set(max_tokens="2000", temperature="0")
         one.ask("Tell me of the wolf.")
         expect(one.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
-        server.end()
+        server.running.end()
         expect(one.answers()).to_contain_text("The connection to the server was lost.", timeout=PATIENCE)
         one.picture("chat-server-gone")
         one.show("Pipeline")
-        expect(one.page.get_by_text("what is shown is old")).to_be_visible(timeout=PATIENCE)
-        with serving(port=int(url.rpartition(":")[2])) as (again, _):
-            assert again == url
-            expect(one.page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+        expect(one.page.get_by_text("these figures are old")).to_be_visible(timeout=PATIENCE)
+        with demo("--port", str(server.port)):
+            expect(one.page.get_by_text("these figures are old")).not_to_be_visible(timeout=PATIENCE)
             one.show("Chat")
             before = one.text()
             one.page.get_by_role("button", name="Go on").click()
@@ -164,13 +159,6 @@ def restart(driven: Driven) -> None:
             one.until_idle()
             assert one.text().startswith(before)
             assert len(one.text()) > len(before)
-
-
-def _layout(folder: Path, address: str) -> Path:
-    stages = [{"name": "front", "layers": 6}, {"name": "back", "layers": 6, "address": address}]
-    path = folder / "two.yaml"
-    path.write_text(yaml.safe_dump({"model": "demo", "draft": "demo-draft", "stages": stages}))
-    return path
 
 
 def _looking(url: str) -> int:
@@ -202,3 +190,6 @@ def _hide(page: Page, *, is_hidden: bool) -> None:
         }""",
         is_hidden,
     )
+
+
+SCENES = (pipeline, dials, with_a_key, hidden_tab, two_chats_lose_a_worker, restart)

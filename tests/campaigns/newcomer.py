@@ -1,27 +1,19 @@
-"""A newcomer's evening as keystrokes: alone, and two machines by `init` (`up`: its own campaign). Root, Linux, sshd.
+"""A newcomer's evening as keystrokes, on the machines of ``up``: alone, and two machines by `init`.
 
-    python -m tests.campaigns.newcomer                 # both; the commands are installed before, as in `up`
-    python -m tests.campaigns.newcomer --only init
-
-Prints each screen, the seconds, and the things typed: commands, codes, answers to questions, and what is said to the
-model. Each scene ends with the first whole answer. The machines are those of `tests.campaigns.up`: namespaces with
-users, homes and an sshd of their own.
+Each screen is printed, and what is typed: commands, codes, answers to questions, and what is said to the model. Each
+scene ends with the first whole answer.
 """
 
-import argparse
 import re
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from machines import Machine, is_possible
+from machines import Machine
 from terminals import Terminal
 
-from tests.campaigns.up import Campaign
+if TYPE_CHECKING:
+    from .up import Campaign
 
 SECONDS = 240.0  # for the next thing on a screen; measuring takes 12 of them on each machine
 PROMPT, ANSWERED = "/help lists the commands.", r"tok/s · first token"
@@ -29,26 +21,22 @@ LEAST = 5.0  # tokens a second of the demo, planned from figures of machines tha
 CODE = re.compile(r"this machine's code: (\w{3}-\w{3})")
 
 
-@dataclass
 class Evening:
-    """What a person has typed since the scene began."""
+    """What a person types, and sees."""
 
-    campaign: Campaign
-    began: float = field(default_factory=time.monotonic)
-    typed: list[str] = field(default_factory=list)
+    def __init__(self, campaign: "Campaign") -> None:
+        self.campaign = campaign
 
     @contextmanager
     def terminal(self, machine: Machine, *words: str) -> Iterator[Terminal]:
         """A terminal at a machine, in which a command was typed."""
         print(f"  eve@{machine.name}$ {' '.join(words)}")
-        self.typed.append(" ".join(words))
         program = f"/home/eve/.local/bin/{words[0]}" if words[0] == "splitinfer" else words[0]
         with closing(Terminal(*machine.command("eve", [program, *words[1:]]), home=machine.home("eve"))) as made:
             yield made
 
     def types(self, terminal: Terminal, text: str) -> None:
         """Somebody types a line."""
-        self.typed.append(text or "Enter")
         terminal.type(f"{text}\r")
 
     def sees(self, terminal: Terminal, what: str) -> str:
@@ -69,17 +57,18 @@ class Evening:
         self.campaign.check(terminal.end() == 0, "the REPL did not end with 0")
 
 
-def alone(evening: Evening) -> None:
+def alone(campaign: "Campaign") -> None:
     """One machine, one word."""
-    with evening.terminal(evening.campaign.studio, "splitinfer", "chat") as terminal:
+    evening = Evening(campaign)
+    with evening.terminal(campaign.studio, "splitinfer", "chat") as terminal:
         evening.sees(terminal, r"Chat with the demo\? \[Y/n\]")
         evening.types(terminal, "")
         evening.chats(terminal)
 
 
-def init(evening: Evening) -> None:
+def init(campaign: "Campaign") -> None:
     """Two machines that ssh does not connect."""
-    studio, air = evening.campaign.studio, evening.campaign.air
+    evening, studio, air = Evening(campaign), campaign.studio, campaign.air
     with (
         evening.terminal(air, "splitinfer", "init") as there,
         evening.terminal(studio, "splitinfer", "init", "--model", "demo") as here,
@@ -89,34 +78,10 @@ def init(evening: Evening) -> None:
             evening.types(terminal, code[1] if code else "no code")
         said = evening.sees(here, r"Chat with: splitinfer chat --layout demo-pair.yaml")
         expected = re.search(r"Expected: (\S+) tokens a second", said)
-        evening.campaign.check(expected and float(expected[1]) > LEAST, "the machines were measured as far too slow")
-        evening.campaign.check(here.end() == 0, "init did not end with 0")
+        campaign.check(expected and float(expected[1]) > LEAST, "the machines were measured as far too slow")
+        campaign.check(here.end() == 0, "init did not end with 0")
         with evening.terminal(studio, "splitinfer", "chat", "--layout", "demo-pair.yaml") as terminal:
             evening.chats(terminal)
 
 
-SCENES: dict[str, Callable[[Evening], None]] = {"alone": alone, "init": init}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SCENES)
-    options = parser.parse_args()
-    if (reason := is_possible()) is not None:
-        print(f"left out: {reason}")
-        return 0
-    with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
-        Path(folder).chmod(0o755)
-        with closing(Campaign(Path(folder))) as campaign:
-            for name in [options.only] if options.only else SCENES:
-                print(f"{name}: {' '.join((SCENES[name].__doc__ or '').split())}")
-                evening = Evening(campaign)
-                SCENES[name](evening)
-                seconds = time.monotonic() - evening.began
-                print(f"{name}: {seconds:.1f} s, {len(evening.typed)} things typed: {'; '.join(evening.typed)}")
-        print(f"{len(campaign.wrong)} wrong" if campaign.wrong else "all as it should be")
-    return int(bool(campaign.wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+SCENES = (alone, init)

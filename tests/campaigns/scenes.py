@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import expect
 
@@ -66,12 +65,12 @@ def settings_while_an_answer_comes(driven: Driven) -> None:
     driven.set(max_tokens="600")
     driven.ask("Tell me of the wolf.")
     expect(driven.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     page.get_by_label("System message").press_sequentially("Be brief.", delay=50)
     page.locator('input[name="temperature"]').press_sequentially("0.35", delay=50)
     expect(page.get_by_label("System message")).to_have_value("Be brief.")
     expect(page.locator('input[name="temperature"]')).to_have_value("0.35")
-    expect(page.locator("details.settings summary")).to_contain_text("system message · 2 set")
+    expect(page.locator("details.settings:not(.connect) summary")).to_contain_text("system message · 2 set")
     page.keyboard.press("Escape")
     driven.until_idle()
 
@@ -79,12 +78,12 @@ def settings_while_an_answer_comes(driven: Driven) -> None:
 def stop_and_go_on(driven: Driven) -> None:
     """An answer that ends at its most tokens goes on where it was."""
     page = driven.page
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     page.locator('input[name="max_tokens"]').fill("8")
     page.locator('input[name="temperature"]').fill("0")
     page.locator('input[name="probabilities"]').check()
     driven.picture("chat-settings")
-    page.locator("details.settings summary").click()
+    page.locator("details.settings:not(.connect) summary").click()
     driven.ask("Once upon a time")
     driven.until_idle()
     expect(driven.answers()).to_contain_text("Stopped at the token limit.")
@@ -180,10 +179,6 @@ def widths(driven: Driven) -> None:
         assert driven.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
 
 
-AXE: list[str] = []
-"""axe's script, if it was given."""
-
-
 def first_paint(driven: Driven) -> None:
     """What a first visit fetches, and when it paints."""
     context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
@@ -198,45 +193,11 @@ def first_paint(driven: Driven) -> None:
     assert sent <= 300_000
 
 
-def long_conversation(driven: Driven) -> None:
-    """5,000 messages: no long task while an answer comes and somebody types."""
-    pair = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": MARKDOWN})
-    messages = [pair[i % 2] for i in range(5000)]
-    driven.read_in(messages)
-    page = driven.page
-    driven.set(max_tokens="200")
-
-    def shortened(route: Any) -> None:
-        """Without what came before, as the context is 4,096 tokens."""
-        body = json.loads(route.request.post_data)
-        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))
-
-    page.route("**/v1/chat/completions", shortened)
-    page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
-        window.tasks.push(one.duration))).observe({type: 'longtask'}); }""")
-    driven.ask("Tell me of the wolf.")
-    page.evaluate("""() => {
-        window.strokes = [];
-        document.querySelector('.composer textarea').addEventListener('keydown', () => {
-            const began = performance.now();
-            requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
-        });
-    }""")
-    page.get_by_label("Message", exact=True).press_sequentially("A text that is typed while an answer comes.", delay=60)
-    driven.until_idle()
-    page.unroute("**/v1/chat/completions")
-    tasks, strokes = page.evaluate("[window.tasks.splice(0), window.strokes.sort((a, b) => a - b)]")
-    print(f"  longest task {max(tasks, default=0):.0f} ms; typing p95 {strokes[int(0.95 * len(strokes))]:.0f} ms")
-
-
 def accessible(driven: Driven) -> None:
     """axe finds nothing serious, in either view and either colour."""
-    if not AXE:
-        print("  axe was not given")
-        return
     driven.set(max_tokens="400")
     driven.ask("Tell me of the wolf.")
-    driven.page.evaluate(AXE[0])
+    driven.page.evaluate(driven.axe)
     found = []
     for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
         driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
@@ -247,5 +208,11 @@ def accessible(driven: Driven) -> None:
         for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
             places = [node["html"][:120] for node in each["nodes"]]
             found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
-    print("".join(f"  {line}\n" for line in found), end="")
-    assert not [line for line in found if ": serious: " in line or ": critical: " in line]
+    serious = [line for line in found if ": serious: " in line or ": critical: " in line]
+    assert not serious, serious
+
+
+SCENES = (
+    first_paint, chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard,
+    widths, accessible,
+)  # fmt: skip

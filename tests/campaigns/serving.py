@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,7 @@ from splitinfer.llm import LLM, Settings
 LOCAL = "local"
 START_SECONDS, END_SECONDS = 120.0, 30.0
 _KV = 2**28  # bytes of the library; else half of all memory
-_PROGRAM = "from tests.campaigns.looking import main\nmain()"
-
-
-@dataclass(frozen=True)
-class Held:
-    """What processes hold, together: descriptors, threads, and bytes of memory."""
-
-    descriptors: int
-    threads: int
-    memory: int
+_PROGRAM = "from looking import main\nmain()"
 
 
 class Serving:
@@ -41,7 +31,11 @@ class Serving:
     def __init__(self, running: Running) -> None:
         self.running = running
         self.port = int(running.sees(r"serving \S+ at http://127.0.0.1:(\d+)/v1", START_SECONDS)[1])
-        self._num_looks = 0
+        self._num_looks, self._last_workers = 0, list[psutil.Process]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -56,25 +50,20 @@ class Serving:
         found: dict[str, Any] = json.loads(self.running.out.split("\n")[self._num_looks - 1])
         return found
 
-    def held(self) -> Held:
-        """What the server's process and its workers hold."""
-        processes = [self.running.process, *self.workers]
-        return Held(
-            sum(each.num_fds() for each in processes),
-            sum(each.num_threads() for each in processes),
-            sum(each.memory_info().rss for each in processes),
-        )
-
     @property
     def complaints(self) -> list[str]:
         """The first lines of its log that tell of a failure."""
         lines = self.running.err.splitlines()
         return [f"its log says: {line}" for line in lines if "failed" in line or "Traceback" in line][:5]
 
-    def end(self) -> list[str]:
-        """End it as a person does; what was wrong with that."""
-        workers = self.workers
+    def tell_to_end(self) -> None:
+        """As a person or a service manager does."""
+        self._last_workers = self.workers
         self.running.signal(signal.SIGTERM)
+
+    def ended(self) -> list[str]:
+        """Wait for its end; what was wrong with that."""
+        workers = self._last_workers
         code = self.running.wait(END_SECONDS)
         until(lambda: are_gone(workers), "its workers are gone", 10.0)
         return [] if code == 143 else [f"it ended with {code}"]
@@ -140,13 +129,19 @@ def quick_model(folder: Path, context: int = 4096) -> Path:
 
 
 @contextmanager
-def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) -> Iterator[Serving]:
-    """A server with ``args``; its workers run where their addresses say. Whatever happens, no process of it stays."""
+def serving(
+    *args: str, workers: Sequence[str] = (LOCAL,), model: str = "", layers: int = NUM_LAYERS, context: int = 4096
+) -> Iterator[Serving]:
+    """A server with ``args``; its workers run where their addresses say. ``model``: with so many layers; without, the
+    quick one. Whatever happens, no process of it stays."""
     with _folder() as folder:
-        layout = _layout(folder, workers, context)
+        layout = write_layout(folder, list(workers), model or _quick(folder, context), layers)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
-        options = ("--layout", str(layout), "--port", "0", "--kv-dir", "none", "--context", str(context), *args)
-        running = Running("serve", *options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
+        options = ("--layout", str(layout), "--context", str(context))
+        options += () if "--port" in args else ("--port", "0")
+        options += () if "--kv-dir" in args else ("--kv-dir", "none")
+        environment = {**own, "PYTHONPATH": os.pathsep.join(sys.path)}
+        running = Running("serve", *options, *args, code=_PROGRAM, env=environment)
         try:
             yield Serving(running)
         finally:
@@ -155,12 +150,11 @@ def serving(*args: str, workers: Sequence[str] = (LOCAL,), context: int = 4096) 
 
 @contextmanager
 def library(context: int = 4096) -> Iterator[LLM]:
-    """The same model as a library, on two stages as well: what it says is what a server must say."""
-    with (
-        _folder() as folder,
-        LLM(str(_layout(folder, [LOCAL], context)), settings=Settings(kv_bytes=_KV, context=context)) as llm,
-    ):
-        yield llm
+    """The quick model as a library, on two stages as well: what it says is what a server must say."""
+    with _folder() as folder:
+        layout = write_layout(folder, [LOCAL], _quick(folder, context), NUM_LAYERS)
+        with LLM(str(layout), settings=Settings(kv_bytes=_KV, context=context)) as llm:
+            yield llm
 
 
 @contextmanager
@@ -169,19 +163,8 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _layout(folder: Path, workers: Sequence[str], context: int) -> Path:
-    return write_layout(folder, list(workers), str(quick_model(folder / "quick", context)), NUM_LAYERS)
-
-
-def megabytes(count: float) -> str:
-    """Bytes in MB."""
-    return f"{count / 1e6:,.1f} MB"
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of them lies."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _quick(folder: Path, context: int) -> str:
+    return str(quick_model(folder / "quick", context))
 
 
 def settle(looks: Any, seconds: float = 20.0) -> dict[str, Any]:
@@ -197,10 +180,3 @@ def left_by(found: dict[str, Any]) -> list[str]:
     """What is held when nobody asks for anything any more (``looking.look``)."""
     held = {name: count for name, count in found["held"].items() if count}
     return [*([f"held by nobody: {held}"] if held else []), *([found["broken"]] if found["broken"] else [])]
-
-
-def told(troubles: Sequence[str]) -> int:
-    """Print what was wrong; the number of troubles."""
-    for trouble in troubles[:20]:
-        print(f"WRONG: {trouble}")
-    return len(troubles)

@@ -1,7 +1,4 @@
-"""An hour like any other, and whether anything grows in it.
-
-    scripts/soak --minutes 60
-    scripts/soak --minutes 5 --kill-every 1 --prompt 4000 --out curves
+"""A server's day in short, and whether anything grows in it.
 
 `splitinfer serve` and a worker as real processes, with KV on disk and n-gram drafts. All at the same time:
 
@@ -9,46 +6,46 @@
     agents    conversations that share a beginning of ``--prompt`` tokens; each begins anew when it has ended
     watchers  the page, its figures, the meters and the health, read again and again
     kills     the worker is killed (-9) every ``--kill-every`` minutes, and started again
+    the end   the server is told to end under streams, short and endless ones
 
 Every whole answer of a canary and of an agent is compared with what the library said beforehand. What the processes
-hold is sampled every ``--every`` seconds: memory, descriptors, threads, bytes on disk. At the end a table has the
-medians of each sixth of the time, and the last third of each curve is compared with the third before it. ``--out``
-names files without their ending: a line of JSON for each sample (.jsonl), and the curves in the table's order, with a
-red line where the worker was killed (.png). What was wrong is printed, and the exit code is 1.
+hold (memory, descriptors, threads, bytes on disk) is sampled, and in a run of ten minutes or more the last third of
+each curve is compared with the third before it. When nobody asks any more, no KV, request or connection is held.
 """
 
 import argparse
 import asyncio
 import json
 import random
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import TextIO
 
 import psutil
+from asks import WORDS, Canary, canaries, known, streams_of
+from client import Connection, Gone, request
+from draining import under_load, wrong_with
+from storm import Client, Weather, draw
 
-from splitinfer.core.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
-from .asks import WORDS, Canary, canaries, known
-from .client import Connection, Gone, request
-from .curves import paint, table
-from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle, told
-from .storm import Client, Weather, draw
+from .report import Report
+from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle
 
 _TURNS, _ANSWER = 4, 24
+_CLIENTS, _AGENTS = 6, 3
+_LITTLE_GB = "0.05"  # of KV, in memory and on each disk, so that it is given up
+_MOST_SAMPLES = 1000
+_JUDGED_MINUTES = 10.0  # before, processes still take what they need
 _MOST_MORE = {"memory": 48e6, "descriptors": 8, "threads": 8, "disk": 64e6}
 """By how much the last third of a curve may lie above the one before."""
+_ENDLESS = 3000  # tokens of an answer that the server's end cuts short
 
 
 @dataclass(frozen=True)
@@ -63,26 +60,109 @@ class Turn:
 class Soak:
     """What was seen so far. ``curves``: what was held, by name."""
 
-    until: float
+    report: Report
+    server: Serving
+    worker: RestartedWorker
+    said: Sequence[Canary]
     weather: Weather = field(default_factory=Weather)
     curves: list[dict[str, float]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    killed: list[float] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+    # -- who asks --------------------------------------------------------------------------------
 
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.until
+    async def agent(self, turns: Sequence[Turn]) -> None:
+        """One conversation after the other."""
+        while not self.report.is_over:
+            for turn in turns:
+                if self.report.is_over:
+                    return
+                body = {"prompt": turn.prompt, "max_tokens": _ANSWER, "temperature": 0}
+                try:
+                    async with Connection(self.server.port) as connection:
+                        await connection.send(request("POST", "/v1/completions", body))
+                        answer = await connection.head()
+                        document = json.loads(await connection.body(answer))
+                except Gone as error:
+                    self.report.wrong(f"an agent: {error}")
+                    continue
+                if answer.status == 429:
+                    await asyncio.sleep(0.5)
+                    continue
+                text = document["choices"][0]["text"] if answer.status == 200 else f"{answer.status} {document}"
+                details = document.get("usage", {}).get("prompt_tokens_details", {})
+                self.counts.update(turns=1, cached=details.get("cached_tokens", 0))
+                self.report.check(text == turn.expected, f"an agent was told {text[:200]!r}, not {turn.expected!r}")
+                await asyncio.sleep(0.2)
 
-    def wrong(self, what: str) -> None:
-        self.weather.troubles.append(what)
+    async def chats(self, which: int) -> None:
+        """Requests of every kind."""
+        chance = self.report.chance("client", which)
+        own, number = Client(self.server.port, chance, self.weather), which
+        while not self.report.is_over:
+            ask, fate = draw(number, self.report.seed, self.said)
+            await own.ask(ask, fate, f"soak-{number}")
+            number += 1000
+            self.counts["chats"] += 1
+            self.report.wrong(*self.weather.troubles)
+            self.weather.troubles.clear()
+            await asyncio.sleep(chance.uniform(0, 0.5))
+        own.leave()
 
+    async def watcher(self, path: str) -> None:
+        """A path, read again and again."""
+        while not self.report.is_over:
+            async with Connection(self.server.port) as connection:
+                await connection.send(request("GET", path))
+                answer = await connection.head()
+                await connection.body(answer)
+            self.counts[f"GET {path}"] += 1
+            may_wait = path == "/health" and answer.status == 503
+            self.report.check(answer.status == 200 or may_wait, f"{path} is answered with {answer.status}")
+            await asyncio.sleep(1.0)
 
-# -- what is asked ---------------------------------------------------------------------------------
+    async def kills(self, every: float) -> None:
+        """The worker is gone, and comes back. ``every``: so many seconds."""
+        at = time.monotonic() + every
+        while not self.report.is_over:
+            await asyncio.sleep(0.2)
+            if time.monotonic() >= at:
+                await asyncio.to_thread(self.worker.kill)
+                await asyncio.sleep(1.0)
+                await asyncio.to_thread(self.worker.start_again)
+                self.counts["kills"] += 1
+                at += every
+
+    async def samples(self, disk: Path) -> None:
+        """What is held, again and again."""
+        every = max(1.0, 60 * self.report.minutes / _MOST_SAMPLES)
+        while not self.report.is_over:
+            await asyncio.sleep(every)
+            try:
+                found = _held([self.server.running.process, *self.server.workers, self.worker.process], disk)
+            except psutil.Error:
+                continue  # it was killed just now
+            self.curves.append({"at": round(self.report.seconds, 1), **found})
+
+    # -- the whole -------------------------------------------------------------------------------
+
+    async def everything(self, agents: Sequence[Sequence[Turn]], kill_every: float, disk: Path) -> None:
+        await asyncio.gather(
+            *(self.chats(which) for which in range(_CLIENTS)),
+            *(self.agent(turns) for turns in agents),
+            *(self.watcher(path) for path in ("/", "/metrics", "/health", "/v1/splitinfer/figures")),
+            self.kills(kill_every),
+            self.samples(disk),
+        )
+
+    def end_under_streams(self) -> None:
+        """The server is told to end: streams end as their APIs say, new requests are refused, and it is gone."""
+        chance = self.report.chance("end")
+        endless = [replace(each, num_tokens=_ENDLESS) for each in self.said[:4]]
+        asks = chance.sample([ask for each in (*self.said[4:], *endless) for ask in streams_of(each)], 24)
+        asks += streams_of(endless[0])
+        ended, late = asyncio.run(under_load(self.server.port, asks, chance.uniform(0.1, 0.6), self.server.tell_to_end))
+        self.report.expect_none([*self.server.ended(), *wrong_with(ended, late)], "at the end")
+        self.counts.update(f"{each.how} at the end" for each in (*ended, *late))
 
 
 def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]]:
@@ -90,105 +170,17 @@ def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]
     chance, text = random.Random("soak"), ""
     while len(llm.encode(text)) < num_tokens:
         text += " ".join(chance.choice(WORDS) for _ in range(200)) + " "
-    prompts, turns = (
-        [f"{text}\nAgent {number}: " for number in range(num_agents)],
-        [list[Turn]() for _ in range(num_agents)],
-    )
+    prompts = [f"{text}\nAgent {number}: " for number in range(num_agents)]
+    turns = [list[Turn]() for _ in prompts]
     for turn in range(_TURNS):
-        params = SamplingParams(max_tokens=_ANSWER, temperature=0.0)
-        outputs = llm.generate(prompts, [params] * num_agents)
+        outputs = llm.generate(prompts, [SamplingParams(max_tokens=_ANSWER, temperature=0.0)] * num_agents)
         for number, output in enumerate(outputs):
             turns[number].append(Turn(prompts[number], output.text))
             prompts[number] += f"{output.text}\nTool {turn} of {number}: {' '.join(chance.choices(WORDS, k=12))}\n"
     return turns
 
 
-async def agent(port: int, turns: Sequence[Turn], soak: Soak) -> None:
-    """One conversation after the other."""
-    while not soak.is_over:
-        for turn in turns:
-            if soak.is_over:
-                return
-            body = {"prompt": turn.prompt, "max_tokens": _ANSWER, "temperature": 0}
-            try:
-                async with Connection(port) as connection:
-                    await connection.send(request("POST", "/v1/completions", body))
-                    answer = await connection.head()
-                    document = json.loads(await connection.body(answer))
-            except Gone as error:
-                soak.wrong(f"an agent: {error}")
-                continue
-            if answer.status == 429:
-                await asyncio.sleep(0.5)
-                continue
-            text = document["choices"][0]["text"] if answer.status == 200 else f"{answer.status} {document}"
-            soak.counts["turns"] += 1
-            soak.counts["cached"] += document.get("usage", {}).get("prompt_tokens_details", {}).get("cached_tokens", 0)
-            if text != turn.expected:
-                soak.wrong(f"an agent was told {text[:200]!r}, not {turn.expected!r}")
-            await asyncio.sleep(0.2)
-
-
-async def chats(port: int, which: int, known_canaries: Sequence[Canary], soak: Soak) -> None:
-    """Requests of every kind."""
-    chance = random.Random(f"soak {which}")
-    own, number = Client(port, chance, soak.weather), which
-    while not soak.is_over:
-        ask, fate = draw(number, 7, known_canaries)
-        await own.ask(ask, fate, f"soak-{number}")
-        number += 1000
-        soak.counts["chats"] += 1
-        await asyncio.sleep(chance.uniform(0, 0.5))
-    own.leave()
-
-
-async def watcher(port: int, path: str, soak: Soak) -> None:
-    """A path, read again and again."""
-    while not soak.is_over:
-        async with Connection(port) as connection:
-            await connection.send(request("GET", path))
-            answer = await connection.head()
-            await connection.body(answer)
-        soak.counts[f"GET {path}"] += 1
-        if answer.status != 200 and not (path == "/health" and answer.status == 503):
-            soak.wrong(f"{path} is answered with {answer.status}")
-        await asyncio.sleep(1.0)
-
-
-async def kills(worker: RestartedWorker, minutes: float, soak: Soak) -> None:
-    """The worker is gone, and comes back."""
-    at = time.monotonic() + minutes * 60
-    while not soak.is_over:
-        await asyncio.sleep(0.5)
-        if time.monotonic() >= at and soak.until - at > 30:
-            soak.killed.append(soak.seconds)
-            await asyncio.to_thread(worker.kill)
-            await asyncio.sleep(1.0)
-            await asyncio.to_thread(worker.start_again)
-            soak.counts["kills"] += 1
-            at += minutes * 60
-
-
-# -- what is held ----------------------------------------------------------------------------------
-
-
-async def samples(
-    server: Serving, worker: RestartedWorker, disk: Path, seconds: float, soak: Soak, out: TextIO | None
-) -> None:
-    """What is held, every so many seconds."""
-    while not soak.is_over:
-        await asyncio.sleep(seconds)
-        try:
-            found = _sample([server.running.process, *server.workers, worker.process], disk)
-        except psutil.Error:
-            continue  # it was killed just now
-        found |= {"at": round(soak.seconds, 1), "compared": soak.weather.num_compared, **soak.counts}
-        soak.curves.append(found)
-        if out is not None:
-            print(dumps(found), file=out, flush=True)
-
-
-def _sample(processes: Sequence[psutil.Process], disk: Path) -> dict[str, float]:
+def _held(processes: Sequence[psutil.Process], disk: Path) -> dict[str, float]:
     return {
         "memory": sum(each.memory_info().rss for each in processes),
         "descriptors": sum(each.num_fds() for each in processes),
@@ -199,83 +191,37 @@ def _sample(processes: Sequence[psutil.Process], disk: Path) -> dict[str, float]
 
 def not_flat(curves: Sequence[dict[str, float]]) -> list[str]:
     """What has grown: by the medians of the last third and of the one before."""
-    third = len(curves) // 3
-    if third < 2:
-        return []
-    found = []
-    for name, most in _MOST_MORE.items():
-        before, last = (
-            statistics.median(one[name] for one in part) for part in (curves[third:-third], curves[-third:])
-        )
+    third, found = len(curves) // 3, []
+    for name, most in _MOST_MORE.items() if third else ():
+        parts = (curves[third:-third], curves[-third:])
+        before, last = (statistics.median(one[name] for one in part) for part in parts)
         if last - before > most:
             found.append(f"{name} grew from {before:,.0f} to {last:,.0f}")
     return found
 
 
-# -- all of it -------------------------------------------------------------------------------------
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kill-every", type=float, help="minutes; without, five, or a third of all where that is less")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens that the agents' prompts share")
 
 
-async def _everything(
-    server: Serving, worker: RestartedWorker, turns: Sequence[Sequence[Turn]], known_canaries: Sequence[Canary],
-    disk: Path, given: argparse.Namespace, soak: Soak, out: TextIO | None,
-) -> None:  # fmt: skip
-    port = server.port
-    await asyncio.gather(
-        *(chats(port, which, known_canaries, soak) for which in range(given.clients)),
-        *(agent(port, each, soak) for each in turns),
-        *(watcher(port, path, soak) for path in ("/", "/metrics", "/health")),
-        kills(worker, given.kill_every, soak),
-        samples(server, worker, disk, given.every, soak, out),
-    )
-
-
-def run(given: argparse.Namespace) -> int:
-    """The campaign; the number of troubles."""
+def campaign(report: Report, given: argparse.Namespace) -> None:
     context = given.prompt + 4096
     with library(context) as llm:
-        known_canaries, turns = known(llm, canaries(24)), conversations(llm, given.agents, given.prompt)
+        said, turns = known(llm, canaries(24)), conversations(llm, _AGENTS, given.prompt)
+    kill_every = 60 * (given.kill_every or min(5.0, report.minutes / 3))
     with ExitStack() as stack:
-        out = stack.enter_context(open(f"{given.out}.jsonl", "w", encoding="utf-8")) if given.out else None
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
-        front, back = (("--kv-dir", str(disk / name), "--kv-disk-gb", str(given.disk_gb)) for name in ("front", "back"))
+        front, back = (("--kv-dir", str(disk / name), "--kv-disk-gb", _LITTLE_GB) for name in ("front", "back"))
         worker = stack.enter_context(restarted_worker(*back))
-        more = ("--kv-gb", str(given.kv_gb), "--draft", "ngram")
-        server = stack.enter_context(serving(*front, *more, workers=[worker.address], context=context))
-        soak = Soak(time.monotonic() + 60 * given.minutes)
-        try:
-            asyncio.run(_everything(server, worker, turns, known_canaries, disk, given, soak, out))
-        except OSError as error:
-            print(f"WRONG: {error}; the server: {server.running.state()}\nthe worker: {worker.state()}", flush=True)
-            raise
-        soak.weather.troubles += [*left_by(settle(server.look)), *server.end()]
-    if soak.curves:
-        print(table(soak.curves, (*_MOST_MORE, "compared", "turns", "cached", "kills")))
-    if given.out and soak.curves:
-        paint(Path(f"{given.out}.png"), soak.curves, (*_MOST_MORE, "compared", "turns", "cached"), soak.killed)
-    soak.weather.troubles += not_flat(soak.curves)
-    print(f"{given.minutes:g} minutes: {dict(soak.counts)}; {soak.weather.num_compared:,} chats compared")
-    return told(soak.weather.troubles)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--kill-every", type=float, default=5.0, help="minutes")
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--agents", type=int, default=3)
-    parser.add_argument("--prompt", type=int, default=20_000, help="tokens that the agents' prompts share")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of the curves")
-    parser.add_argument("--kv-gb", type=float, default=0.05, help="little, so that KV is given up")
-    parser.add_argument("--disk-gb", type=float, default=0.05, help="of each; little, so that it is full long before")
-    parser.add_argument("--out", help="of the curves: the name of two files, without .jsonl and .png")
-    signal.signal(signal.SIGTERM, _end)
-    sys.exit(1 if run(parser.parse_args()) else 0)
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    """Leave no process behind."""
-    sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    main()
+        more = (*front, "--kv-gb", _LITTLE_GB, "--draft", "ngram", "--drain-seconds", "2")
+        server = stack.enter_context(serving(*more, workers=[worker.address], context=context))
+        soak = Soak(report, server, worker, said)
+        report.begin()
+        asyncio.run(soak.everything(turns, kill_every, disk))
+        report.expect_none(left_by(settle(server.look)))
+        soak.end_under_streams()
+        report.expect_none(server.complaints)
+    if report.minutes >= _JUDGED_MINUTES:
+        report.expect_none(not_flat(soak.curves))
+    report.figures |= {**soak.counts, "compared": soak.weather.num_compared, "curves": soak.curves}

@@ -1,42 +1,47 @@
-"""Mutated frames through a worker's port, then a real request: the worker must not crash, hang or grow.
+"""Hostile bytes on every port, then real requests: nothing must crash, hang, grow, or be told to a stranger.
 
-    python -m tests.campaigns.strangers --frames 20000              # in the open
-    python -m tests.campaigns.strangers --curve 20000               # strangers at an encrypted port
-    python -m tests.campaigns.strangers --admitted 20000            # whose key is known, over the encrypted link
+    decoders    damaged frames through every decoder of this process (``fuzz.py``)
+    in the open damaged frames through a worker's port: bytes on a bare connection, the first word of a well-framed
+                link, and what comes after the greeting and the order to load, when it believes in its coordinator
+    strangers   at an encrypted port, without a key: ``knocks.py``
+    admitted    over the encrypted link, with a key: damaged packets inside the encryption, first words, orders
+    requests    damaged requests of HTTP to `splitinfer serve` (``mutations.py``)
 
-In the open, a third of the frames are bytes on a bare connection, a third come as the first word of a well-framed
-link, a third after the greeting and the order to load, when the worker believes in its coordinator. Who is admitted to
-an encrypted port sends the last two, and damaged packets inside the encryption. What strangers do there is in
-``knocks.py``. After each batch the worker serves a good coordinator.
+Each has a fifth of the time, unless ``--only`` names one. After each batch the worker serves a good coordinator.
 """
 
 import argparse
-import os
 import random
 import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fuzz
 import zmq
 from knocks import Door, Handshake, knock
 from peers import Peer, generate, generate_alone, hello, load, raw
 from processes import RunningWorker, until, worker
 
-from splitinfer.core.json_text import dumps
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from transports import LinkClosed, LinkOptions, LinkTimeout, Security
 from transports.framing import Kind, encode
 from transports.security import secure_connector
 
-from . import fuzz
+from . import mutations
+from .report import Report
+from .serving import serving
 
 _BATCH = 500  # between two looks at the worker
+_FRAMES = 20_000  # through the decoders, at once
+_MOST_GROWTH = 30 * 2**20  # bytes
+_SETTLED = 5  # strikes, after which it has what it needs for them
 _PASSING = 10  # descriptors of connections that it has not seen the end of yet
 
 
@@ -68,6 +73,7 @@ class Victim:
         return self.worker.process.num_fds(), self.worker.process.num_threads()
 
 
+Numbers = int | Iterable[int]  # how many, or each of them
 Way = Callable[[Victim, random.Random], str]  # what was done
 
 
@@ -139,34 +145,39 @@ ADMITTED: tuple[Way, ...] = (in_packets, as_the_first_word, after_the_order)
 # -- the storm -------------------------------------------------------------------------------------
 
 
-def storm(victim: Victim, num_frames: int, seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, object]:
-    """``num_frames`` mutated frames, the ways in turn."""
+def storm(victim: Victim, numbers: Numbers, seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
+    """Mutated frames, the ways in turn, one for each number."""
     chance = random.Random(seed)
-    return _weather(victim, num_frames, lambda number: ways[number % len(ways)](victim, chance))
+    return _weather(victim, numbers, lambda number: ways[number % len(ways)](victim, chance))
 
 
-def strangers(victim: Victim, num_knocks: int, seed: int) -> dict[str, object]:
-    """``num_knocks`` at an encrypted port. None of them may hear anything of ours."""
+def strangers(victim: Victim, numbers: Numbers, seed: int) -> dict[str, Any]:
+    """Knocks at an encrypted port. None of them may hear anything of ours."""
     assert victim.options.security is not None
     port = int(victim.address.rpartition(":")[2])
     good = Handshake.listened_to(port, victim.options, codec.encode(hello()))
     door, chance = Door(port, victim.options.security, good), random.Random(seed)
-    return _weather(victim, num_knocks, lambda number: knock(door, chance, number))
+    return _weather(victim, numbers, lambda number: knock(door, chance, number))
 
 
-def _weather(victim: Victim, count: int, strike: Callable[[int], str]) -> dict[str, object]:
-    """``count`` strikes in batches; counts, seconds, and what the worker has grown by after the first tenth."""
+def _weather(victim: Victim, numbers: Numbers, strike: Callable[[int], str]) -> dict[str, Any]:
+    """Strikes in batches; counts, seconds, and what the worker has grown by since the first of them."""
     expected, counts, began = generate_alone(), Counter[str](), time.monotonic()
+
+    def look() -> None:
+        assert victim.serves() == expected, "it does not serve on"
+        until(lambda: _holds_no_more(victim, before), f"it holds no more than {before}", 20)
+
     assert victim.serves() == expected
-    before, settled = victim.held, 0
-    for number in range(count):
-        if number == count // 10:
-            settled = victim.worker.rss
+    before, settled = victim.held, victim.worker.rss
+    for number in range(numbers) if isinstance(numbers, int) else numbers:
         counts[strike(number)] += 1
         assert victim.worker.is_alive, "the worker is gone"
-        if (number + 1) % _BATCH == 0 or number == count - 1:
-            assert victim.serves() == expected, "it does not serve on"
-            until(lambda: _holds_no_more(victim, before), f"it holds no more than {before}", 20)
+        if (number + 1) % _BATCH == 0:
+            look()
+        if number + 1 in (_SETTLED, _BATCH):
+            settled = victim.worker.rss
+    look()
     return {**counts, "seconds": round(time.monotonic() - began, 1), "growth": victim.worker.rss - settled}
 
 
@@ -190,25 +201,60 @@ def encrypted(folder: Path, *options: str) -> Iterator[Victim]:
         yield Victim(running, LinkOptions(security=Security(own, there.own().public)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=0)
-    parser.add_argument("--curve", type=int, default=0)
-    parser.add_argument("--admitted", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CONFIG_HOME"] = str(Path(folder) / "own")
-        if args.frames:
-            with in_the_open() as victim:
-                print(dumps({"in the open": storm(victim, args.frames, args.seed)}), flush=True)
-        if args.curve or args.admitted:
-            with encrypted(Path(folder) / "worker") as victim:
-                if args.curve:
-                    print(dumps({"strangers": strangers(victim, args.curve, args.seed)}), flush=True)
-                if args.admitted:
-                    print(dumps({"admitted": storm(victim, args.admitted, args.seed, ADMITTED)}), flush=True)
+# -- the campaign ----------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    main()
+def _decoders(report: Report, _folder: Path) -> dict[str, Any]:
+    counts = Counter[str]()
+    for number in report.numbers():
+        found = fuzz.run(_FRAMES, report.seed + number)
+        growth = found.pop("memory_growth")
+        report.check(growth < _MOST_GROWTH, f"decoders: memory grew by {growth:,} bytes")
+        counts.update(found)
+    return counts
+
+
+def _in_the_open(report: Report, _folder: Path) -> dict[str, Any]:
+    with in_the_open() as victim:
+        return storm(victim, report.numbers(), report.seed)
+
+
+def _strangers(report: Report, folder: Path) -> dict[str, Any]:
+    with encrypted(folder) as victim:
+        return strangers(victim, report.numbers(), report.seed)
+
+
+def _admitted(report: Report, folder: Path) -> dict[str, Any]:
+    with encrypted(folder) as victim:
+        return storm(victim, report.numbers(), report.seed, ADMITTED)
+
+
+def _requests(report: Report, _folder: Path) -> dict[str, Any]:
+    with serving(model="demo", layers=12) as server:
+        return mutations.strike(report, server.running, server.port)
+
+
+PARTS: dict[str, Callable[[Report, Path], dict[str, Any]]] = {
+    "decoders": _decoders, "in the open": _in_the_open, "strangers": _strangers, "admitted": _admitted,
+    "requests": _requests,
+}  # fmt: skip
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=PARTS)
+
+
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    parts = [given.only] if given.only else [*PARTS]
+    for name in parts:
+        with tempfile.TemporaryDirectory(prefix="strangers-") as folder:
+            report.begin(1 / len(parts))
+            try:
+                found = PARTS[name](report, Path(folder))
+            except AssertionError as error:
+                report.wrong(f"{name}: {error}")
+                continue
+        growth = found.get("growth", 0)
+        report.check(growth < _MOST_GROWTH, f"{name}: memory grew by {growth:,} bytes")
+        report.say(f"{name}: {found}")
+        report.figures[name] = found

@@ -1,20 +1,21 @@
 """Plans against the truth: every cut of a small model measured live on emulated accelerators, and what a plan chose.
 
-    python -m tests.campaigns.truth measure two.jsonl --ratios 1:1,1:2,1:4 --hops 0.1,3
-    python -m tests.campaigns.truth measure three.jsonl --ratios 1:2:2 --hops 0.1
-    python -m tests.campaigns.truth measure three.jsonl --ratios 1:1:3,1:2:4 --hops 0.1 --best 10 --random 10
-    python -m tests.campaigns.truth judge two.jsonl three.jsonl
+    python -m tests.campaigns truth --ratios 1:1,1:2,1:4 --hops 0.1,3
+    python -m tests.campaigns truth --ratios 1:1:3,1:2:4 --hops 0.1 --best 10 --random 10
+    python -m tests.campaigns truth --ratios 1:2 --hops 1 --slower 5 --trials 1 --tokens 100     # on a busy machine
 
 A model of 12 layers stands in for a large one: it is really computed, by a coordinator and workers in processes of
 their own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as
-its ratio says. ``measure`` appends a line for each cut, and leaves out those that are there. ``judge`` sets beside the
-best measured cut what a plan chose, and what layers in proportion to free memory would have given: for machines with
-memory enough, and for machines of which the quickest has little, where only cuts that fit count. Nothing else may run
-on the machine meanwhile.
+its ratio says. Beside the best measured cut stands what a plan chose, and what layers in proportion to free memory
+would have given: for machines with memory enough, and for machines of which the quickest has little, where only cuts
+that fit count. Wrong is a plan below ``--least`` of the best. Where too many steps of an accelerator were late the
+figures mean nothing, and this is wrong, too: nothing else may run on the machine. Without ``--minutes`` all cuts are
+measured; with them, what the plans choose and as many others as there is time for.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -47,6 +48,9 @@ from splitinfer.placement.plan import Planner
 from transports.emulated import LinkProfile as EmulatedLink
 from transports.emulated import installed
 
+from .report import Report
+
+MINUTES = math.inf  # without the option
 LAYERS, VOCAB = 12, 512
 ACCEPTANCE, STREAMS, PROMPT, ANSWER = 0.7, 8, 512, 128
 LAYER_MS = {1: 0.6, 8: 0.68, 16: 1.0, 32: 1.8, 128: 7.0, 512: 27.5}
@@ -111,49 +115,46 @@ class Effort:
 # -- measuring ---------------------------------------------------------------------------------
 
 
-def measure(
-    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, slower: float, effort: Effort
-) -> None:
-    """Measure the cuts that are not in ``out`` yet, and append a line for each."""
-    known = {
-        (line["ratio"], line["hop_ms"], line["slower"], *line["machines"], *line["layers"]) for line in _lines([out])
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        make(model, ModelShape(layers=LAYERS, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCAB), num_files=1)
-        for ratio in ratios:
-            for hop in hops:
-                rig = profiles(ratio_of(ratio), hop / 1000, slower=slower)
-                for cut in _to_measure(rig, best, at_random):
-                    if (ratio, hop, slower, *cut.machines, *cut.layers) in known:
-                        continue
-                    found = _measured(rig, cut, model, hop / 1000, effort)
-                    rigged = {"ratio": ratio, "hop_ms": hop, "slower": slower}
-                    line = {**rigged, "machines": cut.machines, "layers": cut.layers, **found}
-                    with out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
-                    print(ratio, hop, cut.machines, cut.name, {k: _short(v) for k, v in found.items()}, flush=True)
+Lines = dict[Cut, dict[str, Any]]  # what was measured of each cut of a rig
+
+
+def measure(report: Report, given: argparse.Namespace, model: Path, ratio: str, hop: float) -> tuple[Lines, int]:
+    """A rig's cuts, as many as there is time for; and how many there are."""
+    rig = profiles(ratio_of(ratio), hop / 1000, slower=given.slower)
+    effort = Effort(given.trials, given.tokens, not given.plain, given.long)
+    found: Lines = {}
+    cuts = _to_measure(rig, given.best, given.random, report.chance(ratio, hop))
+    for cut in cuts:
+        if len(found) > 1 and report.is_over:
+            break
+        found[cut] = _measured(rig, cut, model, hop / 1000, effort)
+        report.say(
+            f"{ratio} {hop:g} ms, {cut.machines} {cut.name}: { ({k: _short(v) for k, v in found[cut].items()}) }"
+        )
+    return found, len(cuts)
 
 
 def _short(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
-    """All cuts in the machines' order, or some of every order: the best by each formula, what a plan chooses, and some
-    at random."""
-    if not best:
-        return list(on_grid([tuple(range(len(rig.machines)))], LAYERS))
-    found: dict[Cut, None] = {}
+def _to_measure(rig: Profiles, best: int, at_random: int, chance: Random) -> list[Cut]:
+    """What plans choose, then in any order: all cuts in the machines' order, or with ``best`` so many by each formula,
+    in every order of machines, and some at random."""
+    chosen: dict[Cut, None] = {}
+    ranked: dict[Cut, None] = {}
     for acceptance in (None, ACCEPTANCE):
         planner = Planner(rig, asked(acceptance))
-        cuts = planner.cuts
         for aim in (Aim.CHAT, Aim.THROUGHPUT):
-            chosen = planner.best(aim)
-            ranked = sorted(cuts, key=lambda cut: planner.score(aim, cut), reverse=True)
-            found |= dict.fromkeys([*ranked[:best], *([chosen.cut] if chosen else [])])
-    others = [cut for cut in Planner(rig, asked(None)).cuts if cut not in found]
-    return [*found, *Random(1).sample(others, min(at_random, len(others)))]
+            plan = planner.best(aim)
+            chosen |= {plan.cut: None} if plan else {}
+            ranked |= dict.fromkeys(sorted(planner.cuts, key=lambda c: planner.score(aim, c), reverse=True)[:best])
+    if not best:
+        every = list(on_grid([tuple(range(len(rig.machines)))], LAYERS))
+        chosen, ranked = {cut: None for cut in chosen if cut in every}, dict.fromkeys(every)
+    others = [cut for cut in Planner(rig, asked(None)).cuts if cut not in ranked and cut not in chosen] if best else []
+    rest = [cut for cut in ranked if cut not in chosen] + chance.sample(others, min(at_random, len(others)))
+    return [*chosen, *chance.sample(rest, len(rest))]
 
 
 def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) -> dict[str, Any]:
@@ -274,32 +275,35 @@ _LOSES = 0.9  # of the best: marked with a star
 TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
 
 
-def judge(files: Sequence[Path], least: float) -> int:
-    """Print what a plan chose beside the best measured cut, for each rig, room and aim; 1 if any is below ``least``."""
-    worst, beside = 1.0, list[float]()
-    rigs: dict[tuple[str, float, float], dict[Cut, dict[str, Any]]] = {}
-    for line in _lines(files):
-        cut = Cut(tuple(line["machines"]), tuple(line["layers"]))
-        rigs.setdefault((line["ratio"], line["hop_ms"], line["slower"]), {})[cut] = line
-    print(f"{'rig':>16} {'room':6} {'aim':24} {'chosen':9} {'best':9} to best  {'by memory':9} to best")
-    for (ratio, hop, slower), cuts in rigs.items():
-        for room, of in ROOMS.items():
-            for verdict in _verdicts(
-                profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), slower), room, cuts
-            ):
-                worst = min(worst, verdict["to_best"])
-                if verdict["by_memory"] is None or verdict["by_memory"][1] <= _LOSES:
-                    beside.append(verdict["to_best"])
-                print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
-        for suffix in ("", "_with_drafts"):
-            counted = [line for line in cuts.values() if "steps" + suffix in line]
-            steps = sum(line["steps" + suffix] for line in counted)
-            late = sum(line["late" + suffix] for line in counted) / steps if steps else 0.0
-            verdict = ", so these figures mean nothing" if late > MOST_LATE else ""
-            print(f"{ratio} {hop:g} ms{suffix}: {len(counted)} cuts, {late:.2%} of steps late{verdict}", flush=True)
-    where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
-    print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
-    return int(worst < least)
+def judge(report: Report, given: argparse.Namespace, ratio: str, hop: float, cuts: Lines) -> list[dict[str, Any]]:
+    """What a plan chose beside the best measured cut, for each room and aim."""
+    rig, found = f"{ratio} {hop:g} ms", list[dict[str, Any]]()
+    late = {suffix: _late(cuts, suffix) for suffix in ("", "_with_drafts")}
+    for suffix, share in late.items():
+        report.check(share <= MOST_LATE, f"{rig}{suffix}: {share:.2%} of steps late{MEANS_NOTHING}")
+    for room, of in ROOMS.items():
+        machines = profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), given.slower)
+        for verdict in _verdicts(machines, room, cuts):
+            suffix = verdict.pop("suffix")
+            report.say(_line(rig, room, verdict))
+            found.append({"rig": rig, "room": room, **verdict})
+            if late[suffix] <= MOST_LATE:
+                report.check(
+                    verdict["to_best"] >= given.least,
+                    f"{rig}, {room}, {verdict['aim']}: {verdict['chosen']} gives {verdict['to_best']:.3f} of "
+                    f"{verdict['best']}",
+                )
+    return found
+
+
+MEANS_NOTHING = ", so these figures mean nothing"
+
+
+def _late(cuts: Lines, suffix: str) -> float:
+    """The share of steps that were late."""
+    counted = [line for line in cuts.values() if "steps" + suffix in line]
+    steps = sum(line["steps" + suffix] for line in counted)
+    return sum(line["late" + suffix] for line in counted) / steps if steps else 0.0
 
 
 def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
@@ -309,7 +313,7 @@ def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
             f"{verdict['to_best']:.3f}    {beside}")  # fmt: skip
 
 
-def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _verdicts(rig: Profiles, room: str, cuts: Lines) -> Iterator[dict[str, Any]]:
     free = [machine.free_bytes for machine in rig.machines]
     for acceptance, suffix in ((None, ""), (ACCEPTANCE, "_with_drafts")):
         if not all("many" + suffix in line for line in cuts.values()):
@@ -325,7 +329,7 @@ def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iter
                 values = {c: v for c, v in values.items() if planner.memory.fits(c, context, wish.sequences(aim))}
             best, exo = max(values, key=values.__getitem__), by_memory(next(iter(cuts)).machines, free)
             yield {
-                "aim": aim + suffix.replace("_", " "), "chosen": chosen.cut.name, "best": best.name,
+                "suffix": suffix, "aim": aim + suffix.replace("_", " "), "chosen": chosen.cut.name, "best": best.name,
                 "to_best": values[chosen.cut] / values[best],
                 "by_memory": (exo.name, values[exo] / values[best]) if exo in values else None,
             }  # fmt: skip
@@ -347,37 +351,34 @@ def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:
     return Cut(machines, (*layers, max(1, LAYERS - sum(layers))))
 
 
-def _lines(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    for file in files:
-        if file.exists():
-            yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ratios", default="1:1,1:2,1:4", help="of the machines' times")
+    parser.add_argument("--hops", default="0.1,3", help="milliseconds")
+    parser.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
+    parser.add_argument("--random", type=int, default=10, help="with --best, so many others")
+    parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=400, help="of an answer alone")
+    parser.add_argument("--plain", action="store_true", help="without drafts")
+    parser.add_argument("--long", action="store_true", help="also the first token of a long prompt")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
+    parser.add_argument("--least", type=float, default=0.97, help="of the best cut's figure, that a plan must give")
 
 
-def main() -> None:
-    """Measure or judge, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("measure")
-    measuring.add_argument("out", type=Path)
-    measuring.add_argument("--ratios", default="1:1,1:2,1:4")
-    measuring.add_argument("--hops", default="0.1,3", help="milliseconds")
-    measuring.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
-    measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
-    measuring.add_argument("--trials", type=int, default=2)
-    measuring.add_argument("--tokens", type=int, default=400, help="of an answer alone")
-    measuring.add_argument("--plain", action="store_true", help="without drafts")
-    measuring.add_argument("--long", action="store_true", help="also the first token of a long prompt")
-    measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
-    judging = commands.add_parser("judge")
-    judging.add_argument("files", type=Path, nargs="+")
-    judging.add_argument("--least", type=float, default=0.97)
-    args = parser.parse_args()
-    if args.command == "judge":
-        raise SystemExit(judge(args.files, args.least))
-    hops = [float(hop) for hop in args.hops.split(",")]
-    effort = Effort(args.trials, args.tokens, not args.plain, args.long)
-    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.slower, effort)
-
-
-if __name__ == "__main__":
-    main()
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    verdicts, rigs = list[dict[str, Any]](), list[dict[str, Any]]()
+    wanted = [(ratio, float(hop)) for ratio in given.ratios.split(",") for hop in given.hops.split(",")]
+    with tempfile.TemporaryDirectory(prefix="truth-") as folder:
+        model = Path(folder) / "model"
+        make(model, ModelShape(layers=LAYERS, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCAB), num_files=1)
+        for ratio, hop in wanted:
+            report.begin(1 / len(wanted))
+            cuts, count = measure(report, given, model, ratio, hop)
+            verdicts += judge(report, given, ratio, hop, cuts)
+            measured = [{"machines": cut.machines, "layers": cut.layers, **line} for cut, line in cuts.items()]
+            rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "cuts": count, "measured": measured})
+    beside = [v["to_best"] for v in verdicts if v["by_memory"] is None or v["by_memory"][1] <= _LOSES]
+    report.figures |= {
+        "worst": min((v["to_best"] for v in verdicts), default=None), "verdicts": verdicts, "rigs": rigs,
+        "where_memory_loses": {"cases": len(beside), "worst": min(beside, default=1.0)},
+        "means_nothing": any(MEANS_NOTHING in trouble for trouble in report.troubles),
+    }  # fmt: skip

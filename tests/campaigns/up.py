@@ -1,11 +1,11 @@
-"""`splitinfer up` between machines: namespaces with an sshd, users and processes of their own. Root, Linux, sshd.
+"""`splitinfer up`, and a newcomer's evening, on machines that are namespaces with an sshd, users and processes.
 
-    python -m tests.campaigns.up                 # all scenes, in their order; a minute or two
-    python -m tests.campaigns.up --until second  # the first ones
+    python -m tests.campaigns up --minutes 10                  # all scenes, in their order; two or three minutes
+    python -m tests.campaigns up --minutes 10 --until second   # the first ones
 
-Each scene prints what a person sees. What is not as it should be is printed at the end, and the exit code is 1. The
-other machine begins with nothing but sshd and a stand-in for uv, which installs the wheel that is brought along into an
-environment that finds the dependencies on this disk: nothing is downloaded.
+Root, Linux, sshd. Each scene prints what a person sees; no scene is begun when the minutes are over. The other machine
+begins with nothing but sshd and a stand-in for uv, which installs the wheel that is brought along into an environment
+that finds the dependencies on this disk: nothing is downloaded.
 """
 
 import argparse
@@ -18,13 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 from machines import Lab, Machine, is_possible, wait_for
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.launch.own import install_line
+
+from . import newcomer
+from .report import Missing, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
@@ -45,10 +50,10 @@ ln -sf "$tool/bin/splitinfer" "$HOME/.local/bin/splitinfer"
 
 
 class Campaign:
-    """The machines, and what was wrong."""
+    """The machines, and the report."""
 
-    def __init__(self, folder: Path) -> None:
-        self.wrong: list[str] = []
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.check = report.check
         wheel = _wheel(folder)
         self.lab = Lab(folder)
         try:
@@ -75,11 +80,6 @@ class Campaign:
 
     def close(self) -> None:
         self.lab.close()
-
-    def check(self, is_so: object, what: str) -> None:
-        if not is_so:
-            self.wrong.append(what)
-            print(f"    WRONG: {what}")
 
     def expect(self, done: "subprocess.CompletedProcess[str]", *texts: str, code: int = 0) -> None:
         said = done.stdout + done.stderr
@@ -290,10 +290,10 @@ class Campaign:
         return [line for line in shown.splitlines() if " -m splitinfer worker " in line]
 
 
-SCENES: tuple[Callable[[Campaign], None], ...] = (
+SCENES: tuple[Callable[[Any], None], ...] = (
     Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl, Campaign.shows,
     Campaign.two_users, Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served,
-    Campaign.other_version, Campaign.changed_key, Campaign.gone,
+    Campaign.other_version, Campaign.changed_key, Campaign.gone, *newcomer.SCENES,
 )  # fmt: skip
 
 
@@ -341,28 +341,23 @@ def _on_terminal(words: list[str], typed: str) -> str:
     return said.decode(errors="replace")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="`splitinfer up` between namespaces")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", choices=[scene.__name__ for scene in SCENES], help="the last scene")
-    options = parser.parse_args()
-    reason = is_possible()
-    if reason is not None:
-        print(f"left out: {reason}")
-        return 0
+
+
+def campaign(report: Report, given: argparse.Namespace) -> None:
+    if (reason := is_possible()) is not None:
+        raise Missing(reason)
+    played = dict[str, float]()
     with tempfile.TemporaryDirectory(prefix="up-") as folder:
         Path(folder).chmod(0o755)
-        campaign = Campaign(Path(folder))
-        try:
+        with closing(Campaign(Path(folder), report)) as machines:
+            report.begin()
             for scene in SCENES:
-                print(f"{scene.__name__}: {' '.join((scene.__doc__ or '').split())}")
-                scene(campaign)
-                if scene.__name__ == options.until:
+                report.say(f"{scene.__name__}: {' '.join((scene.__doc__ or '').split())}")
+                before = report.seconds
+                scene(machines)
+                played[scene.__name__] = round(report.seconds - before, 1)
+                if scene.__name__ == given.until or report.is_over:
                     break
-        finally:
-            campaign.close()
-    print(f"{len(campaign.wrong)} wrong" if campaign.wrong else "all as it should be")
-    return 1 if campaign.wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report.figures |= {"scenes": played, "scenes_left_out": len(SCENES) - len(played)}

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from campaigns import fuzz
+import fuzz
 
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect
 

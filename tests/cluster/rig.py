@@ -130,10 +130,13 @@ class Machine:
 
 class Rig:
     """A coordinator on the stages of a shape. ``expected``: what it says to each request when nothing happens;
-    ``kind``: of a drafter with random weights on the last stage, in place of one that knows what will be said."""
+    ``kind``: of a drafter with random weights on the last stage, in place of one that knows what will be said;
+    ``remote``: what the layout says of a stage on another machine besides."""
 
-    def __init__(self, shape: Shape, folder: Path, codec: str, kind: str = "") -> None:
-        self.shape, self.folder, self._codec = shape, folder, codec
+    def __init__(
+        self, shape: Shape, folder: Path, codec: str, kind: str = "", remote: Mapping[str, Any] | None = None
+    ) -> None:
+        self.shape, self.folder, self._codec, self._remote = shape, folder, codec, dict(remote or {})
         self._env = {"XDG_CONFIG_HOME": str(folder / "studio")}
         self._kv = folder / "kv"
         own = Keyring(folder / "studio" / "splitinfer").own().public
@@ -208,7 +211,7 @@ class Rig:
     def _layout(self) -> dict[str, Any]:
         stages: list[dict[str, Any]] = [{"name": "a", "layers": self.shape.layers[0]}]
         for name, where, layers in zip("bcd", self.shape.workers, self.shape.layers[1:], strict=False):
-            stage = self.machines[name].stage if where == REMOTE else {"name": name, "address": LOCAL}
+            stage = self.machines[name].stage | self._remote if where == REMOTE else {"name": name, "address": LOCAL}
             stages.append(stage | {"layers": layers, "codec": self._codec})
         draft = {"draft": self._draft} if self._draft else {}
         return {"model": str(self.model), "stages": stages} | draft
@@ -319,10 +322,12 @@ class Rig:
 
 
 @contextmanager
-def running(shape: Shape, folder: Path, codec: str, kind: str = "") -> Iterator[Rig]:
+def running(
+    shape: Shape, folder: Path, codec: str, kind: str = "", remote: Mapping[str, Any] | None = None
+) -> Iterator[Rig]:
     """A rig that has run undisturbed. Whatever becomes of it, no process of it stays."""
     try:
-        yield Rig(shape, folder, codec, kind)
+        yield Rig(shape, folder, codec, kind, remote)
     finally:
         for process in ours(folder):
             with suppress(psutil.NoSuchProcess):

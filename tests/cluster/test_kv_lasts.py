@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from campaigns import kv_kills
+import kv_kills
 from processes import local_workers
 
 from splitinfer.core.sequence import SamplingParams

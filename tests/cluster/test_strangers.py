@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
+import fuzz
 import msgpack
 import numpy as np
 import peers

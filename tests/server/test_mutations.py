@@ -1,6 +1,6 @@
 """Damaged requests through the whole application, on two stages: none is a fault, and every refusal has its form.
 
-The same over real sockets, by tens of thousands: ``python -m tests.campaigns.mutations``.
+The same over real sockets, by tens of thousands: ``python -m tests.campaigns strangers --only requests``.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What agents sent, each in one task with one call of its shell: their requests are taken, and nothing in them is lost.
 
-Recorded by `tests/campaigns/clients/recorder.py` from Codex 0.169, Claude Code 2.1.330, opencode 1.18.33 and Qwen Code
-0.24.4, as `tests/campaigns/clients/agents.py` starts them; their texts and most of their tools are left out.
+Recorded from Codex 0.169, Claude Code 2.1.330, opencode 1.18.33 and Qwen Code 0.24.4 by programs that commit cdc4321f
+still has; their texts and most of their tools are left out. The campaign `clients` sends them to a server.
 """
 
 import json

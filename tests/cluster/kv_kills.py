@@ -1,13 +1,10 @@
 """Kill processes while they write KV, and look what is found of it afterwards.
 
-    python -m tests.campaigns.kv_kills --trials 30
-
 A process answers one long prompt after another on two stages that keep KV on disk. At a random moment the coordinator
 or its worker is killed (-9): before a block is saved, while it is written, before or after the coordinator hears of
 it. Then a new pipeline answers the same prompts with what it finds.
 """
 
-import argparse
 import random
 import signal
 import subprocess
@@ -15,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from splitinfer.core.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM, Settings
 
@@ -28,13 +24,14 @@ LAYOUT = {
     "model": "demo",
     "stages": [{"name": "front", "layers": 6}, {"name": "back", "layers": 6, "address": "local"}],
 }
+HERE = Path(__file__).resolve().parent
 NUM_PROMPTS = 4
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
 _ANSWER = """
 import sys
 from pathlib import Path
-sys.path[:0] = [{root!r}]
-from tests.campaigns.kv_kills import LAYOUT, PARAMS, prompts
+sys.path[:0] = {paths!r}
+from kv_kills import LAYOUT, PARAMS, prompts
 from splitinfer.llm import LLM, Settings
 with LLM(LAYOUT, settings=Settings(kv_dir=Path({folder!r}))) as llm:
     print("ready", flush=True)
@@ -70,7 +67,7 @@ def answers(folder: Path | None) -> tuple[list[list[int]], int]:
 def trial(folder: Path, seed: int, expected: Sequence[list[int]]) -> Trial:
     """One killing."""
     chance = random.Random(seed)
-    code = _ANSWER.format(root=str(Path(__file__).resolve().parents[2]), folder=str(folder))
+    code = _ANSWER.format(paths=[str(HERE), str(HERE.parents[1])], folder=str(folder))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -102,19 +99,3 @@ def trials(seeds: Sequence[int]) -> list[Trial]:
         with tempfile.TemporaryDirectory() as folder:
             found.append(trial(Path(folder), seed, expected))
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    found = trials(range(args.seed, args.seed + args.trials))
-    for each in found:
-        print(dumps(asdict(each)))
-    print(dumps({"trials": len(found), "same_tokens": sum(each.same for each in found)}))
-    raise SystemExit(not all(each.same for each in found))
-
-
-if __name__ == "__main__":
-    main()

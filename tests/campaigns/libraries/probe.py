@@ -1,6 +1,6 @@
 """What the clients' scripts share: each ability is a function that fails if the client does not get what it should.
 
-A script is run by `try_clients.py` with the server's address in ``CLIENT_URL`` and the key in ``CLIENT_KEY``. It prints
+A script is run by `clients.py` with the server's address in ``CLIENT_URL`` and the key in ``CLIENT_KEY``. It prints
 a line of JSON: the package's version, and for each ability ``null`` or why it failed.
 """
 
@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 URL = os.environ.get("CLIENT_URL", "http://127.0.0.1:8080")
 KEY = os.environ.get("CLIENT_KEY", "none")
 MODEL = os.environ.get("CLIENT_MODEL", "scripted")
@@ -23,9 +25,15 @@ ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 TALE = "There was a king who had three daughters, and the youngest told the best tales of all."
 ANSWER = "It is sunny in Oslo, as the tool says."
 THOUGHT = "The user asks for something that the tool can do."
-CITIES = Literal["Oslo", "Bergen"]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "get_weather", "description": "Tells the weather.", "parameters": SCHEMA}
+
+
+class Weather(BaseModel):
+    """What an answer in a form holds."""
+
+    city: Literal["Oslo", "Bergen"]
+
 
 _abilities: list[Callable[[], Any]] = []
 

@@ -4,7 +4,22 @@ import json
 from typing import Any
 
 import litellm
-from probe import ANSWER, ASKED, CITIES, FUNCTION, KEY, MODEL, QUESTION, TALE, THOUGHT, URL, ability, refused, run, same
+from probe import (
+    ANSWER,
+    ASKED,
+    FUNCTION,
+    KEY,
+    MODEL,
+    QUESTION,
+    TALE,
+    THOUGHT,
+    URL,
+    Weather,
+    ability,
+    refused,
+    run,
+    same,
+)
 
 litellm.suppress_debug_info = True
 OPENAI: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "num_retries": 0}
@@ -25,17 +40,19 @@ def _round_trip(options: dict[str, Any]) -> None:
 
 
 @ability
-def chat() -> None:
-    same(litellm.completion(**OPENAI, messages=ASKED).choices[0].message.content, TALE)
-    same(litellm.completion(**HOSTED, messages=ASKED).choices[0].message.content, TALE)
+def texts() -> None:
+    for options in (OPENAI, HOSTED, CLAUDE):
+        same(litellm.completion(**options, messages=ASKED).choices[0].message.content, TALE)
+    same(litellm.responses(**OPENAI, input=QUESTION).output[0].content[0].text, TALE)
+    plain = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
+    same(litellm.text_completion(**plain, prompt="Tell", max_tokens=100).choices[0].text, TALE)
 
 
 @ability
-def stream() -> None:
+def streams() -> None:
     for options in (OPENAI, HOSTED, CLAUDE):
-        chunks = list(
-            litellm.completion(**options, messages=ASKED, stream=True, stream_options={"include_usage": True})
-        )
+        with_usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(litellm.completion(**options, messages=ASKED, **with_usage))
         same("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), TALE)
         same(chunks[-1].usage.completion_tokens > 3, True)
 
@@ -56,29 +73,7 @@ def tools_anthropic() -> None:
 
 
 @ability
-def anthropic() -> None:
-    same(litellm.completion(**CLAUDE, messages=ASKED).choices[0].message.content, TALE)
-
-
-@ability
-def responses() -> None:
-    found = litellm.responses(**OPENAI, input=QUESTION)
-    same(found.output[0].content[0].text, TALE)
-
-
-@ability
-def completions() -> None:
-    options = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
-    same(litellm.text_completion(**options, prompt="Tell", max_tokens=100).choices[0].text, TALE)
-
-
-@ability
 def structured_output() -> None:
-    from pydantic import BaseModel
-
-    class Weather(BaseModel):
-        city: CITIES
-
     for options in (OPENAI, HOSTED):
         answer = litellm.completion(**options, messages=ASKED, response_format=Weather)
         Weather.model_validate_json(answer.choices[0].message.content)

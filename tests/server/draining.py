@@ -1,29 +1,17 @@
-"""SIGTERM under load: every answer ends as its API says, whether it was whole or cut short, and the process goes.
+"""SIGTERM under load: every answer ends as its API says, whether it was whole or cut short.
 
-    python -m tests.campaigns.drain --streams 60 --drain-seconds 3
-
-Real processes, two stages. Streams and documents of all APIs are under way, short ones that end in time and long ones
-that do not, and more wait in the queue. After the signal a new request must be refused with 503 and `Retry-After`, in
-the form of its API, as long as anybody listens. What comes to its end must say what the library says, what is cut short
-must say so, and the exit code is 143.
+After the signal a new request must be refused with 503 and `Retry-After`, in the form of its API, as long as anybody
+listens. What comes to its end must say what the library says, and what is cut short must say so.
 """
 
-import argparse
 import asyncio
 import json
-import random
-import signal
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .asks import Ask, canaries, failure_of, has_error_form, known, streams_of, text_of_document, text_of_events
-from .client import Connection, Event, Gone, get, request
-from .serving import END_SECONDS, are_gone, library, serving, told, until
+from asks import Ask, failure_of, has_error_form, text_of_document, text_of_events
+from client import Connection, Event, Gone, get, request
 
-_LONG = 3000  # tokens, which nobody waits for
 _LAST = {"chat": ("[DONE]",), "completions": ("[DONE]",), "messages": ("message_stop", "error")}
 _LAST_RESPONSE = ("response.completed", "response.incomplete", "response.failed")
 
@@ -92,57 +80,7 @@ async def under_load(
     return list(await asyncio.gather(*asking)), late
 
 
-def run(num_streams: int, drain_seconds: float, seed: int) -> int:
-    """The campaign; the number of troubles."""
-    with library() as llm:
-        short = known(llm, [replace(each, num_tokens=10) for each in canaries(6)])
-        long = [
-            replace(each, num_tokens=_LONG) for each in known(llm, [replace(c, num_tokens=300) for c in canaries(3)])
-        ]
-    chance = random.Random(seed)
-    all_asks = [ask for canary in (*short, *long) for ask in streams_of(canary)]
-    asks = [_as_drawn(chance.choice(all_asks), chance) for _ in range(num_streams)]
-    troubles = list[str]()
-    with serving("--max-running", "8", "--drain-seconds", str(drain_seconds)) as server:
-        workers = server.workers
-        moment = random.Random(seed).uniform(0.3, 1.0)
-        ended, late = asyncio.run(under_load(server.port, asks, moment, lambda: server.running.signal(signal.SIGTERM)))
-        began = time.monotonic()
-        code = server.running.wait(END_SECONDS)
-        until(lambda: are_gone(workers), "its workers are gone", 10.0)
-        troubles += [] if code == 143 else [f"it ended with {code}"]
-        troubles += server.complaints
-    troubles += wrong_with(ended, late)
-    counts = Counter((each.ask.kind, each.how) for each in ended)
-    for (kind, how), count in sorted(counts.items()):
-        print(f"{kind:<24}{how:<12}{count}")
-    gone_after = time.monotonic() - began
-    print(f"{len(late)} more were refused; it was gone {gone_after:.1f} s after the last answer, code {code}")
-    return told(troubles)
-
-
 def wrong_with(ended: Sequence[Ended], late: Sequence[Ended]) -> list[str]:
     """What is not as it should be; ``late``: what was asked after the signal."""
     found = [f"{each.ask.kind}: {each.how}: {each.wrong}" for each in (*ended, *late) if each.wrong]
     return found + [f"after the signal {each.ask.kind} was {each.how}" for each in late if each.how != "refused"]
-
-
-def _as_drawn(ask: Ask, chance: random.Random) -> Ask:
-    """Every third as a document."""
-    if chance.random() < 2 / 3:
-        return ask
-    body = {name: value for name, value in ask.body.items() if name != "stream"}
-    return replace(ask, kind=ask.kind.removesuffix(", stream"), body=body, streams=False)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=60)
-    parser.add_argument("--drain-seconds", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    sys.exit(1 if run(args.streams, args.drain_seconds, args.seed) else 0)
-
-
-if __name__ == "__main__":
-    main()

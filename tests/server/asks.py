@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from client import Event
+
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-
-from .client import Event
 
 NUM_TOKENS = (4, 12, 30)
 TOOL = {

@@ -1,10 +1,6 @@
-"""Thousands of requests of every kind, whose clients read, dawdle, go in the middle, or have them cancelled.
+"""Requests of every kind, whose clients read, dawdle, go in the middle, or have them cancelled.
 
-    python -m tests.campaigns.storm --requests 10000
-    python -m tests.campaigns.storm --requests 500 --clients 8 --seed 7 --max-running 4
-
-Real processes, two stages. A client asks one thing after the other, mostly on one connection, and what becomes of each
-request is drawn with it:
+A client asks one thing after the other, mostly on one connection, and what becomes of each request is drawn with it:
 
     reads         all of the answer, as fast as it comes
     dawdles       reads nothing for a while, then a byte at a time for a while, then the rest
@@ -16,36 +12,26 @@ request is drawn with it:
     cancelled     by its id, on another connection
 
 Every answer that is read to its end is compared with what the library said beforehand, and every refusal has the form
-of its API. At the end nothing is held any more: no KV, no request, no connection; and descriptors, threads and memory
-are what they were when a tenth of the requests were over. What was wrong is printed, and the exit code is 1.
+of its API.
 """
 
-import argparse
 import asyncio
 import json
 import random
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.core.json_text import dumps
+from asks import KINDS, Ask, Canary, complaint, has_error_form, text_of_document, text_of_events
+from client import Answer, Connection, Event, Gone, request
 
-from .asks import KINDS, Ask, Canary, canaries, complaint, has_error_form, known, text_of_document, text_of_events
-from .client import Answer, Connection, Event, Gone, request
-from .serving import Held, left_by, library, megabytes, serving, settle, told
+from splitinfer.core.json_text import dumps
 
 GOES = ("goes queued", "goes prefill", "goes decode", "goes sending")
 FATES = (("reads", 10), ("dawdles", 1), *((fate, 1) for fate in GOES), ("goes between", 1), ("cancelled", 1))
 _AGAIN_SECONDS = 1.0  # until a request is made again that was turned away; a client would wait longer
 _MOST_AGAIN = 30
-_MORE_MEMORY = 64e6  # bytes that all processes may have grown by, together
-_MORE_HELD = 8  # descriptors and threads that may come and go
-_WARM = 0.1  # of the requests
-
-Look = Callable[[], dict[str, Any]]
 
 
 @dataclass
@@ -65,14 +51,6 @@ class Weather:
             self.num_compared += 1
             if text != ask.expected:
                 self.troubles.append(f"{ask.kind} said {text!r}, not {ask.expected!r}; asked with {ask.body}")
-
-    def table(self) -> str:
-        """A line for each kind and fate, with how often what came."""
-        lines = []
-        for kind, fate in sorted({key[:2] for key in self.counts}):
-            came = {what: count for (k, f, what), count in sorted(self.counts.items()) if (k, f) == (kind, fate)}
-            lines.append(f"{kind:<30}{fate:<14}" + ", ".join(f"{what}: {count:,}" for what, count in came.items()))
-        return "\n".join(lines)
 
 
 # -- one request -----------------------------------------------------------------------------------
@@ -222,60 +200,3 @@ async def storm(
         own.leave()
 
     await asyncio.gather(*(client(which) for which in range(num_clients)))
-
-
-def grown(before: Held, after: Held) -> list[str]:
-    """What there is more of than may come and go."""
-    more = after.descriptors - before.descriptors, after.threads - before.threads, after.memory - before.memory
-    allowed = (_MORE_HELD, _MORE_HELD, _MORE_MEMORY)
-    names = ("descriptors", "threads", "bytes of memory")
-    return [f"{n:,.0f} more {name}" for n, name, most in zip(more, names, allowed, strict=True) if n > most]
-
-
-def run(num_requests: int, seed: int, num_clients: int, args: Sequence[str]) -> int:
-    """The campaign; the number of troubles."""
-    with library() as llm:
-        known_canaries = known(llm, canaries(24))
-    weather = Weather()
-    with serving(*args) as server:
-        began, warm = time.monotonic(), max(num_clients, int(_WARM * num_requests))
-        rounds = [range(warm)]
-        rounds += [range(at, min(at + 1000, num_requests)) for at in range(warm, num_requests, 1000)]
-        before: Held | None = None
-        for numbers in rounds:
-            asyncio.run(storm(server.port, numbers, seed, known_canaries, num_clients, weather))
-            found = settle(server.look)
-            weather.troubles += left_by(found)
-            now = server.held()
-            before = before or now
-            print(dumps(_figures(numbers.stop, began, now, found, weather)), flush=True)
-        assert before is not None
-        weather.troubles += [*grown(before, now), *server.complaints, *server.end()]
-    print(weather.table())
-    print(f"{num_requests:,} requests in {time.monotonic() - began:,.0f} s; {weather.num_compared:,} answers compared")
-    print(f"memory {megabytes(before.memory)} after {warm:,} requests, {megabytes(now.memory)} at the end; {now}")
-    return told(weather.troubles)
-
-
-def _figures(num: int, began: float, now: Held, found: dict[str, Any], weather: Weather) -> dict[str, Any]:
-    return {
-        "requests": num, "seconds": round(time.monotonic() - began, 1), "mb": round(now.memory / 1e6, 1),
-        "descriptors": now.descriptors, "threads": now.threads, "stored_blocks": found["stored"],
-        "compared": weather.num_compared, "troubles": len(weather.troubles),
-    }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-running", type=int, default=16)
-    parser.add_argument("--kv-gb", type=float, default=0.01, help="little, so that KV is given up")
-    args = parser.parse_args()
-    options = ("--max-running", str(args.max_running), "--kv-gb", str(args.kv_gb))
-    sys.exit(1 if run(args.requests, args.seed, args.clients, options) else 0)
-
-
-if __name__ == "__main__":
-    main()

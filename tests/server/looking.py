@@ -1,8 +1,5 @@
-"""What a server holds, as it is asked in the middle of a campaign; and `splitinfer serve` in a process that tells it.
-
-    python -m tests.campaigns.looking serve --layout ... --port 0
-
-is the command, with one addition: each line on standard input is answered by a line of JSON on standard output.
+"""What a server holds, as it is asked in the middle of a campaign; and `splitinfer serve` in a process that tells it:
+each line on its standard input is answered by a line of JSON on standard output.
 """
 
 import sys
@@ -66,11 +63,8 @@ def main() -> None:
 
     def answer() -> None:
         for _ in sys.stdin:
-            print(dumps(look(opened[0])), flush=True)
+            sys.stdout.write(f"{dumps(look(opened[0]))}\n")
+            sys.stdout.flush()
 
     threading.Thread(target=answer, name="looking", daemon=True).start()
     command()
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 MOST_SECONDS = 120.0  # for the next byte, on a machine that is busy with other things
@@ -25,21 +25,18 @@ class Answer:
 
     status: int
     headers: Mapping[str, str]
-    size: int | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        length = self.headers.get("content-length")
-        self.size = None if length is None else int(length)
+    @property
+    def size(self) -> int | None:
+        return int(self.headers["content-length"]) if "content-length" in self.headers else None
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a stream, and when it was there, in seconds of the loop's time. ``data``: text, or what it is in
-    JSON; ``None``: a comment."""
+    """An event of a stream. ``data``: text, or what it is in JSON; ``None``: a comment."""
 
     name: str
     data: Any
-    at: float
 
 
 class Connection:
@@ -50,8 +47,6 @@ class Connection:
         self._found = bytearray()
         self._loop = asyncio.get_running_loop()
         self._socket = socket.socket()
-        self.silence, self._heard = 0.0, self._loop.time()
-        """``silence``: the longest time without a byte, in seconds, since something was asked."""
 
     async def __aenter__(self) -> Self:
         self._socket.setblocking(False)
@@ -73,14 +68,9 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self._socket.close()
 
-    # -- what is sent ----------------------------------------------------------------------------
-
     async def send(self, data: bytes) -> None:
         """Send bytes."""
-        self._heard = self._loop.time()
         await self._loop.sock_sendall(self._socket, data)
-
-    # -- what is read ----------------------------------------------------------------------------
 
     async def read(self, most: int = _PIECE) -> None:
         """Read up to so many bytes more.
@@ -92,8 +82,6 @@ class Connection:
             data = await asyncio.wait_for(self._loop.sock_recv(self._socket, most), MOST_SECONDS)
         except ConnectionError as error:
             raise Gone(f"{error}") from error
-        now = self._loop.time()
-        self.silence, self._heard = max(self.silence, now - self._heard), now
         if not data:
             raise Gone("the connection was closed")
         self._found += data
@@ -140,19 +128,14 @@ class Connection:
         async for piece in self._pieces(answer):
             *whole, left = (left + piece).split(b"\n\n")
             for each in whole:
-                yield _event(each.decode(), self._loop.time())
+                yield _event(each.decode())
         assert not left, f"a stream ends in the middle of an event: {left!r}"
 
 
-def _event(text: str, at: float) -> Event:
-    name, data = "", None
-    for line in text.split("\n"):
-        key, _, value = line.partition(": ")
-        if key == "event":
-            name = value
-        elif key == "data":
-            data = value if value == "[DONE]" else json.loads(value)
-    return Event(name, data, at)
+def _event(text: str) -> Event:
+    fields = dict(line.partition(": ")[::2] for line in text.split("\n"))
+    data = fields.get("data")
+    return Event(fields.get("event", ""), data if data is None or data == "[DONE]" else json.loads(data))
 
 
 def request(method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
