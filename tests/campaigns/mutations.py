@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from judging import verdict
-from mutating import BODIES, JSON, Asked, Sent, sent, written
 from processes import Running, write_layout
-from raw_http import Connection, Exchange
+from valid_requests import BODIES, JSON, Asked
+
+from .judging import Connection, Exchange, verdict
+from .mutating import Sent, sent, written
 
 _SECONDS = 10.0  # for an answer
 _TIMEOUT = b"X-Splitinfer-Timeout: 3\r\n"  # a request that lost its max_tokens ends

@@ -68,17 +68,9 @@ def test_an_id_belongs_to_a_key():
             assert (mine.count, theirs.is_cancelled) == (0, True)
         assert not running.cancel("one", PHONE)
         assert not running.cancel("other", LAPTOP)
-        assert running.cancel("one", LAPTOP)
-
-
-def test_all_answers_under_one_id_are_cancelled():
-    running, answers = service(), [Aborts(), Aborts()]
-    with (
-        running.cancellable("one", LAPTOP, as_answer(answers[0])),
-        running.cancellable("one", LAPTOP, as_answer(answers[1])),
-    ):
-        assert running.cancel("one", LAPTOP)
-    assert all(each.is_cancelled for each in answers)
+        with running.cancellable("one", LAPTOP, as_answer(second := Aborts())):
+            assert running.cancel("one", LAPTOP)
+        assert (mine.is_cancelled, second.is_cancelled) == (True, True), "both under this id"
 
 
 def test_the_engines_queue_is_full_before_the_server_is():

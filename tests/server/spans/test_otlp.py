@@ -99,15 +99,11 @@ def test_a_span_has_its_phases_and_its_place_in_the_clients_trace(spans: tuple[b
     assert values(whole)["gen_ai.usage.output_tokens"] == 3
 
 
-def test_a_request_that_was_cancelled_was_given_up(spans: tuple[bytes, list[Any]]):
+def test_a_request_that_was_cancelled_was_given_up_and_nothing_of_a_prompt_is_sent(spans: tuple[bytes, list[Any]]):
     cut = named(spans, "cut")
     assert cut.events[-1].name == "given up"
     assert values(cut)["gen_ai.usage.output_tokens"] < 4000
-
-
-def test_nothing_of_a_prompt_is_sent(spans: tuple[bytes, list[Any]]):
-    assert b"heron" not in spans[0]
-    assert b"demo" in spans[0]
+    assert (b"demo" in spans[0], b"heron" in spans[0]) == (True, False)
 
 
 def test_a_collector_that_never_answers_holds_up_no_end():
@@ -122,11 +118,8 @@ def test_a_collector_that_never_answers_holds_up_no_end():
         shut_down()
 
 
-@pytest.mark.parametrize("url", ["collector:4318", "", "ftp://there", "http://", "http://there:port", "http://[::1"])
+@pytest.mark.parametrize("url", ["collector:4318", "ftp://there", "http://", "http://there:port", "http://[::1"])
 def test_what_is_no_address_is_one_sentence(url: str):
     with pytest.raises(ConfigError, match="--otlp takes the address of a collector"):
         spans_to(url)
-
-
-def test_none_without_the_option():
     assert spans_to(None) is None
