@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import anthropic
 import anthropic.types
 import httpx2 as httpx
 import pytest
@@ -145,10 +146,7 @@ def test_completions(http: httpx.Client):
 
 def _with_reasons(chunk: str) -> str:
     """A chunk as the package's type has it, whose reason is never null; the API's are, until the last one."""
-    found = json.loads(chunk)
-    for choice in found["choices"]:
-        choice["finish_reason"] = choice["finish_reason"] or "stop"
-    return json.dumps(found)
+    return chunk.replace('"finish_reason":null', '"finish_reason":"stop"')
 
 
 RESPONSES: dict[str, dict[str, Any]] = {
@@ -212,15 +210,17 @@ def _check_items(seen: Iterable[Any], output: list[Any]) -> None:
         assert grown == (item.arguments if item.type == "function_call" else item.content[0].text)
 
 
-def test_what_is_counted_and_listed(http: httpx.Client):
-    checked(InputTokenCountResponse, send(http, "/v1/responses/input_tokens", {"input": "Hello"}).content)
-    models = send(http, "/v1/models").json()
-    assert models["object"] == "list"
-    for model in (*models["data"], send(http, "/v1/models/demo").json()):
-        checked(Model, json.dumps(model))
-        checked(anthropic.types.ModelInfo, json.dumps(model))
-    counted = send(http, "/v1/messages/count_tokens", {"model": "demo", "messages": ASKED})
-    checked(MessageTokensCount, counted.content)
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        (Model, "/v1/models/demo", None),
+        (anthropic.types.ModelInfo, "/v1/models/demo", None),
+        (InputTokenCountResponse, "/v1/responses/input_tokens", {"input": "Hello"}),
+        (MessageTokensCount, "/v1/messages/count_tokens", {"model": "demo", "messages": ASKED}),
+    ],
+)
+def test_what_is_counted_and_described(http: httpx.Client, kind: type, path: str, body: Any):
+    checked(kind, send(http, path, body).content)
 
 
 # -- Anthropic -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("more", MESSAGES.values(), ids=MESSAGES.keys())
-def test_messages(http: httpx.Client, more: dict[str, Any]):
+def test_messages(http: httpx.Client, claude: anthropic.Anthropic, more: dict[str, Any]):
     body = {"model": "demo", "max_tokens": 100, "messages": ASKED, **more}
     whole = checked(anthropic.types.Message, send(http, "/v1/messages", body).content)
     found = [(name, data) for name, data in events(send(http, "/v1/messages", {**body, "stream": True}))]
@@ -242,8 +242,12 @@ def test_messages(http: httpx.Client, more: dict[str, Any]):
     assert [made[0].type, *(one.type for one in made[-2:])] == ["message_start", "message_delta", "message_stop"]
     assert made[-2].delta.stop_reason == whole.stop_reason
     assert made[-2].usage.output_tokens == whole.usage.output_tokens
-    kinds = [one.content_block.type for one in made if one.type == "content_block_start"]
-    assert kinds == [block.type for block in whole.content]
+    with claude.messages.stream(**body) as stream:
+        assert list(map(_said, stream.get_final_message().content)) == list(map(_said, whole.content))
+
+
+def _said(block: Any) -> dict[str, Any]:
+    return {name: getattr(block, name, None) for name in ("type", "text", "thinking", "name", "input")}
 
 
 # -- Open Responses --------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ async def test_what_fills_silence_may_be_made_when_it_is_sent():
 @in_loop
 async def test_what_is_empty_is_silence():
     """Reasoning that is not shown comes all the time, and a client sees nothing of it."""
+    client = Client()
 
     async def hidden() -> AsyncGenerator[bytes, None]:
         while client.sent.count(COMMENT_PING) < 3:
@@ -106,7 +107,6 @@ async def test_what_is_empty_is_silence():
             yield b""
         yield b"a"
 
-    client = Client()
     await client.get(hidden(), ping_every=0.02)
     assert client.sent == [COMMENT_PING] * 3 + [b"a"]
 

@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-import threading
 from collections import Counter
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from asgi import answer
@@ -143,29 +142,3 @@ def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
     readings = replace(READINGS, http=service.meters)
     known = sum(len(family.samples) for family in all_families(READINGS))
     assert sum(len(family.samples) for family in all_families(readings)) == known + len(responses)
-
-
-def test_one_reading_at_a_time():
-    class Slow(Model):
-        now = most = 0
-        second, lock = threading.Event(), threading.Lock()
-
-        def stats(self) -> dict[str, Any]:
-            with self.lock:
-                Slow.now += 1
-                Slow.most = max(Slow.most, Slow.now)
-            if Slow.now > 1:
-                self.second.set()
-            self.second.wait(0.05)  # for a second one that must not come
-            with self.lock:
-                Slow.now -= 1
-            return super().stats()
-
-    application = make_app(Service(cast(LLM, Slow()), "demo"))
-
-    async def ask() -> list[int]:
-        asked = (answer(application, Asked("GET", "/metrics", (), b"")) for _ in range(3))
-        return [said.status for said in await asyncio.gather(*asked)]
-
-    assert asyncio.run(ask()) == [200] * 3
-    assert Slow.most == 1

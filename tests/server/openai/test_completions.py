@@ -136,15 +136,6 @@ def test_chunks_make_the_same_document():
     assert "usage" not in plain.chunk(PIECES[1])
 
 
-def test_a_prompt_alone_has_no_tokens_of_an_answer():
-    shape = Shape("m", streams=True, includes_usage=True, always_usage=True)
-    wanted = Completions((Ask("P!", {}),), shape, True, answers=False)
-    stream = CompletionWriter("cmpl-1", 0, wanted, SPELLED.__getitem__, usage_now=lambda: Usage(3, 0, 1))
-    chunk, last = stream.chunk(Piece(0, (TextPart("x"),), finish_reason="length")), stream.usage_chunk(Usage(3, 0, 1))
-    assert last is not None
-    assert [one["usage"]["completion_tokens"] for one in (chunk, last)] == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("echo", "tokens", "offsets"),
     [

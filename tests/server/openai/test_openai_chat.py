@@ -204,27 +204,32 @@ class Failing:
     usage, num_choices = Usage(1), 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        failed = Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
-        yield [Piece(0, (TextPart("On"),)), failed]
+        yield [Piece(0, (TextPart("On"),)), Piece(0, (TextPart("ce"),), (), "error", error="stage b is lost")]
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_an_answer_that_fails_has_no_reason_to_finish(is_chat: bool):
-    shape = Shape("m", streams=True, includes_usage=True)
-    chats = ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__)
-    texts = CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__)
+SHAPE = Shape("m", streams=True, includes_usage=True)
 
-    async def sent_by() -> bytes:
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        ChatWriter("chatcmpl-1", 1, SHAPE, {}.__getitem__),
+        CompletionWriter("cmpl-1", 1, Completions((), SHAPE), {}.__getitem__),
+    ],
+    ids=["chat", "text"],
+)
+def test_an_answer_that_fails_has_no_reason_to_finish(made: Any):
+    async def sent() -> list[str]:
         answer: Any = Failing()
-        return b"".join([part async for part in _events(answer, chats if is_chat else texts)])
+        return [line async for part in _events(answer, made) for line in part.decode().splitlines() if line]
 
-    sent = [line.removeprefix("data: ") for line in asyncio.run(sent_by()).decode().splitlines() if line]
-    assert sent.pop() == "[DONE]"
-    *chunks, failed = [json.loads(line) for line in sent]
-    assert (failed["error"]["message"], failed["error"]["type"]) == ("stage b is lost", "server_error")
-    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == [None] * len(chunks)
-    said = [c.get("text") or c.get("delta", {}).get("content") or "" for chunk in chunks for c in chunk["choices"]]
-    assert "".join(said) == "Once"
+    *chunks, failed, done = [line.removeprefix("data: ") for line in asyncio.run(sent())]
+    assert done == "[DONE]"
+    error = json.loads(failed)["error"]
+    assert (error["message"], error["type"]) == ("stage b is lost", "server_error")
+    choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    assert {choice["finish_reason"] for choice in choices} == {None}
+    assert "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices) == "Once"
 
 
 # -- one choice ------------------------------------------------------------------------------------
@@ -257,31 +262,23 @@ class Parser:
         return [TextPart(self.held)] if self.held else []
 
 
-def test_probabilities_come_with_the_text_they_belong_to():
-    reader = ChoiceReader(0, Parser())
-    assert reader.read(event("_")) is None
-    piece, last = reader.read(event("a")), reader.read(event("", "length"))
-    assert piece is not None
-    assert last is not None
-    assert len(piece.logprobs) == 2
-    assert (last.parts, last.finish_reason, reader.num_tokens) == ((TextPart("_"),), "length", 3)
-
-
-@pytest.mark.parametrize(("reason", "said"), [("stop", "tool_calls"), ("length", "length"), ("error", "error")])
-def test_an_answer_that_called_says_so(reason: str, said: str):
-    reader = ChoiceReader(0, Parser())
-    reader.read(event("C"))
-    piece = reader.read(event("", reason))
-    assert piece is not None
-    assert piece.finish_reason == said
-
-
-def test_one_call_ends_the_answer():
-    reader = ChoiceReader(0, Parser(), one_call=True)
-    piece = reader.read(event("aCbC"))
-    assert piece is not None
-    assert (piece.parts, piece.finish_reason) == ((TextPart("a"), ToolCallPart("c", "{}")), "tool_calls")
-    assert (reader.has_ended, reader.read(event("x", "stop"))) == (True, None)
+@pytest.mark.parametrize(
+    ("texts", "reason", "one_call", "parts", "said"),
+    [
+        (["C"], "stop", False, [ToolCallPart("c", "{}")], "tool_calls"),
+        (["C"], "length", False, [ToolCallPart("c", "{}")], "length"),
+        (["C"], "error", False, [ToolCallPart("c", "{}")], "error"),
+        (["aCbC", "x"], "stop", True, [TextPart("a"), ToolCallPart("c", "{}")], "tool_calls"),  # one ends the answer
+        (["_", "a"], "stop", False, [TextPart("a"), TextPart("_")], "stop"),
+    ],
+)
+def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
+    reader = ChoiceReader(0, Parser(), one_call=one_call)
+    pieces = [piece for piece in (*map(reader.read, map(event, texts)), reader.read(event("", reason))) if piece]
+    assert [part for piece in pieces for part in piece.parts] == parts
+    assert (pieces[-1].finish_reason, reader.has_ended) == (said, True)
+    if not one_call:
+        assert len(pieces[0].logprobs) == len(texts), "probabilities come with the text they belong to"
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():

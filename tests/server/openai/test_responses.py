@@ -4,19 +4,14 @@ import typing
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseFunctionToolCall
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, Shape, response_ask
-from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
-from splitinfer.text.answer import ToolCallPart
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": False}}
@@ -48,18 +43,10 @@ def test_a_choice_may_allow_some_of_the_functions():
 def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
     tools = [{"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [WEATHER, {"type": "custom"}]}]
     call = {"type": "function_call", "call_id": "c", "name": "weather", "namespace": "mcp__docs__", "arguments": "{}"}
-    wanted, shape = asked(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
+    wanted = ask(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
     assert isinstance(wanted.prompt, Chat)
     assert [tool["function"]["name"] for tool in wanted.prompt.tools] == ["mcp__docs__weather", "weather"]
     assert wanted.prompt.messages[-1]["tool_calls"][0]["function"]["name"] == "mcp__docs__weather"
-    writer = ResponseWriter("resp_1", 1, shape, {}.__getitem__)
-    parts = (ToolCallPart("mcp__docs__weather", "{}"), ToolCallPart("weather", "{}"))
-    document = writer.document([Piece(0, parts, finish_reason="tool_calls")], Usage(1))
-    called = Response.model_validate(document, strict=True).output
-    assert [(one.name, one.namespace) for one in called if isinstance(one, ResponseFunctionToolCall)] == [
-        ("weather", "mcp__docs__"),
-        ("weather", None),
-    ]
 
 
 def test_sampling():

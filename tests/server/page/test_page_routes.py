@@ -100,22 +100,6 @@ def test_libraries_are_those_of_the_manifest():
     assert {each.name for each in folder.iterdir()} == named
 
 
-def test_what_the_first_paint_needs_is_small():
-    """The modules that `main.js` imports at once, as they are sent."""
-    found, todo, seen = assets(), ["site/main.js"], set[str]()
-    static = re.compile(r"""^(?:import|export)[^"'(]*["'](\.[^"']+)["']|from\s*["'](\.[^"']+)["']""", re.MULTILINE)
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            for one, other in static.findall(found[name].data.decode()):
-                todo.append(str(((PAGE / name).parent / (one or other)).resolve().relative_to(PAGE.resolve())))
-    names = {*seen, FRONT, "site/style.css", "site/icon.svg"}
-    assert {"vendor/preact.js", "site/style.css"} <= names
-    assert not names & {"vendor/temml.js", "vendor/uplot.js"}, "those are loaded when they are needed"
-    assert sum(len(found[name].packed or found[name].data) for name in names) <= 300_000
-
-
 # -- figures ---------------------------------------------------------------------------------------
 
 
