@@ -67,20 +67,3 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client: open
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
     assert caught.value.body["message"] == 'the grammar cannot be enforced: Unimplemented keys: ["uniqueItems"]'
-
-
-def test_with_a_format_an_answer_is_a_call_or_json(client: openai.OpenAI, llm: LLM) -> None:
-    """A bias makes the random model begin a call, or not; where a call is required no format is asked for."""
-    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
-    form = {"type": "json_schema", "json_schema": {"name": "last", "schema": schema}}
-    for bias, required in ((100, False), (-100, False), (-100, True)):
-        asked = {"tools": [TOOL], "response_format": form, "parallel_tool_calls": False, "logit_bias": {"2048": bias}}
-        if required:
-            asked["tool_choice"] = "required"
-        (choice,) = client.chat.completions.create(**ASKED, **asked, seed=3).choices
-        if bias > 0 or required:
-            assert choice.finish_reason == "tool_calls"
-            assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
-        else:
-            assert not choice.message.tool_calls
-            jsonschema.validate(json.loads(choice.message.content or ""), schema)
