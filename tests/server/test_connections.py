@@ -1,5 +1,6 @@
 """What only a real socket shows: what is bounded, what is answered, who goes away, and that nothing stays."""
 
+import asyncio
 import http.client
 import json
 import logging
@@ -19,6 +20,7 @@ import pytest
 from processes import until
 from raw_http import Connection
 from stages import pipeline
+from stub_model import Model
 
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
@@ -226,9 +228,16 @@ def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server,
     assert server.service.num_running == QUICK.most, "nobody who is served is sent away"
 
 
-def test_closing_the_server_leaves_no_connection_and_no_thread(llm: LLM, caplog: pytest.LogCaptureFixture):
+class Thinking(Model):
+    """A model that never answers."""
+
+    async def asubmit(self, *_given: Any, **_more: Any) -> None:
+        await asyncio.Event().wait()
+
+
+def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.LogCaptureFixture):
     before = set(threading.enumerate())
-    server = Server(Service(llm, "demo"), Listen(port=0))
+    server = Server(Service(Thinking(), "demo"), Listen(port=0))  # type: ignore[arg-type]
     with Connection(server.port, AT_MOST) as busy, Connection(server.port, AT_MOST) as idle:
         busy.socket.sendall(asks_long())
         until(lambda: server.service.num_running == 1 and server.num_connections == 2, "one is busy", AT_MOST)

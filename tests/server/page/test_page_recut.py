@@ -51,7 +51,9 @@ class Looking:
         return [document for _, document in found]
 
 
-@pytest.mark.parametrize("cut", [[1, 3], pytest.param([1, 1, 2], marks=pytest.mark.nightly), [4]], ids=str)
+@pytest.mark.parametrize(
+    "cut", [[1, 3], *(pytest.param(cut, marks=pytest.mark.nightly) for cut in ([1, 1, 2], [4]))], ids=str
+)
 def test_steps_from_before_are_not_among_the_figures(llm: LLM, cut_into: Layouts, cut: list[int]):
     looking = Looking(llm)
     with looking.feed.watched():
