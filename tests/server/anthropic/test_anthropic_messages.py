@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.answer import Piece
-from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
+from splitinfer.server.anthropic.messages import MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import MessageWriter
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
@@ -102,11 +102,6 @@ def test_tools_are_told_in_the_form_that_templates_know():
 )  # fmt: skip
 def test_thinking_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
-
-
-def test_counting_takes_the_same_conversation():
-    counted = read(CountRequest, {"model": "m", "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}).chat()
-    assert counted == chat(system="Be kind.", tools=[WEATHER])
 
 
 # -- answers ---------------------------------------------------------------------------------------

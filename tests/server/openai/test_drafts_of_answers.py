@@ -1,5 +1,6 @@
 """What became of an answer's own drafts: in its output, and in what a client is told. The sums are the engine's."""
 
+import pytest
 import stages
 from asgi import told
 
@@ -18,6 +19,7 @@ def counted(llm: LLM) -> tuple[int, int]:
     return sum(drafts["tried_at"]), sum(drafts["accepted_at"])
 
 
+@pytest.mark.nightly
 def test_each_answer_has_its_own_drafts():
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     with stages.pipeline(TARGET, [6, 6], draft="ngram", flight=Flight(3, 1)) as llm:

@@ -10,7 +10,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import InputRequest, ResponseRequest, Shape, response_ask
+from splitinfer.server.openai.responses import ResponseRequest, Shape, response_ask
 from splitinfer.server.problem import Problem
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
@@ -81,11 +81,6 @@ def test_functions_are_told_and_other_kinds_of_tools_left_out():
 )
 def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
-
-
-def test_counting_takes_the_same_conversation():
-    fields = {"model": "m", "input": "Hello", "instructions": "Be kind.", "tools": [WEATHER]}
-    assert read(InputRequest, fields).chat() == chat(**fields)
 
 
 def test_items_as_templates_take_them():
