@@ -20,11 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from judging import verdict
+from mutating import BODIES, JSON, Asked, Sent, sent, written
 from processes import Running, write_layout
-from valid_requests import BODIES, JSON, Asked
-
-from .judging import Connection, Exchange, verdict
-from .mutating import Sent, sent, written
+from raw_http import Connection, Exchange
 
 _SECONDS = 10.0  # for an answer
 _TIMEOUT = b"X-Splitinfer-Timeout: 3\r\n"  # a request that lost its max_tokens ends

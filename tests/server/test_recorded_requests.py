@@ -18,7 +18,9 @@ from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.responses import ResponseRequest, response_ask
 
 RECORDED = {
-    one["client"]: one for one in json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
+    one["client"]: one
+    for name in ("recorded_requests.json", "written_requests.json")
+    for one in json.loads(Path(__file__).with_name(name).read_text("utf-8"))
 }
 ASK: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, chat_ask),
