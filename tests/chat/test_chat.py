@@ -31,7 +31,7 @@ class Script:
         self.answers: list[str] = []
         self.said: list[str] = []
         self.drafts: list[str] = []
-        self.status: list[str] = []
+        self.statuses: list[str] = []
         self._stop_after = stop_after
 
     def read(self, draft: str) -> str | None:
@@ -56,7 +56,7 @@ class Script:
         self.said.append(text)
 
     def set_status(self, phrases: list[str]) -> None:
-        self.status = phrases
+        self.statuses.append(", ".join(phrases))
 
     def greet(self, text: str) -> None:
         pass
@@ -97,6 +97,7 @@ class MadeUpLLM:
         self.state = StageState.READY
         self.gain = 2.0
         self.cuts: list[Layout] = []
+        self.aborts_at_once = False
         self.seeing = SimpleNamespace(read=lambda _path: None)
 
     def plan(self) -> Rebalance:
@@ -118,7 +119,10 @@ class MadeUpLLM:
         self.prompts.append("".join(map(chr, tokens)))
         events = [StreamEvent((i,), text, i / 10) for i, text in enumerate(["yes", " it", ""], 1)]
         last = StreamEvent((), "", 0.4, "error", error=self.failure) if self.failure else None
-        return MadeUpRequest([*events, last or StreamEvent((4,), " is", 0.4, "stop")], len(tokens))
+        request = MadeUpRequest([*events, last or StreamEvent((4,), " is", 0.4, "stop")], len(tokens))
+        if self.aborts_at_once:
+            request.abort()
+        return request
 
     def forget(self, session: str) -> None:
         self.forgotten += 1
@@ -160,20 +164,6 @@ def test_the_last_question_is_asked_again_or_offered_for_a_change():
     assert run("one", "/reset", "/retry")[1].said[-1] == "there is no question to ask again"
 
 
-def test_a_question_stopped_before_its_answer_can_be_asked_again():
-    llm = MadeUpLLM()
-    run("one", "/retry", llm=llm, stop_after=1)
-    assert llm.prompts == ["one", "one"]
-
-
-def test_the_token_limit_is_set_and_shown():
-    chat, screen, _ = run("/set max_tokens 7", "/set", "/set max_tokens 0", "/temp 7")
-    assert chat.params.max_tokens == 7
-    assert re.search(r"max_tokens +7 +set in this chat", screen.said[1])
-    assert screen.said[2] == "max_tokens must be at least 1, not 0"
-    assert screen.said[3] == "the temperature is 7 (set in this chat); over 2, answers are close to random"
-
-
 def test_each_question_says_what_it_waits_for():
     llm = MadeUpLLM()
     llm.waits_for, llm.state = "stage a, for up to 60 s", StageState.LOST
@@ -207,27 +197,14 @@ def test_turns_go_into_the_next_prompt():
     assert (code, chat.has_refused) == (0, False)
 
 
-def test_quit_ends_before_the_rest():
-    assert run("/quit", "one")[1].inputs == ["one"]
-
-
 def test_a_stopped_answer_is_kept_as_far_as_it_came():
-    chat, screen, code = run("one", stop_after=2)
-    assert chat.conversation.turns == (Turn("one", "yes it"),)
-    assert screen.said == ["[stopped]"]
-    assert code == 0
-
-
-def test_a_turn_that_was_stopped_before_its_answer_is_forgotten():
     llm = MadeUpLLM()
-    submit = llm.submit
-
-    def stopped(*args: Any, **kwargs: Any) -> MadeUpRequest:
-        request = submit(*args, **kwargs)
-        request.abort()
-        return request
-
-    llm.submit = stopped  # type: ignore[method-assign]
+    chat, screen, code = run("one", llm=llm, stop_after=2)
+    assert chat.conversation.turns == (Turn("one", "yes it"),)
+    assert (screen.said, code) == (["[stopped]"], 0)
+    run("one", "/retry", llm=llm, stop_after=1)
+    assert llm.prompts == ["one"] * 3
+    llm.aborts_at_once = True
     chat, screen, _ = run("one", llm=llm)
     assert chat.conversation.turns == ()
     assert "not kept" in screen.said[0]
@@ -242,6 +219,10 @@ def test_the_oldest_turns_are_dropped_and_it_is_said():
     assert [line for line in screen.said if "dropped" in line] == [
         "the 2 oldest turns were dropped: the conversation no longer fits the 100 tokens of context"
     ]
+    few = MadeUpLLM()
+    few.context_length = 30
+    run(*["0123456789"] * 3, llm=few, max_tokens=5)
+    assert all(len(prompt) <= 25 for prompt in few.prompts), "memory was short"
 
 
 def test_a_text_too_long_changes_nothing():
@@ -249,13 +230,6 @@ def test_a_text_too_long_changes_nothing():
     chat, screen, code = run("one", "x" * 200, "two", llm=llm)
     assert [turn.user for turn in chat.conversation.turns] == ["one", "two"]
     assert (screen.said, code, chat.has_refused) == (["too long"], 0, True)
-
-
-def test_context_is_less_if_memory_was_asked_for_less():
-    llm = MadeUpLLM()
-    llm.context_length = 30
-    run(*["0123456789"] * 3, llm=llm, max_tokens=5)
-    assert all(len(prompt) <= 25 for prompt in llm.prompts)
 
 
 def test_a_pipeline_that_is_gone_ends_the_chat():
@@ -286,26 +260,20 @@ def test_what_a_lost_pipeline_would_take_with_it_is_saved(tmp_path: Path):
     assert run(f"/load {file}")[0].conversation.turns == (Turn("one", "yes it is"), Turn("two", "yes it"))
 
 
-def test_temperature():
-    chat, screen, _ = run("/temp", "/temp 0.7", "/temp -1", "/temp nan", "/temp warm")
-    assert chat.params.temperature == 0.7
-    assert screen.said == [
-        "the temperature is 0 (default)",
-        "the temperature is 0.7 (set in this chat)",
-        "temperature must be 0 or more and finite, not -1.0",
-        "temperature must be 0 or more and finite, not nan",
-        "temperature must be a number, not 'warm'",
-    ]
+def table(said: str) -> list[list[str]]:
+    return [line.split(maxsplit=2) for line in said.splitlines()[1:]]
 
 
-def test_set_shows_values_and_their_origins_and_sets_one():
-    choice = SamplingChoice({"top_k": 5}, SamplingParams(max_tokens=10))
-    sampling = choice.over(Recommended({"temperature": 0.6, "top_k": 20}))
-    screen = Script("/set", "/set top_p 0.9", "/set")
+def test_settings_are_shown_with_their_origins_set_and_put_back():
+    sampling = SamplingChoice({"top_k": 5}, SamplingParams(max_tokens=10)).over(
+        Recommended({"temperature": 0.6, "top_k": 20})
+    )
+    screen = Script("/set", "/set top_p 0.9", "/set max_tokens 7", "/temp 2.5", "/set", "/set top_p default",
+                    "/temp default", "/set max_tokens default", "/set")  # fmt: skip
     chat = Chat(MadeUpLLM(), sampling, screen)  # type: ignore[arg-type]
     chat.run()
-    before, said, after = screen.said
-    assert [line.split(maxsplit=2) for line in before.splitlines()[1:]] == [
+    before, said, _, warned, changed, _, back, more, after = screen.said
+    assert table(before) == [
         ["temperature", "0.6", "generation_config.json"],
         ["top_p", "1", "default"],
         ["top_k", "5", "command line"],
@@ -314,30 +282,31 @@ def test_set_shows_values_and_their_origins_and_sets_one():
         ["max_tokens", "10", "command line"],
     ]
     assert said == "top_p is 0.9 (set in this chat)"
-    assert re.search(r"top_p +0\.9 +set in this chat", after)
-    assert (chat.params.top_p, chat.params.top_k, chat.params.max_tokens) == (0.9, 5, 10)
+    assert warned == "the temperature is 2.5 (set in this chat); over 2, answers are close to random"
+    new = {"temperature": "2.5", "top_p": "0.9", "max_tokens": "7"}
+    for line, old in zip(table(changed), table(before), strict=True):
+        assert line == ([line[0], new[line[0]], "set in this chat"] if line[0] in new else old)
+    assert (back, more) == ("the temperature is 0.6 (generation_config.json)", "max_tokens is 10 (command line)")
+    assert (after, chat.params) == (before, sampling.params)
 
 
-def test_set_default_puts_back_what_it_was():
-    sampling = SamplingChoice({}, SamplingParams(max_tokens=10)).over(Recommended({"temperature": 0.6}))
-    screen = Script("/temp 2", "/set max_tokens 7", "/temp default", "/set max_tokens default", "/set")
-    chat = Chat(MadeUpLLM(), sampling, screen)  # type: ignore[arg-type]
-    chat.run()
-    assert chat.params == sampling.params
-    assert screen.said[2:4] == ["the temperature is 0.6 (generation_config.json)", "max_tokens is 10 (command line)"]
-    assert re.search(r"temperature +0\.6 +generation_config", screen.said[4])
-
-
-def test_what_set_refuses():
-    chat, screen, _ = run("/set warmth 3", "/set top_k", "/set top_k 1.5", "/set top_p 0", "/set top_k 9999999999")
-    assert screen.said == [
-        "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, max_tokens",
-        "/set top_k needs a value after it, or 'default'",
-        "top_k must be a whole number, not '1.5'",
-        "top_p must be over 0 and at most 1, not 0.0",
-        "top_k must be a whole number up to 2,147,483,647, not 9999999999",
-    ]
-    assert chat.has_refused
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("/set warmth 3", "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, "
+         "max_tokens"),
+        ("/set top_k", "/set top_k needs a value after it, or 'default'"),
+        ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
+        ("/set top_k 9999999999", "top_k must be a whole number up to 2,147,483,647, not 9999999999"),
+        ("/set top_p 0", "top_p must be over 0 and at most 1, not 0.0"),
+        ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),
+        ("/temp nan", "temperature must be 0 or more and finite, not nan"),
+        ("/temp warm", "temperature must be a number, not 'warm'"),
+    ],
+)  # fmt: skip
+def test_what_set_refuses(text: str, sentence: str):
+    chat, screen, _ = run(text)
+    assert (screen.said, chat.has_refused) == ([sentence], True)
     assert chat.params == SamplingParams(max_tokens=10)
 
 
@@ -353,7 +322,7 @@ def test_save_and_load(tmp_path: Path):
     assert llm.forgotten == forgotten + 2  # once for the file, once at the end
 
 
-def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
+def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "latin").write_bytes(b'["\xe9"]')
     (tmp_path / "other").write_text("{}")
     names = ["latin", "other", "none", "."]
@@ -367,15 +336,11 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
         "No such file or directory",
     ]
     assert (chat.conversation, chat.has_refused, code) == (Conversation(), True, 0)
-
-
-def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "talk.json"
     with monkeypatch.context() as full:
         full.setattr("splitinfer.chat.chat.to_json", lambda _conversation: "one\ud800")
-        screen = run("one", f"/save {file}")[1]
-    assert screen.said[-1].startswith(f"{file} cannot be written: ")
-    assert run("one", f"/save {file}")[1].said[-1] == f"1 turn saved to {file}"
+        assert run("one", f"/save {file}")[1].said[-1].startswith(f"{file} cannot be written: ")
+    assert run("one", f"/save {file}")[1].said[-1] == f"1 turn saved to {file}", "no half of it was there"
 
 
 def test_layout_knows_the_tokens_held_and_the_last_look():
@@ -395,65 +360,17 @@ def continuing() -> Iterator[LLM]:
         yield llm
 
 
-def test_the_second_turn_computes_only_what_is_new(continuing: LLM):
-    screen = Script("Once upon a time", "Then the wolf")
-    outputs = _outputs(continuing)
-    Chat(continuing, SamplingParams(max_tokens=40), screen).run()
-    first, second = outputs
-    known = first.num_prompt_tokens + len(first.token_ids) - 1  # the last token was sampled, not computed
-    assert second.num_cached_tokens >= known - 3  # tokens may merge differently where the answer ends
-    assert f"cached {second.num_cached_tokens}" in screen.status[-2]
-
-
-def test_a_stopped_answer_is_reused_too(continuing: LLM):
-    screen = Script("Once upon a time", "Then the wolf", stop_after=20)
-    outputs = _outputs(continuing)
-    chat = Chat(continuing, SamplingParams(max_tokens=2000), screen)
-    chat.run()
-    first, second = outputs
-    assert first.finish_reason == "abort"
-    assert len(first.token_ids) >= 20  # and more, where the pipeline is ahead of its reader
-    assert chat.conversation.turns[0].assistant == first.text == screen.answers[0]
-    assert second.num_cached_tokens >= first.num_prompt_tokens + len(first.token_ids) - 4
-
-
-def test_reset_forgets_the_kv(continuing: LLM):
-    screen = Script("Once upon a time", "/reset", "Once upon a time")
-    outputs = _outputs(continuing)
-    Chat(continuing, SamplingParams(max_tokens=5), screen).run()
-    assert outputs[1].num_cached_tokens == 0
-    assert screen.answers[0] == screen.answers[1]
-
-
-def test_a_conversation_longer_than_the_context_goes_on(continuing: LLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(continuing, "settings", Settings(context=200))
-    screen = Script(*["Tell me more about the king."] * 20)
-    outputs = _outputs(continuing)
-    assert Chat(continuing, SamplingParams(max_tokens=8), screen).run() == 0
-    assert len(outputs) == len(screen.answers) == 20
-    assert all(o.num_prompt_tokens <= 192 for o in outputs)
-    assert 1 < sum("dropped" in line for line in screen.said) < 8
-    assert sum(o.num_cached_tokens > o.num_prompt_tokens / 2 for o in outputs) > 10  # reused in between
-
-
-def _outputs(llm: LLM) -> list[RequestOutput]:
-    """Collects the results of the requests submitted from here on."""
-    outputs: list[RequestOutput] = []
-    submit = type(llm).submit
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        request = submit(llm, *args, **kwargs)
-        result = request.result
-
-        def kept() -> RequestOutput:
-            outputs.append(result())
-            return outputs[-1]
-
-        request.result = kept  # type: ignore[method-assign]
-        return request
-
-    llm.submit = spy  # type: ignore[method-assign]
-    return outputs
+@pytest.mark.parametrize("stop_after", [None, 20])
+def test_the_second_turn_computes_only_what_is_new_until_it_is_reset(continuing: LLM, stop_after: int | None):
+    screen = Script("Once upon a time", "Then the wolf", "/reset", "Once upon a time", stop_after=stop_after)
+    Chat(continuing, SamplingParams(max_tokens=40 if stop_after is None else 2000), screen).run()
+    told = [re.search(r"prompt (\d+), cached (\d+), answer (\d+)", each) for each in screen.statuses]
+    first, second, third = ([int(number) for number in each.groups()] for each in told if each is not None)
+    known = first[0] + first[2] - 1  # the last token was sampled, not computed
+    assert second[1] >= known - 3  # tokens may merge differently where the answer ends
+    assert third[1] == 0
+    if stop_after is None:
+        assert screen.answers[0] == screen.answers[2]
 
 
 def test_a_loaded_conversation_goes_on_with_its_kv_after_a_restart(tmp_path: Path):

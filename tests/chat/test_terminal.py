@@ -55,12 +55,6 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert re.search(r"front +0-5", table)
     assert re.search(r"back +6-11", table)
 
-    terminal.type("/plan\r")  # what is typed meanwhile is not echoed; the cut is the best, or another one is
-    as_before: list[bool] = []
-    terminal.until(lambda text: as_before.append(terminal.is_as_before()) or "current" in text)
-    assert not any(as_before)
-    terminal.until(PROMPT)
-
     terminal.type("\x1b[200~two\nlines\x1b[201~")  # a paste
     terminal.type("\r")
     terminal.until(lambda text: len(text) > 700)  # of which the prompt, drawn again, is a part
@@ -76,22 +70,21 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert "+two\n+lines\n" in history
 
 
-def test_sigterm_leaves_the_terminal_as_it_was(terminal: Terminal):
+@pytest.mark.nightly
+@pytest.mark.parametrize(("leaves", "code"), [("sigterm", 143), ("ctrl-d", 0)])
+def test_whatever_ends_it_the_terminal_is_as_it_was(terminal: Terminal, leaves: str, code: int):
     terminal.until("/help lists the commands.\n")
     terminal.until(PROMPT)
     assert not terminal.is_as_before()
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.end() == 143
+    if leaves == "sigterm":
+        terminal.process.send_signal(signal.SIGTERM)
+    else:
+        terminal.type("\x04")
+    assert terminal.end() == code
     assert terminal.is_as_before()
 
 
-def test_ctrl_d_leaves(terminal: Terminal):
-    terminal.until("/help lists the commands.\n")
-    terminal.until(PROMPT)
-    terminal.type("\x04")
-    assert terminal.end() == 0
-
-
+@pytest.mark.nightly
 def test_lines_of_a_pipe():
     command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--chat", "--max-tokens", "8"]
     lines = b"Once upon a time\n\n/layout\n/nonsense\n/set\nThen\xff\n"
@@ -107,15 +100,12 @@ def test_lines_of_a_pipe():
 # -- pieces ------------------------------------------------------------------------------------------
 
 
-def test_lines_are_read_without_their_ends():
-    screen = screens.LineScreen(io.StringIO("a\r\n\n b "))
-    assert [screen.read() for _ in range(4)] == ["a", "", " b ", None]
-
-
 def test_what_came_from_a_file_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]):
     for screen in (screens.TerminalScreen(None), screens.LineScreen(io.StringIO())):
         screen.say("the system message is: \x1b]0;title\x07\x9b31mred\nand more")
         assert capsys.readouterr().err == "the system message is: ]0;title31mred\nand more\n"
+    lines = screens.LineScreen(io.StringIO("a\r\n\n b "))
+    assert [lines.read() for _ in range(4)] == ["a", "", " b ", None]
 
 
 def test_enter():

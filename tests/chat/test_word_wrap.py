@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -35,26 +36,18 @@ def flow(text: str, columns: int) -> str:
     return "".join(map(stream.feed, text))
 
 
-def test_a_word_moves_as_a_whole():
-    assert shown(flow("a great deal more than this", 13), 13) == ["a great deal", "more than ", "this"]
-
-
-def test_a_long_word_is_broken_where_the_line_ends():
-    assert shown(flow("see http://example.org/long", 11), 11) == ["see ", "http://exa", "mple.org/l", "ong"]
-
-
-def test_text_without_spaces_breaks_between_wide_characters():
-    assert shown(flow("so: 春眠不觉晓处处闻啼鸟", 12), 12) == ["so: 春眠不", "觉晓处处闻", "啼鸟"]
-
-
-def test_pieces_make_no_difference():
-    text = "I am a great deal more than a man, and I am not a man."
-    whole = WordWrap(20)
-    assert whole.feed(text) == flow(text, 21)
-
-
-def test_an_accent_without_its_letter_is_not_written_twice():
-    assert flow("aaaaaaaa \u0301a", 10) == "aaaaaaaa \u0301\na"
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        ("a great deal more than this", 13, ["a great deal", "more than ", "this"]),
+        ("see http://example.org/long", 11, ["see ", "http://exa", "mple.org/l", "ong"]),  # too long for a line
+        ("so: 春眠不觉晓处处闻啼鸟", 12, ["so: 春眠不", "觉晓处处闻", "啼鸟"]),
+        ("aaaaaaaa \u0301a", 10, ["aaaaaaaa \u0301", "a"]),  # an accent without its letter is written once
+    ],
+)
+def test_words_move_as_a_whole_where_they_can(text: str, columns: int, lines: list[str]):
+    assert shown(flow(text, columns), columns) == lines
+    assert shown(WordWrap(columns - 1).feed(text), columns) == lines, "pieces make no difference"
 
 
 words = st.lists(st.sampled_from([*"abcé春🙂 \n\t", "e\u0301"]), max_size=200).map("".join)

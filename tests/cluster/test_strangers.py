@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-import fuzz
 import msgpack
 import numpy as np
 import peers

@@ -62,6 +62,7 @@ def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...]):
     run(main())
 
 
+@pytest.mark.nightly
 def test_many_at_once(llm: LLM):
     async def main() -> list[Any]:
         requests = [await llm.asubmit(prompt(5 + i, seed=i), params(seed=i, temperature=i / 4)) for i in range(6)]

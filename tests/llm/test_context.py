@@ -1,22 +1,17 @@
 """How long a prompt and its answer may be: as asked, or what the stages have room for."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stages import pipeline
 
-from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
-from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.errors import RequestError
 from splitinfer.llm import Settings
-from splitinfer.wire.messages import Load
 
 stages = st.lists(st.builds(StageKV, st.integers(0, 10**9), st.integers(0, 2000), st.integers(0, 10**6)), max_size=3)
 
@@ -62,20 +57,10 @@ def test_memory_decides_and_the_refusal_has_the_numbers():
             llm.generate([[5] * llm.context_length])
 
 
+@pytest.mark.nightly
 def test_more_than_what_must_fit_crosses_to_the_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("splitinfer.settings.DEFAULT_CONTEXT", 300)
     with pipeline(TARGET, [6, 6], grows_context=True) as llm:
         assert llm.context_length == llm.model_context_length
         answer = llm.generate([[5] * 600], SamplingParams(max_tokens=2, ignore_eos=True))
         assert len(answer[0].token_ids) == 2
-
-
-@pytest.mark.parametrize(
-    ("kv_tokens", "max_tokens", "serves"),
-    [(100, 500, True), (80, 0, True), (80, 400, True), (101, 0, False), (80, 501, False)],
-)
-def test_a_loaded_stage_serves_who_needs_no_more_room(kv_tokens: int, max_tokens: int, serves: bool):
-    held = Load("m", "auto", 1, (0, 6, 12), Fingerprint("c"), 9, 100, b"", "exact", "", False, max_tokens=500)
-    loaded: Any = SimpleNamespace(command=held)
-    assert LoadedStage.serves(loaded, replace(held, kv_tokens=kv_tokens, max_tokens=max_tokens)) == serves
-    assert not LoadedStage.serves(loaded, replace(held, vocab_size=10))

@@ -21,7 +21,10 @@ from splitinfer.pictures.families import Prepared
 NUM = 12
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES[:2], *(pytest.param(name, marks=NIGHTLY) for name in FAMILIES[2:])])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -44,7 +47,7 @@ def test_it_answers_as_mlx_vlm(folder: Path) -> None:
             assert told(llm, tokens, seen, temperature=0.8, seed=5) == by_chance, cuts
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "gemma4"])
+@pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("gemma4", marks=NIGHTLY)])
 def one_of_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with positions in three dimensions, and one whose pictures are computed whole."""
     return save(tmp_path_factory.mktemp(request.param), request.param)
@@ -89,6 +92,7 @@ def test_drafts_name_no_row_of_a_picture(one_of_two: Path) -> None:
         assert llm.stats()["speculation"]["drafted"] > 0
 
 
+@NIGHTLY
 def test_who_gives_up_its_kv_sees_on(one_of_two: Path) -> None:
     """Room for four blocks. The youngest of three has two when the eldest needs its second."""
     kinds = [(prompt(5, length), [picture(one_of_two, 3, 4, seed=length)]) for length in (200, 201, 240)]

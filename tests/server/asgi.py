@@ -1,14 +1,17 @@
-"""A server's application without sockets: one request in, one answer out."""
+"""A server's application without sockets: clients that read an answer as it comes, or whole, and the official ones."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
-from mutating import Asked
+import httpx2 as httpx
 from raw_http import Said
+from valid_requests import JSON, Asked
 
-_Application = Callable[[MutableMapping[str, Any], Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]]], Any]
+Application = Callable[[MutableMapping[str, Any], Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]]], Any]
+SECONDS = 60.0  # more than anything here takes
 
 
 def scope_of(asked: Asked) -> MutableMapping[str, Any]:
@@ -33,24 +36,71 @@ def scope_of(asked: Asked) -> MutableMapping[str, Any]:
     }
 
 
-async def answer(application: _Application, asked: Asked) -> Said:
-    """What the application says. The client stays until it has."""
-    coming = [{"type": "http.request", "body": asked.body, "more_body": False}]
-    start: dict[str, Any] = {}
-    body = bytearray()
+class Client:
+    """Asks at once, on a running event loop, and stays until it leaves."""
 
-    async def receive() -> dict[str, Any]:
-        if coming:
-            return coming.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
+    def __init__(self, application: Application, asked: Asked) -> None:
+        self._bodies, self._gone = [asked.body], asyncio.Event()
+        self._parts, self._start = asyncio.Queue[bytes](), asyncio.Queue[dict[str, Any]]()
+        self._body = bytearray()
+        self.task = asyncio.create_task(application(scope_of(asked), self._receive, self._send))
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    async def _receive(self) -> dict[str, Any]:
+        if self._bodies:
+            return {"type": "http.request", "body": self._bodies.pop(), "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            start.update(message)
-        else:
-            body.extend(message.get("body", b""))
+            self._start.put_nowait(dict(message))
+        elif part := message.get("body"):
+            self._body += part
+            self._parts.put_nowait(part)
 
-    await application(scope_of(asked), receive, send)
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
-    return Said(start["status"], headers, bytes(body))
+    async def part(self) -> bytes:
+        """The next bytes of the body."""
+        return await asyncio.wait_for(self._parts.get(), SECONDS)
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await asyncio.wait_for(self.task, SECONDS)
+
+    async def whole(self) -> Said:
+        """The answer, once it has ended."""
+        await self.task
+        start = self._start.get_nowait()
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
+        return Said(start["status"], headers, bytes(self._body))
+
+
+async def answer(application: Application, asked: Asked) -> Said:
+    """What the application says. The client stays until it has."""
+    return await Client(application, asked).whole()
+
+
+def posted(path: str, body: Any, *headers: tuple[str, str], method: str = "POST") -> Asked:
+    """A request with a body: JSON, or bytes as they are."""
+    declared = () if "Content-Type" in dict(headers) else (JSON,)
+    return Asked(method, path, (*declared, *headers), body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def told(
+    application: Application, path: str, body: Any = None, *headers: tuple[str, str], method: str = "POST"
+) -> Said:
+    """What is said to a request: one of JSON, or without a body."""
+    asked = Asked("GET", path, headers) if body is None else posted(path, body, *headers, method=method)
+    return asyncio.run(answer(application, asked))
+
+
+class InMemory(httpx.BaseTransport):
+    """What carries requests of official clients to an application. A stream comes when it is whole."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw)
+        asked = Asked(request.method, request.url.raw_path.decode("latin-1"), headers, request.read())
+        said = asyncio.run(answer(self.application, asked))
+        return httpx.Response(said.status, headers=said.headers, content=said.body)

@@ -1,33 +1,51 @@
-"""A pipeline of two stages, a server in front of it and the official client, once for each file that asks for them."""
+"""A quick pipeline of two stages, a server's application in front of it, and clients in memory, once for each file that
+asks for them."""
 
 from collections.abc import Iterator
 
+import anthropic
+import httpx2 as httpx
 import openai
 import pytest
+from asgi import InMemory
+from campaigns.serving import quick_model
 from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.running import Listen, Server
+from splitinfer.server.guard import Guard
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with pipeline(quick_model(tmp_path_factory.mktemp("quick")), [1, 1]) as running:
         running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running
 
 
 @pytest.fixture(scope="module")
-def server(llm: LLM) -> Iterator[Server]:
-    server = Server(Service(llm, "demo"), Listen(port=0))
-    yield server
-    server.close()
+def service(llm: LLM) -> Service:
+    return Service(llm, "demo")
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as made:
-        yield made  # one that is left to the garbage collector leaves it an open socket
+def application(service: Service) -> Guard:
+    return make_app(service)
+
+
+@pytest.fixture(scope="module")
+def http(application: Guard) -> Iterator[httpx.Client]:
+    with httpx.Client(transport=InMemory(application), base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(http: httpx.Client) -> openai.OpenAI:
+    return openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http)
+
+
+@pytest.fixture(scope="module")
+def claude(http: httpx.Client) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=http)

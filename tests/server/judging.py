@@ -1,38 +1,10 @@
-"""What an answer to a damaged request must be: never a fault of the server's, and in the form of its API."""
-
-from typing import Any
+"""What must come of damaged bytes over a connection: answers in the form of their API, or its end."""
 
 from mutating import Sent
 from raw_http import Exchange, Said
+from valid_requests import trouble_with
 
-UNAVAILABLE = 503  # documented; a healthy server with room never says it
 NO_HTTP = b"Invalid HTTP request received."
-_OPENAI = {"message", "type", "param", "code"}
-
-
-def trouble_with(status: int, headers: dict[str, str], document: Any, *, is_anthropic: bool) -> str | None:
-    """What is wrong with an answer, if anything. ``document``: its JSON."""
-    if status >= 500:
-        return f"status {status}"
-    if status < 400:
-        return None
-    if "application/json" not in headers.get("content-type", ""):
-        return f"{status} is {headers.get('content-type')!r}"
-    return _form_trouble(document, is_anthropic=is_anthropic)
-
-
-def _form_trouble(document: Any, *, is_anthropic: bool) -> str | None:
-    if not isinstance(document, dict) or not isinstance(error := document.get("error"), dict):
-        return f"no error: {document!r:.80}"
-    if not isinstance(message := error.get("message"), str) or not message:
-        return "an error without a sentence"
-    if len(str(document)) > 5000:
-        return f"an error of {len(str(document)):,} characters"
-    if is_anthropic:
-        ok = document.get("type") == "error" and set(error) == {"type", "message"}
-    else:
-        ok = set(error) == _OPENAI
-    return None if ok else f"another form: {document!r:.120}"
 
 
 def verdict(sent: Sent, came: Exchange) -> str | None:

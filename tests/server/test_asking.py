@@ -1,100 +1,77 @@
-"""Before an answer begins: whose client leaves, and who is cancelled, while a prompt is tokenized."""
+"""Before an answer begins: a client that leaves, and one that is cancelled, while its prompt is tokenized."""
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import pytest
-from starlette.requests import ClientDisconnect, Request
+from asgi import SECONDS, Client, answer, posted
+from stub_model import Model
+from valid_requests import Asked
 
-from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.engine.coordinator.requests import RequestOutput
-from splitinfer.errors import QueueFull
-from splitinfer.llm import LLM
-from splitinfer.server.ask import Ask
-from splitinfer.server.asking import asked
-from splitinfer.server.keys import NOBODY
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
-from splitinfer.settings import Settings
 
-ASK = Ask("Once", {}, max_tokens=3)
-AT_MOST = 30.0  # seconds, for what takes none
+ASKED = posted("/v1/completions", {"prompt": "Once"}, ("X-Request-Id", "mine"))
+CANCEL = Asked("DELETE", "/v1/requests/mine")
 
 
-class Tokenizing:
-    """A library that tokenizes until it is let go on, beside the event loop, and whose requests only end."""
-
-    fingerprint, max_running, settings = "0", 4, Settings()
-    context_length, recommended_sampling, tokenizer = 100, Recommended({}), None
+class Tokenizing(Model):
+    """Tokenizes until it is let go on, beside the event loop. Its requests end when they are aborted."""
 
     def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.aborted, self.is_full = list[str](), False
+        super().__init__()
+        self.begun, self.go_on, self.num_aborts = threading.Event(), threading.Event(), 0
 
-    def encode(self, _text: str) -> list[int]:
+    def encode(self, _text: str, **_: Any) -> list[int]:
         self.begun.set()
-        assert self.go_on.wait(AT_MOST)
+        assert self.go_on.wait(SECONDS)
         return [5, 6]
 
-    async def asubmit(self, _prompt: list[int], *_: Any, **__: Any) -> Any:
-        if self.is_full:
-            raise QueueFull("1 requests wait already")
-        return SimpleNamespace(abort=lambda: self.aborted.append("aborted"), output=RequestOutput(2))
+    async def asubmit(self, _prompt: Any, *_: Any, **__: Any) -> Any:
+        async def batches() -> AsyncGenerator[list[StreamEvent], None]:
+            yield [StreamEvent((), "", 0.0, "abort" if self.num_aborts else "stop")]
 
-    def seconds_until_room(self, nth: int) -> float:
-        return 7.0 * nth
+        def abort() -> None:
+            self.num_aborts += 1
 
-
-class Client:
-    """One that may leave."""
-
-    def __init__(self) -> None:
-        self.leaves = asyncio.Event()
-
-    async def receive(self) -> dict[str, Any]:
-        await self.leaves.wait()
-        return {"type": "http.disconnect"}
-
-    def request(self) -> Request:
-        state = {"request_id": "mine", "route": "/v1/completions", "began": 0.0}
-        return Request({"type": "http", "headers": [], "state": state}, self.receive)
+        output = RequestOutput(2)
+        return SimpleNamespace(
+            prompt=(5, 6), prompt_logprobs=None, submitted=0.0, output=output, batches=batches, abort=abort
+        )
 
 
 def run(main: Callable[[Service, Tokenizing, Client], Any]) -> None:
     async def in_time() -> None:
-        llm = Tokenizing()
+        model = Tokenizing()
+        service = Service(model, "demo")  # type: ignore[arg-type]
+        client = Client(make_app(service), ASKED)
+        await asyncio.to_thread(model.begun.wait, SECONDS)
         try:
-            await asyncio.wait_for(main(Service(cast(LLM, llm), "model"), llm, Client()), AT_MOST)
+            await main(service, model, client)
         finally:
-            llm.go_on.set()
+            model.go_on.set()
 
-    asyncio.run(in_time())
+    asyncio.run(asyncio.wait_for(in_time(), SECONDS))
 
 
-def test_whose_client_leaves_is_not_asked():
-    async def main(service: Service, llm: Tokenizing, client: Client) -> None:
-        with ExitStack() as open_things:
-            asking = asyncio.create_task(asked(service, client.request(), NOBODY, [ASK], open_things))
-            await asyncio.to_thread(llm.begun.wait, AT_MOST)
-            client.leaves.set()
-            with pytest.raises(ClientDisconnect):
-                await asking
-        assert (service.num_running, service.cancel("mine", NOBODY)) == (0, False)
+def test_who_leaves_is_not_asked_for():
+    async def main(service: Service, _model: Tokenizing, client: Client) -> None:
+        await client.leave()
+        assert service.num_running == 0
+        assert (await answer(make_app(service), CANCEL)).status == 404
 
     run(main)
 
 
-def test_who_is_cancelled_while_it_is_tokenized_ends_as_it_begins():
-    async def main(service: Service, llm: Tokenizing, client: Client) -> None:
-        with ExitStack() as open_things:
-            asking = asyncio.create_task(asked(service, client.request(), NOBODY, [ASK], open_things))
-            await asyncio.to_thread(llm.begun.wait, AT_MOST)
-            assert service.cancel("mine", NOBODY)
-            llm.go_on.set()
-            answer = await asking
-            assert (answer.is_cancelled, llm.aborted) == (True, ["aborted"])
+def test_who_is_cancelled_ends_as_it_begins():
+    async def main(service: Service, model: Tokenizing, client: Client) -> None:
+        assert (await answer(make_app(service), CANCEL)).json == {"cancelled": True}
+        model.go_on.set()
+        said = await client.whole()
+        assert (said.status, said.json["choices"][0]["finish_reason"]) == (200, "length")
+        assert model.num_aborts > 0
 
     run(main)

@@ -48,6 +48,7 @@ def said(llm: LLM) -> list[Canary]:
     return known(llm, canaries(6, most_words=20))
 
 
+@pytest.mark.nightly
 def test_a_storm_changes_no_token_and_leaves_nothing(llm: LLM, said: list[Canary]):
     """There is room for fewer requests than there are clients, so some are turned away, too."""
     weather = Weather()
@@ -60,6 +61,7 @@ def test_a_storm_changes_no_token_and_leaves_nothing(llm: LLM, said: list[Canary
     assert weather.num_compared > 20
 
 
+@pytest.mark.nightly
 def test_streams_beyond_those_that_decode_wait_in_order(llm: LLM, said: list[Canary]):
     asks = [streamed(asks_of(canary)[0]) for canary in islice(cycle([each for each in said if each.chat]), 40)]
     firsts, texts = list[int](), dict[int, str]()

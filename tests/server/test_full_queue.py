@@ -1,14 +1,14 @@
-"""A full queue over HTTP: 429 in each API's form, with a time that follows from what is under way."""
+"""A full queue: 429 in each API's form, with a time that follows from what is under way."""
 
-from contextlib import ExitStack
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx2 as httpx
+from asgi import Client, answer, posted
 from campaigns.serving import quick_model
-from processes import until
 from stages import pipeline
 
-from splitinfer.server.running import Listen, Server
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 SAID = [{"role": "user", "content": "Once upon a time"}]
@@ -19,30 +19,34 @@ ASKED = [
     ("/v1/responses", {"input": "Once", "max_output_tokens": 2}),
     ("/v1/messages", {"messages": SAID, "max_tokens": 2}),
 ]
-AT_MOST = 60.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
 
 
 def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_again(tmp_path: Path):
-    with pipeline(quick_model(tmp_path / "quick"), [1, 1], max_running=1, max_waiting=1) as llm, ExitStack() as stack:
-        server = Server(Service(llm, "demo"), Listen(port=0))
-        stack.callback(server.close)
-        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=AT_MOST))
-        with ExitStack() as under_way:
-            running = under_way.enter_context(client.stream("POST", "/v1/chat/completions", json=LONG))
-            until(lambda: llm.stats()["running"] == 1, "one is running")
-            lines = running.iter_lines()
-            next(lines)
-            under_way.enter_context(client.stream("POST", "/v1/chat/completions", json=LONG))
-            until(lambda: llm.stats()["waiting"] == 1, "one is waiting")
-            told = [client.post(path, json=body) for path, body in ASKED]
-            assert [answer.status_code for answer in told] == [429] * 4
-            times = [int(answer.headers["retry-after"]) for answer in told]
-            assert all(1 <= seconds <= 60 for seconds in times)
-            assert [answer.json()["error"]["type"] for answer in told] == ["rate_limit_error"] * 4
-            assert told[0].json()["error"]["code"] == "queue_full"
-            assert told[3].json()["type"] == "error"
-            assert "1 requests are waiting already" in told[0].json()["error"]["message"]
-            del lines
-        until(lambda: server.service.num_running == 0 and not llm.stats()["running"], "all are over")
-        assert [client.post(path, json=body).status_code for path, body in (ASKED[0], ASKED[3])] == [200, 200]
-        assert llm.stats()["waiting"] == 0
+    with pipeline(quick_model(tmp_path / "quick"), [1, 1], max_running=1, max_waiting=1) as llm:
+        service = Service(llm, "demo")
+        application = make_app(service)
+
+        async def main() -> None:
+            running = Client(application, posted("/v1/chat/completions", LONG))
+            await running.part()
+            waiting = Client(application, posted("/v1/chat/completions", LONG))
+            await until(lambda: llm.stats()["waiting"] == 1)
+            told = [await answer(application, posted(path, body)) for path, body in ASKED]
+            assert [said.status for said in told] == [429] * 4
+            assert all(1 <= int(said.headers["retry-after"]) <= 60 for said in told)
+            assert [said.json["error"]["type"] for said in told] == ["rate_limit_error"] * 4
+            assert (told[0].json["error"]["code"], told[3].json["type"]) == ("queue_full", "error")
+            assert "1 requests are waiting already" in told[0].json["error"]["message"]
+            for client in (running, waiting):
+                await client.leave()
+            assert service.num_running == 0
+            await until(lambda: not llm.stats()["running"])
+            again = [await answer(application, posted(path, body)) for path, body in (ASKED[0], ASKED[3])]
+            assert [said.status for said in again] == [200, 200]
+
+        asyncio.run(asyncio.wait_for(main(), 60))

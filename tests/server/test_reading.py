@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import Answer, ChoiceReader, Piece, _teller
-from splitinfer.text.conversations import Codec, Conversations
+from splitinfer.server.answer import Answer, ChoiceReader, Piece
+from splitinfer.text.conversations import Codec
 
 CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
 END = ord("$")
@@ -67,14 +66,6 @@ def test_other_ends_are_told_as_they_are():
         assert asked.num_aborts == 1, "whatever the end, nothing goes on behind it"
 
 
-def test_an_end_before_the_prompt_was_scored_is_an_error():
-    asked, scored = Asked(event("a", "abort", "it timed out")), TokenLogprobs(2, -0.1)
-    for found, reason in (([], "error"), ([scored], "error"), ([scored, scored], "abort")):
-        asked.prompt_logprobs = found
-        (piece,) = pieces_of(asked)
-        assert (piece.finish_reason, "scored" in str(piece.error)) == (reason, reason == "error")
-
-
 def test_the_end_of_the_pipeline_is_told_without_addresses(caplog: pytest.LogCaptureFixture):
     lost, own = "worker mini (10.0.0.2:5000) is gone", "12 tokens need 1 GB of KV on stage mini"
     for said, error, told in (
@@ -88,14 +79,3 @@ def test_the_end_of_the_pipeline_is_told_without_addresses(caplog: pytest.LogCap
     assert own not in caplog.text
     (whole,) = pieces_of(Asked(event("a", "stop")), failure="the pipeline has failed")
     assert (whole.finish_reason, whole.error) == ("stop", None)
-
-
-def test_an_answer_is_known_without_its_end_token():
-    llm, known = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=frozenset([END]))), Conversations()
-    for answer in ([500, END], [500, 600], []):
-        _teller(llm, known, "ab", [1000])(answer)  # type: ignore[arg-type]
-    assert known.tokens("ab", [97, 98], CODEC) == [97, 98]
-    assert len(known) == 2
-    lenient = Codec(CODEC.encode, lambda _: "")
-    assert known.tokens(f"ab{chr(500)}!", [0], lenient) == [1000, 500, ord("!")]
-    assert known.tokens(f"ab{chr(500)}{chr(600)}!", [0], lenient) == [1000, 500, 600, ord("!")]

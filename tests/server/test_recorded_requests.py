@@ -1,7 +1,8 @@
-"""What agents sent, each in one task with one call of its shell: their requests are taken, and nothing in them is lost.
+"""What clients send is taken, and nothing in it is lost.
 
-Recorded from Codex 0.169, Claude Code 2.1.330, opencode 1.18.33 and Qwen Code 0.24.4 by programs that commit cdc4321f
-still has; their texts and most of their tools are left out. The campaign `clients` sends them to a server.
+Agents were recorded, each in one task with one call of its shell: Codex 0.169, Claude Code 2.1.330, opencode 1.18.33
+and Qwen Code 0.24.4; their texts and most of their tools are left out. The other bodies are as these clients write them
+(Zed `crates/open_ai/src/open_ai.rs`; CodeCompanion in vllm-project/vllm #10463), or as their packages serialise.
 """
 
 import json
@@ -17,7 +18,9 @@ from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.responses import ResponseRequest, response_ask
 
 RECORDED = {
-    one["client"]: one for one in json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
+    one["client"]: one
+    for name in ("recorded_requests.json", "written_requests.json")
+    for one in json.loads(Path(__file__).with_name(name).read_text("utf-8"))
 }
 ASK: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, chat_ask),
@@ -58,7 +61,7 @@ EXPECTED: dict[str, tuple[list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("client", RECORDED)
+@pytest.mark.parametrize("client", EXPECTED)
 def test_the_model_is_told_of_everything(client: str):
     ask, chat = asked(client)
     roles = [f"{one['role']} with a call" if "tool_calls" in one else one["role"] for one in chat.messages]
@@ -67,7 +70,7 @@ def test_the_model_is_told_of_everything(client: str):
     assert not ask.one_call
 
 
-@pytest.mark.parametrize("client", [name for name in RECORDED if "outcome" in name])
+@pytest.mark.parametrize("client", [name for name in EXPECTED if "outcome" in name])
 def test_a_call_and_its_outcome_belong_together(client: str):
     _, chat = asked(client)
     *_, said, outcome = chat.messages
@@ -78,7 +81,7 @@ def test_a_call_and_its_outcome_belong_together(client: str):
         assert said["reasoning_content"]
 
 
-@pytest.mark.parametrize("client", RECORDED)
+@pytest.mark.parametrize("client", EXPECTED)
 def test_what_changes_nothing_may_be_left_out(client: str):
     """Everything but these fields has a part in the answer."""
     record, told = RECORDED[client], asked(client)[1]
@@ -90,3 +93,9 @@ def test_what_changes_nothing_may_be_left_out(client: str):
     assert idle <= {"prompt_cache_key", "client_metadata", "metadata", "context_management"}
     less = {name: value for name, value in record["body"].items() if name in used}
     assert asked_of(record["path"], less).prompt == told
+
+
+@pytest.mark.parametrize("client", sorted(RECORDED.keys() - EXPECTED.keys()))
+def test_what_others_send_is_taken(client: str):
+    _, chat = asked(client)
+    assert any(message["content"] == "Hello" for message in chat.messages)

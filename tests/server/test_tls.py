@@ -37,12 +37,8 @@ def certificate(tmp_path: Path, key: Path) -> Path:
     return make_certificate(tmp_path, "cert.pem", key)
 
 
-def test_one_that_can_be_used(certificate: Path, key: Path):
-    check_tls(certificate, key)
+def test_one_that_can_be_used_also_if_another_has_signed_it(tmp_path: Path, certificate: Path, key: Path):
     assert Access(certificate=certificate, certificate_key=key).gate()
-
-
-def test_one_that_another_has_signed(tmp_path: Path, certificate: Path, key: Path):
     own = make_key(tmp_path, "own.pem")
     openssl(tmp_path, "req", "-new", "-key", str(own), "-subj", "/CN=mini.local", "-out", "asked.pem")
     openssl(tmp_path, "x509", "-req", "-in", "asked.pem", "-CA", str(certificate), "-CAkey", str(key), "-days", "2",

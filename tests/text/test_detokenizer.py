@@ -73,7 +73,7 @@ def test_special_tokens_have_no_text():
     assert "".join(pieces(detokenizer, [first, *[0] * 100, second, third])) == "€"
 
 
-@pytest.mark.parametrize("num_broken", range(40))
+@pytest.mark.parametrize("num_broken", [1, 2, 3, 13, 14, 15, 16, 17, 31])
 def test_a_character_after_broken_bytes(num_broken: int):
     """Wherever the window is cut, the character that has begun stays in it."""
     token_ids = [BROKEN] * num_broken + DEMO.encode("😀")

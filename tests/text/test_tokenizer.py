@@ -68,10 +68,6 @@ def test_eos_token_ids(given: list[int] | int | None, ids: set[int]):
     assert Tokenizer.from_folder(TARGET, given).eos_token_ids == frozenset(ids)
 
 
-def test_vocab_size(tokenizer: Tokenizer):
-    assert tokenizer.vocab_size == 2048
-
-
 def test_vocabulary_hash_tells_vocabularies_apart(tokenizer: Tokenizer, tmp_path: Path):
     assert tokenizer.vocabulary_hash == Tokenizer.from_folder(DRAFT).vocabulary_hash
     assert len(tokenizer.vocabulary_hash) == 64
@@ -173,13 +169,6 @@ def test_no_tokenizer(tmp_path: Path):
         Tokenizer.from_folder(tmp_path)
 
 
-def test_detokenizer_is_the_tokenizers_own(tokenizer: Tokenizer):
-    detokenizer = tokenizer.detokenizer()
-    token_ids = [0, *tokenizer.encode("A fox 😀 , ran"), 2]
-    assert "".join(map(detokenizer.add, token_ids)) + detokenizer.flush() == tokenizer.decode(token_ids)
-    assert tokenizer.detokenizer() is not detokenizer
-
-
 # -- markers, tools and options --------------------------------------------------------------------
 
 
@@ -211,11 +200,7 @@ def test_markers_are_shown_where_they_are_asked_for(tmp_path: Path, special: boo
     shown, usual = tokenizer.detokenizer(shows_markers=True), tokenizer.detokenizer()
     assert "".join(map(shown.add, [*ids, 1, 0])) + shown.flush() == text
     assert "".join(map(usual.add, ids)) + usual.flush() == ("soa b" if special else text)
-
-
-def test_the_format_is_found(tmp_path: Path):
-    form = marked(tmp_path, special=True).answer_format
-    assert form.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
+    assert tokenizer.answer_format.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
 
 
 def test_tools_and_options_reach_the_template(tmp_path: Path):

@@ -35,18 +35,14 @@ def addition(tool: Any) -> dict[str, Any]:
     return {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
 
 
-def test_its_words_stand_where_they_stood():
+def test_its_words_stand_where_they_stood_and_those_for_one_question_are_gone_at_the_next():
     text = {"type": "text", "text": "It is May.", "cache_control": {"type": "ephemeral"}}
-    assert [one["content"] for one in chat(USER, system(text)).messages] == ["Hi", "It is May."]
-    assert [one["role"] for one in chat(USER, system(text)).messages] == ["user", "system"]
-
-
-def test_words_for_one_question_are_gone_at_the_next():
-    brief = system({"type": "text", "text": "Be brief."}, clear_at="next_user_message")
-    assert [one["content"] for one in chat(USER, brief).messages] == ["Hi", "Be brief."]
-    assert [one["content"] for one in chat(USER, brief, ANSWER, USER).messages] == ["Hi", "Hello", "Hi"]
-    kept = {**brief, "clear_at": "never"}
-    assert len(chat(USER, kept, ANSWER, USER).messages) == 4
+    said = [(one["role"], one["content"]) for one in chat(USER, system(text)).messages]
+    assert said == [("user", "Hi"), ("system", "It is May.")]
+    for clear_at, left in (("never", 4), ("next_user_message", 3)):
+        brief = system({"type": "text", "text": "Be brief."}, clear_at=clear_at)
+        assert [one["content"] for one in chat(USER, brief).messages] == ["Hi", "Be brief."]
+        assert len(chat(USER, brief, ANSWER, USER).messages) == left
 
 
 @pytest.mark.parametrize(

@@ -8,45 +8,22 @@ from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 
 DRAFTS = {
-    "drafted": 30,
-    "sent": 20,
-    "accepted": 8,
-    "blocks": 7,
-    "void_blocks": 2,
-    "unsent_blocks": 1,
-    "tried_at": [7, 4, *[0] * 14],
-    "accepted_at": [5, 3, *[0] * 14],
-}
+    "drafted": 30, "sent": 20, "accepted": 8, "blocks": 7, "void_blocks": 2, "unsent_blocks": 1,
+    "tried_at": [7, 4, *[0] * 14], "accepted_at": [5, 3, *[0] * 14],
+}  # fmt: skip
 STAGE = {
-    "busy_seconds": 2.0,
+    "busy_seconds": 2.0, "steps": 9, "bytes_sent": 640, "rows_unfit": 1, "bytes_copied": 64, "copy_seconds": 0.5,
     "idle_seconds": {"upstream": 1.0, "downstream": 0.5, "link": 0.25, "host": 0.125, "nothing_to_do": 3.0},
-    "steps": 9,
-    "bytes_sent": 640,
-    "rows_unfit": 1,
-    "bytes_copied": 64,
-    "copy_seconds": 0.5,
-}
+}  # fmt: skip
 STATS: dict[str, Any] = {
-    "running": 3,
-    "waiting": 4,
-    "max_running": 16,
-    "active_seconds": 5.0,
-    "computed_tokens": 50,
-    "generated_tokens": 12,
-    "finished": {"stop": 1, "abort": 2},
-    "preemptions": 1,
-    "losses": {"back": 2},
-    "rejoins": 1,
-    "stored_blocks": 6,
-    "fetched_tokens": 256,
-    "swapped_tokens": 512,
-    "costs": {"hop": 0.004},
-    "speculation": None,
+    "running": 3, "waiting": 4, "max_running": 16, "active_seconds": 5.0, "computed_tokens": 50, "generated_tokens": 12,
+    "finished": {"stop": 1, "abort": 2}, "preemptions": 1, "losses": {"back": 2}, "rejoins": 1, "stored_blocks": 6,
+    "fetched_tokens": 256, "swapped_tokens": 512, "costs": {"hop": 0.004}, "speculation": None,
     "stages": [
         STAGE | {"name": "front", "kv_bytes": 10, "kv_budget_bytes": 100, "kv_bytes_stored": 5, "codec": "bf16"},
         STAGE | {"name": "back", "kv_bytes": 30, "kv_budget_bytes": 60, "kv_bytes_stored": 5},
     ],
-}
+}  # fmt: skip
 HEALTH = PipelineHealth(
     (StageHealth("front", 0, 6, StageState.READY), StageHealth("back", 6, 12, StageState.LOST)), "stage back"
 )

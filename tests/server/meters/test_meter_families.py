@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-import threading
 from collections import Counter
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
+import pytest
 from asgi import answer
 from figures import DRAFTS, HEALTH, STATS, Model
 from hypothesis import given
 from hypothesis import strategies as st
-from mutating import Asked
 from starlette.routing import Router
+from valid_requests import Asked
 
 from splitinfer.core.metrics.requests import RequestMeters
 from splitinfer.llm import LLM
@@ -40,35 +40,36 @@ def test_the_fullest_stage_decides_how_full_memory_is():
     assert all_families(replace(READINGS, stats=STATS | {"stages": unbounded}))
 
 
-def test_losses_are_there_before_the_first_so_that_it_is_seen():
-    assert told(READINGS, "splitinfer:stage_losses", stage="back") == 2
-    assert told(READINGS, "splitinfer:stage_losses", stage="front") == 0
-    assert told(READINGS, "splitinfer:stage_losses", stage="unknown") == 0
-    assert told(READINGS, "splitinfer:stage_up", stage="front") == 1
-    assert told(READINGS, "splitinfer:stage_idle_seconds", stage="front", cause="link") == 0.25
-    assert told(READINGS, "splitinfer:stage_up", stage="back") == 0
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("splitinfer:stage_losses", {"stage": "back"}, 2),
+        ("splitinfer:stage_losses", {"stage": "front"}, 0),  # there before the first, so that it is seen
+        ("splitinfer:stage_losses", {"stage": "unknown"}, 0),
+        ("splitinfer:stage_up", {"stage": "front"}, 1),
+        ("splitinfer:stage_up", {"stage": "back"}, 0),
+        ("splitinfer:stage_idle_seconds", {"stage": "front", "cause": "link"}, 0.25),
+        *(("vllm:request_success", {"finished_reason": reason}, number) for reason, number in (
+            ("stop", 1), ("length", 0), ("abort", 2), ("error", 0), ("repetition", 0))),
+        ("vllm:spec_decode_num_drafts", {}, 7),
+        ("vllm:spec_decode_num_draft_tokens", {}, 20),
+        ("vllm:spec_decode_num_accepted_tokens", {}, 8),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", {"position": "1"}, 3),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", {"position": "15"}, 0),
+        ("splitinfer:draft_blocks_void", {}, 2),
+        ("splitinfer:link_sent_bytes", {"stage": "front", "next": "back"}, 640),
+        ("splitinfer:link_info", {"codec": "bf16"}, 1),
+    ],
+)  # fmt: skip
+def test_what_each_name_says(name: str, labels: dict[str, str], value: float):
+    assert told(WITH_DRAFTS, name, **labels) == value
 
 
-def test_every_reason_has_a_series():
-    reasons = ("stop", "length", "abort", "error", "repetition")
-    assert [told(READINGS, "vllm:request_success", finished_reason=reason) for reason in reasons] == [1, 0, 2, 0, 0]
-
-
-def test_drafts():
+def test_what_there_is_not_is_not_told():
     assert not [family for family in all_families(READINGS) if "draft" in family.name]
-    assert told(WITH_DRAFTS, "vllm:spec_decode_num_drafts") == 7
-    assert told(WITH_DRAFTS, "vllm:spec_decode_num_draft_tokens") == 20
-    assert told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens") == 8
-    places = [told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens_per_pos", position=f"{i}") for i in range(16)]
-    assert sum(places) == 8
-    assert told(WITH_DRAFTS, "splitinfer:draft_blocks_void") == 2
-
-
-def test_a_link_has_its_ends_and_one_stage_has_none():
-    assert told(READINGS, "splitinfer:link_sent_bytes", stage="front", next="back") == 640
-    assert told(READINGS, "splitinfer:link_info", codec="bf16") == 1
     alone = replace(READINGS, stats=STATS | {"stages": STATS["stages"][:1]})
     assert not [family for family in all_families(alone) if "link" in family.name]
+    assert "10.0.0.7" not in str(all_families(READINGS))
 
 
 def test_bounds_of_sizes_end_with_the_context():
@@ -78,19 +79,11 @@ def test_bounds_of_sizes_end_with_the_context():
 
 
 def test_who_is_turned_away_is_counted():
-    service = Service(cast(LLM, Waiting()), "demo")
+    model = Model()
+    model.max_running, model.seconds_until_room = 4, lambda _nth: 1.0  # type: ignore[attr-defined]
+    service = Service(cast(LLM, model), "demo")
     service.turned_away("no room")
-    readings = replace(READINGS, http=service.meters)
-    assert told(readings, "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
-
-
-class Waiting(Model):
-    """A full queue."""
-
-    max_running = 4
-
-    def seconds_until_room(self, _nth: int) -> float:
-        return 1.0
+    assert told(replace(READINGS, http=service.meters), "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
 
 
 def test_names_are_as_prometheus_wants_them():
@@ -105,10 +98,6 @@ def test_names_are_as_prometheus_wants_them():
         for name in {sample.name for sample in family.samples}:
             labels = {frozenset(sample.labels) for sample in family.samples if sample.name == name}
             assert len(labels) == 1, "one name, other labels"
-
-
-def test_no_address_is_told():
-    assert "10.0.0.7" not in str(all_families(READINGS))
 
 
 # -- whatever clients send -------------------------------------------------------------------------
@@ -153,29 +142,3 @@ def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
     readings = replace(READINGS, http=service.meters)
     known = sum(len(family.samples) for family in all_families(READINGS))
     assert sum(len(family.samples) for family in all_families(readings)) == known + len(responses)
-
-
-def test_one_reading_at_a_time():
-    class Slow(Model):
-        now = most = 0
-        second, lock = threading.Event(), threading.Lock()
-
-        def stats(self) -> dict[str, Any]:
-            with self.lock:
-                Slow.now += 1
-                Slow.most = max(Slow.most, Slow.now)
-            if Slow.now > 1:
-                self.second.set()
-            self.second.wait(0.05)  # for a second one that must not come
-            with self.lock:
-                Slow.now -= 1
-            return super().stats()
-
-    application = make_app(Service(cast(LLM, Slow()), "demo"))
-
-    async def ask() -> list[int]:
-        asked = (answer(application, Asked("GET", "/metrics", (), b"")) for _ in range(3))
-        return [said.status for said in await asyncio.gather(*asked)]
-
-    assert asyncio.run(ask()) == [200] * 3
-    assert Slow.most == 1

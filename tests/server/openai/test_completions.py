@@ -1,4 +1,4 @@
-"""Completions: every field's fate, prompts of each kind, and documents that the official types accept."""
+"""Completions: prompts of each kind, and documents that the official types accept."""
 
 import json
 from dataclasses import dataclass
@@ -13,12 +13,7 @@ from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat_writer import Shape
-from splitinfer.server.openai.completions import (
-    CompletionRequest,
-    Completions,
-    CompletionWriter,
-    completions_of,
-)
+from splitinfer.server.openai.completions import CompletionRequest, Completions, CompletionWriter, completions_of
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
 
@@ -27,18 +22,14 @@ def asked(**fields: Any) -> Completions:
     return completions_of(read(CompletionRequest, {"model": "m", "prompt": "Once", **fields}))
 
 
-# -- fields ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
-        ("a", ["a"]),
+        ("", [""]),
         (["a", "b"], ["a", "b"]),
         ([1, 2], [(1, 2)]),
         ([[1, 2], [3]], [(1, 2), (3,)]),
         ([[1], "b"], [(1,), "b"]),
-        ("", [""]),
     ],
 )
 def test_prompts(prompt: Any, prompts: list[Any]):
@@ -46,23 +37,22 @@ def test_prompts(prompt: Any, prompts: list[Any]):
 
 
 def test_sampling():
-    wanted = asked(
-        n=2, best_of=2, temperature=0.5, seed=3, stop="END", logprobs=2, logit_bias={"5": -100}, prompt=["a", "b"]
-    )
+    given = {"n": 2, "best_of": 2, "temperature": 0.5, "seed": 3, "stop": "END", "logit_bias": {"5": -100}}
+    wanted = asked(**given, logprobs=2, prompt=["a", "b"])
     assert (sum(ask.num_choices for ask in wanted.asks), wanted.shape.num_top) == (4, 2)
     for ask in wanted.asks:
         got = ask.params(Recommended({}), 100)
         assert (got.max_tokens, got.temperature, got.seed, got.stop) == (16, 0.5, 3, ("END",))
         assert (got.logprobs, got.logit_bias) == (2, ((5, -100.0),))
-    assert asked(max_tokens=7).asks[0].max_tokens == 7
-    assert asked().shape.num_top is None
-    assert asked(max_tokens=7, max_completion_tokens=8).asks[0].max_tokens == 8
+    assert [asked(max_tokens=7, **more).asks[0].max_tokens for more in ({}, {"max_completion_tokens": 8})] == [7, 8]
+    off = asked(repetition_penalty=0.0).asks[0].params(Recommended({"repetition_penalty": 1.2}), 10)
+    assert off.repetition_penalty == 1.0, "as for mlx-lm"
 
 
 @pytest.mark.parametrize(
     ("fields", "num_top"),
     [
-        ({"logprobs": 2}, 2),
+        ({}, None),
         ({"logprobs": 0}, 0),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 3}, 3),
@@ -74,14 +64,9 @@ def test_log_probabilities_are_asked_for_as_in_openais_api_or_as_of_mlx_lm(field
     assert asked(**fields).shape.num_top == num_top
 
 
-def test_a_penalty_of_zero_is_off_as_for_mlx_lm():
-    recommended = Recommended({"repetition_penalty": 1.2})
-    assert asked(repetition_penalty=0.0).asks[0].params(recommended, 10).repetition_penalty == 1.0
-
-
 # -- answers ---------------------------------------------------------------------------------------
 
-SPELLED = {1: b"Hi", 2: "€".encode()[:1], 3: "€".encode()[1:], 4: b"!", 5: b"<s>", 6: b" P"}
+SPELLED = {1: b"Hi", 2: "€".encode()[:1], 3: "€".encode()[1:], 4: b"!", 5: b"<s>", 6: b" P", 7: b" EUR"}
 PIECES = [
     Piece(1, (TextPart("b"),)),
     Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1, ((1, -0.1), (4, -2.0))), TokenLogprobs(2, -0.5, ((4, -0.4),)))),
@@ -117,18 +102,19 @@ def checked(document: dict[str, Any]) -> Completion:
     return Completion.model_validate(sent, strict=True)
 
 
-def test_logprobs_have_the_old_form():
-    (choice, _) = checked(writer(num_top=1).document(PIECES, Usage(1))).choices
-    assert choice.logprobs is not None
-    assert choice.logprobs.tokens == ["Hi", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
-    assert choice.logprobs.token_logprobs == [-0.1, -0.5, -0.2, -0.3]
-    assert choice.logprobs.top_logprobs == [
-        {"Hi": -0.1},
-        {"!": -0.4, "bytes:\\xe2": -0.5},
-        {"bytes:\\x82\\xac": -0.2},
-        {"!": -0.3},
-    ]
-    assert choice.logprobs.text_offset == [0, 2, 2, 3]
+def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
+    document = writer(("P!", "P!"), prompt_top=1, num_top=1).document(PIECES, Usage(1))
+    assert checked(document).choices[0].text == "P!Hi€!"
+    choice, answer = document["choices"][0], ["Hi", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
+    assert choice["logprobs"] == {
+        "tokens": ["<s>", " P", "!", *answer],
+        "token_logprobs": [None, -0.7, -0.8, -0.1, -0.5, -0.2, -0.3],
+        "top_logprobs": [None, {"!": -0.6, " P": -0.7}, {"!": -0.8}, {"Hi": -0.1}, {"!": -0.4, "bytes:\\xe2": -0.5},
+                         {"bytes:\\x82\\xac": -0.2}, {"!": -0.3}],
+        "text_offset": [0, 0, 1, 2, 4, 4, 5],
+    }  # fmt: skip
+    second, third = choice["prompt_logprobs"][1:]
+    assert (second["6"]["decoded_token"], second["4"]["rank"], third["4"]["logprob"]) == (" P", 1, -0.8)
 
 
 def test_chunks_make_the_same_document():
@@ -138,34 +124,21 @@ def test_chunks_make_the_same_document():
     chunks = [checked(chunk) for chunk in [*map(stream.chunk, PIECES), usage]]
     assert chunks[-1].choices == []
     assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-    document = checked(writer(("P!", "P!"), num_top=1).document(PIECES, Usage(9, 4, 5)))
-    for whole in document.choices:
+    for whole in checked(writer(("P!", "P!"), num_top=1).document(PIECES, Usage(9, 4, 5))).choices:
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == whole.index]
         assert "".join(one.text for one in own) == whole.text
         offsets = [offset for one in own if one.logprobs for offset in one.logprobs.text_offset or ()]
         assert whole.logprobs is not None
         assert offsets == whole.logprobs.text_offset
-    assert [chunk["choices"][0]["finish_reason"] for chunk in map(stream.chunk, PIECES)] == [
-        None,
-        None,
-        "stop",
-        "length",
-    ]
-
-
-def test_a_prompt_alone_has_no_tokens_of_an_answer():
-    shape = Shape("m", streams=True, includes_usage=True, always_usage=True)
-    wanted = Completions((Ask("P!", {}),), shape, True, answers=False)
-    stream = CompletionWriter("cmpl-1", 0, wanted, SPELLED.__getitem__, usage_now=lambda: Usage(3, 0, 1))
-    chunk, last = stream.chunk(Piece(0, (TextPart("x"),), finish_reason="length")), stream.usage_chunk(Usage(3, 0, 1))
-    assert last is not None
-    assert [one["usage"]["completion_tokens"] for one in (chunk, last)] == [0, 0]
+    plain = writer(streams=True)
+    reasons = [plain.chunk(piece)["choices"][0]["finish_reason"] for piece in PIECES]
+    assert (reasons, plain.usage_chunk(Usage(1))) == ([None, None, "stop", "length"], None)
+    assert "usage" not in plain.chunk(PIECES[1])
 
 
 @pytest.mark.parametrize(
     ("echo", "tokens", "offsets"),
     [
-        ("P!", (5, 6, 4), [0, 0, 1]),
         ("Hi €!", (5, 1, 7, 4), [0, 0, 2, 4]),  # the tokenizer has written the € otherwise
         ("Hi<s>Hi", (5, 1, 5, 1), [0, 0, 2, 5]),
         ("Hi!", (1, 4, 5), [0, 2, 3]),
@@ -173,36 +146,10 @@ def test_a_prompt_alone_has_no_tokens_of_an_answer():
     ],
 )
 def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int, ...], offsets: list[int]):
-    made, spelled = writer((echo,), num_top=0), {**SPELLED, 7: b" EUR"}
-    made.token_text = spelled.__getitem__
+    made = writer((echo,), num_top=0)
     made.prompt_of = lambda _: Asked(tokens, tuple(TokenLogprobs(one, -0.1) for one in tokens[1:]))
     (choice,) = made.document([Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1),))], Usage(1))["choices"]
     assert choice["logprobs"]["text_offset"] == [*offsets, len(echo)]
-
-
-def test_what_is_not_wanted_is_not_there():
-    chunk = writer(streams=True).chunk(PIECES[1])
-    assert "usage" not in chunk
-    assert chunk["choices"][0]["logprobs"] is None
-    assert writer(streams=True).usage_chunk(Usage(1)) is None
-
-
-def test_a_prompt_comes_with_its_log_probabilities_before_the_answers():
-    document = writer(("P!", "P!"), prompt_top=1, num_top=1).document(PIECES, Usage(1))
-    logprobs = document["choices"][0]["logprobs"]
-    assert document["choices"][0]["text"] == "P!Hi€!"
-    assert logprobs["tokens"][:4] == ["<s>", " P", "!", "Hi"]
-    assert logprobs["token_logprobs"][:4] == [None, -0.7, -0.8, -0.1]
-    assert logprobs["top_logprobs"][:3] == [None, {"!": -0.6, " P": -0.7}, {"!": -0.8}]
-    assert logprobs["text_offset"] == [0, 0, 1, 2, 4, 4, 5]
-    assert document["choices"][0]["prompt_logprobs"] == [
-        None,
-        {
-            "6": {"logprob": -0.7, "rank": None, "decoded_token": " P"},
-            "4": {"logprob": -0.6, "rank": 1, "decoded_token": "!"},
-        },
-        {"4": {"logprob": -0.8, "rank": None, "decoded_token": "!"}},
-    ]
 
 
 def test_a_prompt_as_the_text_that_answers_begin_with():

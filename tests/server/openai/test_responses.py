@@ -1,22 +1,17 @@
-"""Responses: every field's fate, items as conversations, and what is asked of the engine."""
+"""Responses: what a request becomes, and items as conversations."""
 
 import typing
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseFunctionToolCall
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import InputRequest, ResponseRequest, Shape, response_ask
-from splitinfer.server.openai.responses_writer import ResponseWriter
+from splitinfer.server.openai.responses import ResponseRequest, Shape, response_ask
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
-from splitinfer.text.answer import ToolCallPart
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": False}}
@@ -36,9 +31,6 @@ def chat(**fields: Any) -> Chat:
     return prompt
 
 
-# -- fields ----------------------------------------------------------------------------------------
-
-
 def test_a_choice_may_allow_some_of_the_functions():
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
     given = {"tools": [{"type": "function", "name": "news", "parameters": {}}, WEATHER], "tool_choice": choice}
@@ -51,39 +43,20 @@ def test_a_choice_may_allow_some_of_the_functions():
 def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
     tools = [{"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [WEATHER, {"type": "custom"}]}]
     call = {"type": "function_call", "call_id": "c", "name": "weather", "namespace": "mcp__docs__", "arguments": "{}"}
-    wanted, shape = asked(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
+    wanted = ask(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
     assert isinstance(wanted.prompt, Chat)
     assert [tool["function"]["name"] for tool in wanted.prompt.tools] == ["mcp__docs__weather", "weather"]
     assert wanted.prompt.messages[-1]["tool_calls"][0]["function"]["name"] == "mcp__docs__weather"
-    writer = ResponseWriter("resp_1", 1, shape, {}.__getitem__)
-    parts = (ToolCallPart("mcp__docs__weather", "{}"), ToolCallPart("weather", "{}"))
-    document = writer.document([Piece(0, parts, finish_reason="tool_calls")], Usage(1))
-    called = Response.model_validate(document, strict=True).output
-    assert [(one.name, one.namespace) for one in called if isinstance(one, ResponseFunctionToolCall)] == [
-        ("weather", "mcp__docs__"),
-        ("weather", None),
-    ]
-
-
-@pytest.mark.parametrize("included", typing.get_args(ResponseIncludable))
-def test_everything_that_may_be_included_is_known(included: str):
-    ask(include=[included])
 
 
 def test_sampling():
-    wanted, shape = asked(
-        temperature=0.5,
-        top_p=0.9,
-        max_output_tokens=7,
-        top_logprobs=3,
-        include=["message.output_text.logprobs"],
-        seed=1,
-    )
+    given = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "top_logprobs": 3, "seed": 1}
+    wanted, shape = asked(**given, include=[*typing.get_args(ResponseIncludable)])
     got = wanted.params(Recommended({}), 100)
     assert (got.temperature, got.top_p, got.max_tokens, got.logprobs, got.seed) == (0.5, 0.9, 7, 3, 1)
     assert shape.num_top == 3
-    assert ask().params(Recommended({}), 100).logprobs is None
-    assert ask().params(Recommended({}), 100).max_tokens == 100
+    usual = ask().params(Recommended({}), 100)
+    assert (usual.logprobs, usual.max_tokens) == (None, 100)
 
 
 def test_functions_are_told_and_other_kinds_of_tools_left_out():
@@ -97,7 +70,6 @@ def test_functions_are_told_and_other_kinds_of_tools_left_out():
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
-        ({}, {}),
         ({"reasoning": {"effort": None, "summary": "auto"}}, {}),
         (
             {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}},
@@ -109,16 +81,6 @@ def test_functions_are_told_and_other_kinds_of_tools_left_out():
 )
 def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
-
-
-def test_counting_takes_the_same_conversation():
-    fields = {"model": "m", "input": "Hello", "instructions": "Be kind.", "tools": [WEATHER]}
-    assert read(InputRequest, fields).chat() == chat(**fields)
-    with pytest.raises(Problem, match="personality is not supported"):
-        read(InputRequest, {**fields, "personality": "friendly"})
-
-
-# -- conversations ---------------------------------------------------------------------------------
 
 
 def test_items_as_templates_take_them():
@@ -145,19 +107,15 @@ def test_items_as_templates_take_them():
     assert list(chat(instructions="Be kind.", input=given).messages) == [
         {"role": "system", "content": "Be kind.\n\nBe brief."},
         {"role": "user", "content": "Weather?"},
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "reasoning_content": "Hm.",
-            "tool_calls": [call("c1", "w", {"city": "Oslo"}), call("c2", "w", "{oops")],
-        },
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.",
+         "tool_calls": [call("c1", "w", {"city": "Oslo"}), call("c2", "w", "{oops")]},
         {"role": "tool", "tool_call_id": "c1", "content": "sun"},
         {"role": "tool", "tool_call_id": "c2", "content": "rain"},
         {"role": "assistant", "content": "", "tool_calls": [call("c3", "patch", {"input": "*** Begin"})]},
         {"role": "tool", "tool_call_id": "c3", "content": "done"},
         {"role": "assistant", "content": "Sun."},
         {"role": "user", "content": ""},
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from openai.lib.streaming.responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from splitinfer.core.sampling_defaults import NOTHING, Recommended
+from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import ResponseRequest, Shape, response_ask
+from splitinfer.server.openai.responses import ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
@@ -44,10 +44,8 @@ OUTPUT = [
 def writer(**fields: Any) -> ResponseWriter:
     numbers = iter(range(99))
     ask, shape = response_ask(read(ResponseRequest, {"model": "m", "input": "Hello", **fields}))
-    return _writer(shape.with_sampling(ask, NOTHING), lambda prefix: f"{prefix}_{next(numbers)}")
-
-
-def _writer(shape: Shape, new_id: Any) -> ResponseWriter:
+    shape = shape.with_sampling(ask, Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20}))
+    new_id = lambda prefix: f"{prefix}_{next(numbers)}"  # noqa: E731
     return ResponseWriter("resp_1", 1_700_000_000, shape, SPELLED.__getitem__, new_id, clock=lambda: 1_700_000_009)
 
 
@@ -60,38 +58,19 @@ def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> l
     return read
 
 
-def test_an_answer_says_how_its_tokens_were_chosen():
-    body = {"model": "m", "input": "Hello", "temperature": 0.5, "presence_penalty": None}
-    ask, shape = response_ask(read(ResponseRequest, body))
-    said = shape.with_sampling(ask, Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20})).said
-    used = {name: said[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
-    assert used == {"temperature": 0.5, "top_p": 0.8, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    assert "top_k" not in said
-
-
-def names(events: list[dict[str, Any]]) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in events]
-
-
-def test_the_events_of_an_answer():
-    events = sent(writer(stream=True), PIECES)
+def test_the_events_of_an_answer_have_the_items_of_its_end_and_of_the_document():
+    events = sent(writer(stream=True), PIECES, Usage(12, 8, 5, 2))
     part_done = ["content_part.done", "output_item.done"]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    assert names(events) == [
+    assert [event["type"].removeprefix("response.") for event in events] == [
         "created", "in_progress",
         "output_item.added", "content_part.added", *["reasoning_text.delta"] * 2, "reasoning_text.done", *part_done,
         "output_item.added", "content_part.added", *["output_text.delta"] * 2, "output_text.done", *part_done,
         *call, *call,
         "completed",
     ]  # fmt: skip
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-
-
-def test_the_items_of_a_stream_are_those_of_its_end_and_of_the_document():
-    events = sent(writer(stream=True), PIECES, Usage(12, 8, 5, 2))
     done = [event for event in events if event["type"] == "response.output_item.done"]
-    assert [event["item"] for event in done] == OUTPUT
-    assert [event["output_index"] for event in done] == [0, 1, 2, 3]
+    assert [(event["output_index"], event["item"]) for event in done] == list(enumerate(OUTPUT))
     response = events[-1]["response"]
     assert response["output"] == OUTPUT
     assert writer().document(PIECES, Usage(12, 8, 5, 2)) == response
@@ -105,7 +84,6 @@ def test_the_items_of_a_stream_are_those_of_its_end_and_of_the_document():
     ("last", "status", "details", "error"),
     [
         (Piece(0, finish_reason="stop"), "completed", None, None),
-        (Piece(0, finish_reason="tool_calls"), "completed", None, None),
         (Piece(0, finish_reason="length"), "incomplete", {"reason": "max_output_tokens"}, None),
         (Piece(0, finish_reason="abort"), "incomplete", None, None),
         (Piece(0, finish_reason="error", error="lost"), "failed", None, {"code": "server_error", "message": "lost"}),
@@ -124,7 +102,6 @@ def test_endings(last: Piece, status: str, details: Any, error: Any):
     [
         ([Piece(0, finish_reason="stop")], ["message"]),
         ([Piece(0, (ReasoningPart("Hm."),), finish_reason="stop")], ["reasoning", "message"]),
-        ([Piece(0, (TextPart("It"),), finish_reason="stop")], ["message"]),
         ([Piece(0, (ToolCallPart("w", "{}"),), finish_reason="tool_calls")], ["function_call"]),
         ([Piece(0, finish_reason="length")], []),
         ([Piece(0, (TextPart("a"), ReasoningPart("b"), TextPart("c")), finish_reason="stop")],
@@ -136,30 +113,30 @@ def test_what_ends_by_itself_has_a_message_or_a_call(pieces: list[Piece], kinds:
     assert [item["type"] for item in output] == kinds
 
 
-def test_reasoning_is_packed_where_it_was_asked_for():
-    asked = {"include": ["reasoning.encrypted_content"]}
-    (reasoning, *_) = writer(**asked).document(PIECES, Usage(1))["output"]
-    assert reasoning["encrypted_content"] == packed("Hm.")
-    assert "encrypted_content" not in writer().document(PIECES, Usage(1))["output"][0]
+def test_a_response_says_how_it_was_made_and_has_reasoning_packed_where_that_was_asked_for():
+    asked = {"temperature": 0.5, "presence_penalty": None, "service_tier": "flex"}
+    plain = writer(**asked).document(PIECES, ONE)
+    used = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "service_tier")
+    assert [plain[name] for name in used] == [0.5, 0.8, 0.0, 0.0, "default"]
+    assert "top_k" not in plain
+    assert "encrypted_content" not in plain["output"][0]
+    packs = writer(include=["reasoning.encrypted_content"]).document(PIECES, ONE)
+    assert packs["output"][0]["encrypted_content"] == packed("Hm.")
 
 
 def test_probabilities_come_with_text_only():
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "stream": True}
     one, two = TokenLogprobs(1, -0.1, ((1, -0.1), (2, -2.0))), TokenLogprobs(2, -0.5, ((2, -0.5),))
     pieces = [
         Piece(0, (ReasoningPart("Hm."),), (one,)),
         Piece(0, (ReasoningPart("."), TextPart("Hi"), ToolCallPart("w", "{}")), (one, two)),
         Piece(0, (), finish_reason="tool_calls"),
     ]
-    events = sent(writer(**asked), pieces)
-    (delta,) = (event for event in events if event["type"] == "response.output_text.delta")
+    made = writer(include=["message.output_text.logprobs"], top_logprobs=1, stream=True)
+    (delta,) = (event for event in sent(made, pieces) if event["type"] == "response.output_text.delta")
     hi = {"token": "Hi", "logprob": -0.1, "bytes": [72, 105]}
     half = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
     assert delta["logprobs"] == [{**hi, "top_logprobs": [hi]}, {**half, "top_logprobs": [half]}]
-    (message,) = (item for item in events[-1]["response"]["output"] if item["type"] == "message")
-    assert message["content"][0]["logprobs"] == delta["logprobs"]
-    plain = sent(writer(stream=True), pieces)
-    assert [event["logprobs"] for event in plain if "logprobs" in event] == [[], []]
+    assert [event["logprobs"] for event in sent(writer(stream=True), pieces) if "logprobs" in event] == [[], []]
 
 
 def test_a_ping_is_an_event_of_the_official_type_and_changes_nothing():
@@ -172,7 +149,3 @@ def test_a_ping_is_an_event_of_the_official_type_and_changes_nothing():
         state.handle_event(EVENT.validate_python(json.loads(json.dumps(event)), strict=True))
     assert state._completed_response is not None
     assert state._completed_response.output_text == "It is."
-
-
-def test_the_tier_is_said():
-    assert writer(service_tier="flex").document(PIECES, ONE)["service_tier"] == "default"

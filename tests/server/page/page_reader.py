@@ -4,8 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from asgi import scope_of
-from mutating import Asked
+from asgi import SECONDS, Client
+from valid_requests import Asked
 
 from splitinfer.server.guard import Guard
 from splitinfer.server.running import make_app
@@ -13,32 +13,19 @@ from splitinfer.server.service import Service
 
 KEY = ("X-Api-Key", "secret")
 FIGURES = "/v1/splitinfer/figures"
-SECONDS = 60.0  # more than anything here takes
 
 
-class Reader:
-    """A page that reads the figures as they come."""
+class Reader(Client):
+    """Of an application of its own if none is given."""
 
     def __init__(self, service: Service, application: Guard | None = None) -> None:
-        self._lines, self._gone = asyncio.Queue[bytes](), asyncio.Event()
-        asked = Asked("GET", FIGURES, (KEY, ("Accept", "text/event-stream")), b"")
-        self.task = asyncio.create_task((application or make_app(service))(scope_of(asked), self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        if message.get("body"):
-            self._lines.put_nowait(message["body"])
+        super().__init__(
+            application or make_app(service), Asked("GET", FIGURES, (KEY, ("Accept", "text/event-stream")))
+        )
 
     async def next(self, name: str) -> Any:
         async with asyncio.timeout(SECONDS):
             while True:
-                head, _, data = (await self._lines.get()).decode().partition("\n")
+                head, _, data = (await self.part()).decode().partition("\n")
                 if head == f"event: {name}":
                     return json.loads(data.strip().removeprefix("data: "))
-
-    async def leave(self) -> None:
-        self._gone.set()
-        await asyncio.wait_for(self.task, SECONDS)

@@ -1,21 +1,15 @@
 """The page while another cut of the layers comes into force: other stages, and nothing of those before among theirs."""
 
-import asyncio
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stages
-from page_reader import KEY, Reader
 
 from splitinfer import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server.gate import Gate
-from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.page.feed import EVERY, Feed
-from splitinfer.server.service import Service
 
 Layouts = Callable[..., dict[str, Any]]
 PROMPT, PARAMS = stages.prompt(6), SamplingParams(max_tokens=12, ignore_eos=True)
@@ -57,10 +51,13 @@ class Looking:
         return [document for _, document in found]
 
 
-@pytest.mark.parametrize("cut", [[1, 3], [1, 1, 2], [4]], ids=str)
+@pytest.mark.parametrize(
+    "cut", [[1, 3], *(pytest.param(cut, marks=pytest.mark.nightly) for cut in ([1, 1, 2], [4]))], ids=str
+)
 def test_steps_from_before_are_not_among_the_figures(llm: LLM, cut_into: Layouts, cut: list[int]):
     looking = Looking(llm)
     with looking.feed.watched():
+        looking.again()
         looking.again()
         llm.generate(PROMPT, PARAMS)
         (before,) = looking.again()
@@ -75,51 +72,10 @@ def test_steps_from_before_are_not_among_the_figures(llm: LLM, cut_into: Layouts
         assert (after["computed_per_second"], after["generated_per_second"], after["void"]) == (0, 0, 0)
         assert all(stage["duty"] == 0 and not stage["gaps"] for stage in after["stages"])
         assert all(link == {"way_ms": None, "bytes_per_second": 0} for link in after["links"])
+        late = [document for _, document in looking.feed.since(0)]
+        assert [len(document["tracks"]) for document in late] == [len(cut)], "a late page gets none of those before"
         llm.generate(PROMPT, PARAMS)
         (later,) = looking.again()
         assert all(later["tracks"])
         assert later["generated_per_second"] == pytest.approx(12 / EVERY)
         assert all(stage["duty"] > 0 for stage in later["stages"])
-
-
-def test_a_late_page_gets_no_figures_of_stages_that_are_no_more(llm: LLM, cut_into: Layouts):
-    looking = Looking(llm)
-    with looking.feed.watched():
-        for _ in range(3):
-            looking.again()
-        llm.recut(cut_into(4))
-        looking.again()
-        assert [len(document["tracks"]) for _, document in looking.feed.since(0)] == [1]
-
-
-def test_a_page_that_looks_goes_on(llm: LLM, cut_into: Layouts):
-    """Answers come all the while; the page hears of each cut before it gets figures of its stages."""
-
-    async def answers(llm: LLM, are_enough: asyncio.Event) -> None:
-        while not are_enough.is_set():
-            async for _ in llm.astream(PROMPT, PARAMS):
-                pass
-
-    async def look(llm: LLM, service: Service) -> None:
-        are_enough = asyncio.Event()
-        asking, reader = asyncio.create_task(answers(llm, are_enough)), Reader(service)
-        await reader.next("pipeline")
-        for cut in ([1, 1, 2], [4], [2, 2]):
-            await asyncio.to_thread(llm.recut, cut_into(*cut))
-            names = [f"s{i}" for i in range(len(cut))]
-            while [stage["name"] for stage in (await reader.next("pipeline"))["stages"]] != names:
-                pass
-            while True:
-                figures = await reader.next("figures")
-                assert len(figures["stages"]) == len(figures["tracks"]) == len(cut)
-                assert all(0 <= stage["duty"] <= 1 for stage in figures["stages"])
-                assert all(link["bytes_per_second"] >= 0 for link in figures["links"])
-                json.dumps(figures, allow_nan=False)
-                if all(figures["tracks"]) and figures["generated_per_second"] > 0:
-                    break
-        are_enough.set()
-        await asking
-        await reader.leave()
-
-    service = Service(llm, "demo", Gate(keys=ApiKeys([ApiKey("laptop", digest(KEY[1]))])))
-    asyncio.run(look(llm, service))

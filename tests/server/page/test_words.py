@@ -1,5 +1,6 @@
-"""What is said of situations that cannot be staged, and in which words (``test_staged`` has the others)."""
+"""What the page says of a pipeline, and with which names and numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,75 +23,71 @@ def seen(*stages: StageSeen, running: int = 1, rows: Rows = DECODE, **more: Any)
 
 
 ALTERNATING = (stage("studio", 0.5, downstream=0.5), stage("mini", 0.5, upstream=0.5))
+THREE = (*ALTERNATING, stage("air", 0.5, upstream=0.5))
 BUSY = (stage("studio", 0.95, host=0.05), stage("mini", 0.9, upstream=0.1))
 UNEVEN = (stage("studio", 0.95, host=0.05), stage("mini", 0.4, upstream=0.6))
 SLOW_LINK = (stage("studio", 0.4, downstream=0.35, link=0.25), stage("mini", 0.4, upstream=0.35, link=0.25))
+HELD_UP = (stage("studio", 0.5, downstream=0.3, host=0.2), stage("mini", 0.4, upstream=0.3, host=0.3))
+NO_ROOM = (BUSY[0], replace(BUSY[1], kv_bytes=95, kv_budget=100))
 DRAFTED = {"drafter": "ngram", "rows": DRAFTS}
 
-SITUATIONS = {
-    "it has just begun": (seen(StageSeen("studio"), StageSeen("mini")), ["begins"]),
-    "a worker is lost": (seen(*ALTERNATING, waits_for="stage mini, for up to 60 s"), ["lost"]),
-    "other layers are loaded": (
-        seen(*ALTERNATING, waits_for="another cut of the layers", is_changing=True), ["recut"]
-    ),
-    "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"]),
-    "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"]),
-    "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"]),
-    "one answer": (seen(*ALTERNATING), ["one_stream"]),
+SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
+    "it rests": (replace(seen(*ALTERNATING, running=0), under_way=0.0), ["rests"], "all stages are idle"),
+    "it has just begun": (seen(StageSeen("studio"), StageSeen("mini")), ["begins"], "just begun"),
+    "a worker is lost": (seen(*ALTERNATING, waits_for="stage mini, for up to 60 s"), ["lost"],
+                         "wait for stage mini, for up to 60 s. Their KV is recomputed, and no token is lost"),
+    "other layers are loaded": (seen(*ALTERNATING, waits_for="another cut of the layers", is_changing=True), ["recut"],
+                                "another cut"),
+    "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"], "mini did not come back"),
+    "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"], "new ones are refused"),
+    "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"], "Stage studio holds all layers"),
+    "one answer": (seen(*ALTERNATING), ["one_stream"], "each waits 50 % of the time for the others. A draft model"),
+    "two answers, three stages": (seen(*THREE, running=2), ["few_streams"], "2 answers share 3 stages"),
+    "one answer, no drafts": (seen(*ALTERNATING, drafter="ngram"), ["one_stream_no_drafts"], "Drafts are off"),
     "one answer, bad drafts": (
-        seen(*ALTERNATING, acceptance=0.3, void=0.6, **DRAFTED), ["one_stream_drafts", "void_drafts"]
-    ),
+        seen(*ALTERNATING, acceptance=0.3, void=0.6, **DRAFTED), ["one_stream_drafts", "void_drafts"],
+        "Only 30 % of the drafts are right: 60 %"),
     "one answer, middling drafts": (
-        seen(*ALTERNATING, acceptance=0.6, void=0.3, **DRAFTED), ["one_stream_drafts", "some_void"]
-    ),
-    "one stage is slow": (seen(*UNEVEN, running=4), ["uneven"]),
-    "a prompt": (seen(*UNEVEN[:1], stage("mini", 0.8, upstream=0.2), rows=PROMPT), ["prompt"]),
-    "one answer over Wi-Fi": (seen(*SLOW_LINK), ["one_stream", "link_back", "link_latency"]),
-    "more are asked than answered": (seen(*BUSY, running=4, waiting=3), ["full", "queue_full"]),
+        seen(*ALTERNATING, acceptance=0.6, void=0.3, **DRAFTED), ["one_stream_drafts", "some_void"], "60 % of the"),
+    "one answer, good drafts": (
+        seen(*ALTERNATING, acceptance=0.9, void=0.1, **DRAFTED), ["one_stream_drafts", "good_drafts"], "90 % of the"),
+    "one stage is slow": (
+        seen(*UNEVEN, running=4), ["uneven"],
+        "Stage studio computes 95 % of the time, Stage mini 40 %: the others wait for Stage studio. Move layers from "
+        "Stage studio to Stage mini"),
+    "a prompt": (seen(UNEVEN[0], stage("mini", 0.8, upstream=0.2), rows=PROMPT), ["prompt"],
+                 "prompts are 90 % of what the stages compute"),
+    "a prompt over a thin cable": (seen(*SLOW_LINK, rows=PROMPT), ["prompt", "link_back", "link_bytes"],
+                                   "use a faster cable"),
+    "one answer over Wi-Fi": (seen(*SLOW_LINK), ["one_stream", "link_back", "link_latency"],
+                              "Stage mini waits 25 % of the time for hidden states on their way to it, 1.5 ms for "),
+    "busy processors": (seen(*HELD_UP, running=3), ["host_first", "host"],
+                        "Stage mini is held up 30 % of the time by its own processor"),
+    "many answers": (seen(*BUSY, running=4), ["full"], "the pipeline is full"),
+    "more are asked than answered": (seen(*BUSY, running=4, waiting=3), ["full", "queue_full"],
+                                     "3 requests wait: 4 are running, which is the maximum"),
+    "little memory for KV": (
+        seen(*NO_ROOM, running=3, waiting=1, preemptions=2), ["full", "kv_full", "preempted", "queue"],
+        "Stage mini uses 95 % of its KV memory"),
     "the tail of the answers": (
-        seen(stage("studio", 0.3, nothing_to_do=0.7), stage("mini", 0.6, upstream=0.1), running=3), ["nothing"]
-    ),
-    "nothing limits it": (seen(stage("studio", 0.8, host=0.1), stage("mini", 0.8, link=0.1), running=4), ["fine"]),
+        seen(stage("studio", 0.3, nothing_to_do=0.7), stage("mini", 0.6, upstream=0.1), running=3), ["nothing"],
+        "Stage studio has nothing to do"),
+    "nothing limits it": (seen(stage("studio", 0.8, host=0.1), stage("mini", 0.8, link=0.1), running=4), ["fine"],
+                          "4 answers are running, and the stages compute 80 % of the time"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_what_is_said_of(name: str):
-    situation, codes = SITUATIONS[name]
+    situation, codes, words = SITUATIONS[name]
     found = remarks(situation)
     assert [each.code for each in found] == codes
+    assert words in " ".join(f"{each.text} {each.help}".strip() for each in found)
     for each in found:
-        assert not each.text[0].islower()
-        assert each.text.endswith(".")
-        assert not each.help or each.help.endswith(".")
-
-
-def said(name: str) -> str:
-    return " ".join(f"{each.text} {each.help}".strip() for each in remarks(SITUATIONS[name][0]))
-
-
-def test_the_words_have_the_names_and_numbers():
-    assert "waits 50 % of the time for the others" in said("one answer")
-    assert "draft:" in said("one answer")
-    assert "Stage studio computes 95 % of the time, Stage mini 40 %" in said("one stage is slow")
-    assert "Move layers from Stage studio to Stage mini" in said("one stage is slow")
-    assert "Stage mini waits 25 % of the time" in said("one answer over Wi-Fi")
-    assert "1.5 ms for each step" in said("one answer over Wi-Fi")
-    assert "Only 30 % of the drafts are right: 60 %" in said("one answer, bad drafts")
-    assert "3 requests wait: 4 are running, which is the maximum" in said("more are asked than answered")
-    assert "stage mini, for up to 60 s" in said("a worker is lost")
-    assert "prompts are 90 % of what the stages compute" in said("a prompt")
-
-
-def test_each_saying_is_about_the_stage_it_names():
-    for situation, _ in SITUATIONS.values():
-        for each in remarks(situation):
-            if each.stage is not None:
-                assert situation.stages[each.stage].name in each.text
+        assert each.stage is None or situation.stages[each.stage].name in each.text
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.6, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 1.0])
 def test_there_is_always_something_to_say(cause: Cause, share: float):
-    stages = [StageSeen(name, 1 - share, {cause: share}) for name in ("studio", "mini")]
-    assert remarks(seen(*stages))
+    assert remarks(seen(*(StageSeen(name, 1 - share, {cause: share}) for name in ("studio", "mini"))))

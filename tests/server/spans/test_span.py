@@ -28,6 +28,8 @@ def test_a_whole_answer():
     assert made.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert made.attributes["gen_ai.usage.cache_read.input_tokens"] == 3
     assert made.attributes["gen_ai.operation.name"] == "chat"
+    assert made.parent == {"traceparent": "00-1-2-01"}, "of the headers only the trace is kept"
+    assert "secret" not in str(made)
 
 
 @pytest.mark.parametrize(
@@ -35,25 +37,17 @@ def test_a_whole_answer():
     [
         (ChoiceTimes(11.0), ["queued"], {"preparing": 1.0, "queue": 9.0}),
         (ChoiceTimes(11.0, 13.0), ["queued", "prefill"], {"preparing": 1.0, "queue": 2.0, "prefill": 7.0}),
-        (
-            ChoiceTimes(11.0, 13.0, 16.0, 18.0, "abort"),
-            ["queued", "prefill", "decode"],
-            {"preparing": 1.0, "queue": 2.0, "prefill": 3.0, "decode": 2.0},
-        ),
+        (ChoiceTimes(11.0, 13.0, 16.0, 18.0, "abort"), ["queued", "prefill", "decode"],
+         {"preparing": 1.0, "queue": 2.0, "prefill": 3.0, "decode": 2.0}),
     ],
-)
+)  # fmt: skip
 def test_an_answer_that_was_given_up(choice: ChoiceTimes, events: list[str], phases: dict[str, float]):
     made = span(choice)
     assert [name for name, _ in made.events] == [*events, "given up"]
-    assert made.events[-1][1] == 20.0
+    assert (made.events[-1][1], made.has_failed) == (20.0, False)
     assert seconds(made) == phases
-    assert not made.has_failed
-
-
-def test_an_answer_that_failed():
-    made = span(ChoiceTimes(11.0, 13.0, reason="error"))
-    assert made.has_failed
-    assert made.events[-1] == ("prefill", 13.0)
+    failed = span(ChoiceTimes(11.0, 13.0, reason="error"))
+    assert (failed.has_failed, failed.events[-1]) == (True, ("prefill", 13.0))
 
 
 def test_phases_of_several_choices_begin_with_the_first():
@@ -61,9 +55,3 @@ def test_phases_of_several_choices_begin_with_the_first():
     assert made.events == (("queued", 11.0), ("prefill", 12.0), ("decode", 15.0))
     assert seconds(made)["decode"] == 4.0
     assert made.attributes["gen_ai.request.choice.count"] == 2
-
-
-def test_of_the_headers_only_the_trace_is_kept():
-    made = span(ChoiceTimes(11.0))
-    assert made.parent == {"traceparent": "00-1-2-01"}
-    assert "secret" not in str(made)

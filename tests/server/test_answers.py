@@ -1,0 +1,242 @@
+"""Answers by every API, as the official clients read them, are the library's: whole and streamed."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import anthropic
+import openai
+import pytest
+from openai.types import CompletionUsage
+from pydantic import BaseModel, Field
+from stages import pipeline
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+from splitinfer.server.service import Service
+from splitinfer.server.stream import EventStream
+
+ONCE = "Once upon a time"
+TALE: Any = [{"role": "user", "content": ONCE}]
+GREEDY: Any = {"model": "demo", "temperature": 0}
+OPTIONS: Any = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6]) as running:
+        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
+        yield running
+
+
+def expected(llm: LLM, prompt: str | None = None, **params: Any) -> str:
+    """What the library answers to the tale, as a chat if no prompt is given."""
+    tokens = llm.encode_chat(TALE) if prompt is None else llm.encode(prompt)
+    return llm.generate([tokens], SamplingParams(**params))[0].text
+
+
+def generated(usage: CompletionUsage | None) -> int:
+    assert usage is not None
+    return usage.completion_tokens
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_the_librarys_answer(client: openai.OpenAI, llm: LLM):
+    answer = client.chat.completions.create(**GREEDY, messages=TALE, max_tokens=10)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason) == (expected(llm, max_tokens=10), "length")
+    assert generated(answer.usage) == 10
+
+
+def test_a_stream_of_chunks_is_the_same_answer(client: openai.OpenAI, llm: LLM):
+    sampling: Any = {"max_tokens": 10, "temperature": 0.8, "seed": 7, "presence_penalty": 0.5}
+    asked = {**OPTIONS, **sampling, "logprobs": True, "top_logprobs": 2}
+    chunks = list(client.chat.completions.create(model="demo", messages=TALE, **asked))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected(llm, **sampling)
+    tokens = [one for c in chunks if c.choices and c.choices[0].logprobs for one in c.choices[0].logprobs.content or ()]
+    assert b"".join(bytes(one.bytes or ()) for one in tokens).decode() == text
+    assert generated(chunks[-1].usage) == len(tokens) == 10
+
+
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_a_conversation_sent_back_as_text_is_not_computed_again(client: openai.OpenAI, llm: LLM, stream: bool):
+    """The answer is cut into letters, as its tokenizer would never do it."""
+    letters = {str(token): 100 for word in ("t", "h", "e") for token in llm.encode(word)[-1:]}
+    asked: Any = [{"role": "user", "content": ONCE + "!" * stream}]
+    sampling: Any = {"model": "demo", "messages": asked, "max_tokens": 30, "seed": 5, "logit_bias": letters}
+    if stream:
+        chunks = client.chat.completions.create(**sampling, stream=True)
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        said = client.chat.completions.create(**sampling).choices[0].message.content or ""
+    assert len(llm.encode(said)) < len(said) == 30
+    for back, cached in ((said, len(llm.encode_chat(asked)) + 29), (said[:20], None)):
+        turn = [*asked, {"role": "assistant", "content": back}, {"role": "user", "content": "And then?"}]
+        usage = client.chat.completions.create(model="demo", messages=turn, max_tokens=1).usage
+        assert usage is not None
+        if cached is None:
+            assert usage.prompt_tokens == len(llm.encode_chat(turn)), "an edited one is read anew"
+        else:
+            assert usage.prompt_tokens_details is not None
+            assert usage.prompt_tokens_details.cached_tokens == cached
+
+
+def test_several_choices(client: openai.OpenAI):
+    asked: Any = {"model": "demo", "messages": TALE, "max_tokens": 8, "temperature": 1.2}
+    answer = client.chat.completions.create(**asked, n=3, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    alone = client.chat.completions.create(**asked, seed=2)
+    assert answer.choices[1].message.content == alone.choices[0].message.content
+
+
+class Hero(BaseModel, extra="forbid"):
+    kind: Literal["king", "shepherd"]
+    age: Annotated[int, Field(ge=1, le=99)]
+
+
+def test_answers_have_the_form_of_a_model(client: openai.OpenAI, claude: anthropic.Anthropic):
+    """By the official clients' own helpers, which send a schema and read the answer by it."""
+    sampling: Any = {"model": "demo", "temperature": 1.0}
+    chat = client.chat.completions.parse(messages=TALE, response_format=Hero, max_tokens=40, seed=3, **sampling)
+    assert isinstance(chat.choices[0].message.parsed, Hero)
+    response = client.responses.parse(input="Who?", text_format=Hero, max_output_tokens=40, **sampling)
+    assert isinstance(response.output_parsed, Hero)
+    any_object: Any = {"response_format": {"type": "json_object"}, "max_tokens": 60, "logit_bias": {"95": 100}}
+    plain = client.chat.completions.create(messages=TALE, **any_object, **sampling)
+    assert isinstance(json.loads(str(plain.choices[0].message.content)), dict)
+    form: Any = {"format": {"type": "json_schema", "schema": Hero.model_json_schema()}}
+    said = claude.messages.create(model="demo", max_tokens=40, messages=TALE, output_config=form)
+    assert Hero.model_validate_json(said.content[0].text)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "schema": {"type": "array", "uniqueItems": True}}}}, "uniqueItems"),
+        ({"tools": [{"type": "function", "function": {"name": "ping"}}], "tool_choice": "required"}, "no syntax for"),
+        ({"extra_body": {"chat_template_kwargs": {"max_length": 10**9}}}, "max_length is not a chat template setting"),
+        ({"messages": [{"role": "user", "content": "a b " * 5000}]}, "tokens, but the context is"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_do_is_a_400_that_says_so(client: openai.OpenAI, asked: Any, words: str):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.chat.completions.create(**{"model": "demo", "messages": TALE, **asked})
+    assert (caught.value.code == "context_length_exceeded") == ("messages" in asked)
+
+
+def test_models(client: openai.OpenAI, claude: anthropic.Anthropic, llm: LLM):
+    (model,), (same,) = client.models.list().data, claude.models.list().data
+    assert (model.id, model.model_extra and model.model_extra["context_length"]) == ("demo", llm.context_length)
+    assert (same.id, same.max_input_tokens, same.type) == ("demo", llm.context_length, "model")
+    assert client.models.retrieve("demo").id == claude.models.retrieve("demo").display_name == "demo"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here, but 'demo'"):
+        client.models.retrieve("other")
+
+
+# -- completions -----------------------------------------------------------------------------------
+
+
+def test_several_prompts_are_continued(client: openai.OpenAI, llm: LLM):
+    prompts = [ONCE, "The dog"]
+    answer = client.completions.create(**GREEDY, prompt=prompts, max_tokens=8, n=2, echo=True)
+    first, second = (prompt + expected(llm, prompt, max_tokens=8) for prompt in prompts)
+    assert [choice.text for choice in answer.choices] == [first, first, second, second]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(len(llm.encode(prompt)) for prompt in prompts)
+    assert generated(answer.usage) == 4 * 8
+
+
+def test_a_prompt_alone_is_scored_as_the_library_scores_it(client: openai.OpenAI, llm: LLM):
+    (output,) = llm.generate([ONCE], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    asked: Any = {**GREEDY, "prompt": ONCE, "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = client.completions.create(**asked)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert (answer.choices[0].text, "".join(logprobs.tokens or ())) == (ONCE, ONCE)
+    assert logprobs.token_logprobs == [None, *(one.logprob for one in output.prompt_logprobs or ())]
+    assert generated(answer.usage) == 0
+    chunks = client.completions.create(**asked, stream=True)
+    assert [choice.text for chunk in chunks for choice in chunk.choices] == [ONCE]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_prompt_that_was_not_scored_in_time_is_an_error(client: openai.OpenAI, streams: bool):
+    asked: Any = {"prompt": ONCE * 40, "max_tokens": 0, "echo": True, "logprobs": 1, "stream": streams}
+    with pytest.raises(openai.APIError, match="it timed out before its prompt was scored"):
+        list(client.completions.create(**GREEDY, **asked, extra_headers={"X-Splitinfer-Timeout": "0.001"}))
+
+
+def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
+    asked: Any = {"prompt": llm.encode(ONCE), "max_tokens": 8, "logprobs": 1}
+    chunks = list(client.completions.create(**GREEDY, **OPTIONS, **asked))
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    text = "".join(choice.text for choice in choices)
+    assert text == expected(llm, ONCE, max_tokens=8)
+    tokens = [one for choice in choices if choice.logprobs for one in choice.logprobs.tokens or ()]
+    assert ("".join(tokens), len(tokens), choices[-1].finish_reason) == (text, 8, "length")
+    assert generated(chunks[-1].usage) == 8
+
+
+def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, service: Service, llm: LLM):
+    def aborted() -> int:
+        return int(llm.stats()["finished"].get("abort", 0))
+
+    before = aborted()
+    prompts: Any = [llm.encode(ONCE), [99999999]]
+    with pytest.raises(openai.BadRequestError, match="token id 99999999 is not in the model's vocabulary"):
+        client.completions.create(**GREEDY, prompt=prompts, n=2, max_tokens=3000, extra_body={"ignore_eos": True})
+    assert service.num_running == 0
+    client.completions.create(**GREEDY, prompt=ONCE, max_tokens=2)  # behind what ended those
+    assert aborted() == before + 2
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_events_is_the_same_response_and_never_silent(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(EventStream.__init__.__kwdefaults__, "ping_every", 0.0005)
+    stop = expected(llm, max_tokens=25).split()[12]  # so that it ends as completed
+    with client.responses.stream(**GREEDY, input=ONCE, extra_body={"stop": [stop]}) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert sum(event.type == "response.in_progress" for event in events) > 1
+    assert final.output_text == expected(llm, max_tokens=3000, stop=(stop,)) != ""
+    raw = list(client.responses.create(**GREEDY, input=ONCE, stream=True, max_output_tokens=5))
+    assert (raw[0].type, raw[-1].type) == ("response.created", "response.incomplete")
+    deltas = [one.delta for one in raw if one.type == "response.output_text.delta"]
+    assert "".join(deltas) == expected(llm, max_tokens=5)
+
+
+def test_input_is_counted(client: openai.OpenAI, claude: anthropic.Anthropic, llm: LLM):
+    number = len(llm.encode_chat([{"role": "system", "content": "Be kind."}, *TALE]))
+    counted = client.responses.input_tokens.count(model="demo", input=ONCE, instructions="Be kind.")
+    theirs = claude.messages.count_tokens(model="demo", messages=TALE, system="Be kind.")
+    assert (counted.input_tokens, theirs.input_tokens) == (number, number)
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def test_a_message_is_the_same_answer_and_its_stop_sequence_is_named(claude: anthropic.Anthropic, llm: LLM):
+    text = expected(llm, max_tokens=10)
+    asked: Any = {"model": "demo", "max_tokens": 10, "messages": TALE, "extra_body": {"temperature": 0}}
+    message = claude.messages.create(**asked)
+    assert (message.content[0].text, message.stop_reason) == (text, "max_tokens")  # type: ignore[union-attr]
+    assert message.usage.output_tokens == 10
+    with claude.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == text
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 10)
+    stop = text.split()[3]
+    stopped = claude.messages.create(**asked, stop_sequences=[stop, "never"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
