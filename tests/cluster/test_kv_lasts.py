@@ -7,8 +7,8 @@ import random
 import threading
 from pathlib import Path
 
-import pytest
 import kv_kills
+import pytest
 from processes import local_workers
 
 from splitinfer.core.sequence import SamplingParams
