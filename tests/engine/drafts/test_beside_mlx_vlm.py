@@ -10,8 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import tiny
-from engine.conftest import Open
-from engine.door import ask
+from engine.door import Open, ask
 from mlx_lm.utils import load_model
 from trained import LEAVING, add_heads, save_dflash, save_eagle3, weights_of
 

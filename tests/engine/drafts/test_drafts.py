@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import tiny
 from engine import door
-from engine.conftest import Open
-from engine.door import SEVERAL, Ask, ask, launches_ahead
+from engine.door import SEVERAL, Ask, Open, ask, launches_ahead
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

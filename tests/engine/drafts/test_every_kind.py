@@ -7,8 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from engine.conftest import Open
-from engine.door import SEVERAL, Ask, Fault, ask, recut, worker_lost
+from engine.door import SEVERAL, Ask, Fault, Open, ask, recut, worker_lost
 from stages import prompt
 from trained import KINDS
 

@@ -10,8 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import tiny
-from engine.conftest import Open
-from engine.door import Ask, ask
+from engine.door import Ask, Open, ask
 from mlx_lm.utils import load_model
 from trained import (
     LEAVING,

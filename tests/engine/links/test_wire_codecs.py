@@ -9,8 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine.conftest import Open
-from engine.door import Ask, ask, num_layers
+from engine.door import Ask, Open, ask, num_layers
 from stages import prompt
 
 from splitinfer import Flight

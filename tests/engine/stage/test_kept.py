@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from engine import door
-from engine.conftest import Open
-from engine.door import Ask, ask
+from engine.door import Ask, Open, ask
 from stages import prompt
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this

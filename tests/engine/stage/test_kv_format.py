@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from engine import door
-from engine.conftest import Open
-from engine.door import SEVERAL, ask
+from engine.door import SEVERAL, Open, ask
 
 from splitinfer import Flight
 from splitinfer.bench.speculation.replay import Replay

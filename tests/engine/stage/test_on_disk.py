@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from engine import door
-from engine.conftest import Open
-from engine.door import Ask, ask
+from engine.door import Ask, Open, ask
 from stages import layout, prompt, worker
 
 from splitinfer.core.fingerprint import Fingerprint
