@@ -96,7 +96,8 @@ def together_and_alone(pipeline: Open, asks: Iterable[Ask], codec: str, **option
         return there.stats
 
 
-@pytest.mark.parametrize("codec", [INT8, *(pytest.param(codec, marks=NIGHTLY) for codec in (FP16, "fp8"))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("codec", CODECS)
 def test_among_others_with_short_memory(codec: str, pipeline: Open) -> None:
     """Requests give up their KV, begin with others' prompts, and are computed again, answers included."""
     shared = tuple(prompt(40, seed=3))

@@ -21,7 +21,7 @@ ROADS = product(HEADS, ["k8v8", "k8v4"], [([4], 512), ([1, 3], 7), ([1, 2, 1], 1
 
 
 @pytest.mark.parametrize(("name", "kv_format", "road"), [
-    ("llama", "k8v4", ([1, 3], 7)), ("gemma3_text", "k8v8", ([1, 2, 1], 16)),
+    ("llama", "k8v4", ([1, 3], 7)), pytest.param("gemma3_text", "k8v8", ([1, 2, 1], 16), marks=NIGHTLY),
     *(pytest.param(*one, marks=NIGHTLY) for one in ROADS if one[:2] != ("gpt_oss", "k8v4")),  # refused by its trial
 ], ids=str)  # fmt: skip
 def test_every_road_gives_the_same(
