@@ -15,7 +15,7 @@ MORE = product(["llama", "gemma3_text", "qwen3_next", "qwen3_moe", "gpt_oss", "d
 
 
 @pytest.mark.parametrize(("kind", "is_left"), [
-    ("llama", True), ("gemma3_text", False), ("qwen3_next", True),
+    ("llama", True), ("qwen3_next", False),
     *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE),
 ])  # fmt: skip
 def test_a_second_turn_gets_the_tokens_it_gets_cold(
@@ -48,7 +48,8 @@ def test_many_with_one_system_prompt_compute_it_once(kind: str, pipeline: Open) 
     assert [out.num_cached_tokens for out in outputs] == [0] + [len(system)] * (len(asks) - 1)
 
 
-@pytest.mark.parametrize("num_blocks", [3, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_blocks", [3, 12])
 def test_short_of_memory_the_tokens_stay_right(num_blocks: int, pipeline: Open) -> None:
     """What is kept goes, and comes again; nobody can tell from the tokens."""
     asks = [ask(20, prompt=i, max_tokens=15) for i in range(6)]

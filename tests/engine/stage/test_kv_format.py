@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from engine import door
-from engine.door import SEVERAL, Open, ask
+from engine.door import Open
+from engine.door import SEVERAL, Guesses, ask, third_is_wrong
 
 from splitinfer import Flight
-from splitinfer.bench.speculation.replay import Replay
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 
@@ -21,8 +21,8 @@ ROADS = product(HEADS, ["k8v8", "k8v4"], [([4], 512), ([1, 3], 7), ([1, 2, 1], 1
 
 
 @pytest.mark.parametrize(("name", "kv_format", "road"), [
-    ("llama", "k8v4", ([1, 3], 7)), ("gemma3_text", "k8v8", ([1, 2, 1], 16)),
-    *(pytest.param(*one, marks=NIGHTLY) for one in ROADS),
+    ("llama", "k8v4", ([1, 3], 7)), pytest.param("gemma3_text", "k8v8", ([1, 2, 1], 16), marks=NIGHTLY),
+    *(pytest.param(*one, marks=NIGHTLY) for one in ROADS if one[:2] != ("gpt_oss", "k8v4")),  # refused by its trial
 ], ids=str)  # fmt: skip
 def test_every_road_gives_the_same(
     name: str, kv_format: str, road: tuple[list[int], int], tiny_folder: Callable[..., Path], pipeline: Open
@@ -68,14 +68,13 @@ def test_among_others_under_every_policy(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kv_format", ["k8v8", "k8v4"])
-@pytest.mark.parametrize("right", [0.0, 0.7])
-def test_with_drafts(kv_format: str, right: float, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
-    folder, replay, one = tiny_folder("llama", head_dim=64), Replay(160), ask(70, temperature=0.8)
-    replay.know(list(one.tokens), door.alone(folder, [one], kv_format=kv_format)[0])
-    replay.error = 1 - right
-    with pipeline(folder, [1, 3], kv_format=kv_format, drafter=lambda: replay, flight=Flight(2, 3, 2)) as there:
+def test_with_drafts(kv_format: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
+    folder, one = tiny_folder("llama", head_dim=64), ask(70, temperature=0.8)
+    (right,) = door.alone(folder, [one], kv_format=kv_format)
+    drafter = Guesses([[*one.tokens, *right]], third_is_wrong)
+    with pipeline(folder, [1, 3], kv_format=kv_format, drafter=lambda: drafter, flight=Flight(2, 3, 2)) as there:
         there.answers(one)
-        assert there.stats["speculation"]["sent"] > 0
+        assert there.stats["speculation"]["sent"] > there.stats["speculation"]["accepted"] > 0
 
 
 @pytest.mark.parametrize("kv_format", ["k8v8", pytest.param("k8v4", marks=NIGHTLY)])
