@@ -62,7 +62,7 @@ class Ask:
 
 def ask(length: int = 9, *, prompt: int = 11, **params: Any) -> Ask:
     """A request with a prompt of that many tokens, another one for each ``prompt``."""
-    given = {"max_tokens": 24, "seed": 5, "ignore_eos": True, **params}
+    given = {"max_tokens": 16, "seed": 5, "ignore_eos": True, **params}
     return Ask(tuple(stages.prompt(length, seed=prompt)), SamplingParams(**given))
 
 
@@ -106,7 +106,7 @@ class Fault:
 
     devices: Callable[[], Mapping[int, Device]] | None = None
     act: "Callable[[Pipeline], object] | None" = None
-    at: int = 10
+    at: int = 6
     patience: float | None = None
 
 
@@ -139,12 +139,12 @@ def launches_ahead(num_stages: int = 2) -> Fault:
     return Fault(lambda: {i: failing.FailingDevice(computes_at_launch=False) for i in range(num_stages)})
 
 
-def link_cut(stage: int = 1, at: int = 10) -> Fault:
+def link_cut(stage: int = 1, at: int = 6) -> Fault:
     """All links of a worker, which is there again at once."""
     return Fault(act=lambda there: there.cut(stage), at=at)
 
 
-def worker_lost(stage: int = 1, at: int = 10) -> Fault:
+def worker_lost(stage: int = 1, at: int = 6) -> Fault:
     """A worker ends, and another takes its place."""
 
     def act(there: "Pipeline") -> None:
@@ -154,7 +154,7 @@ def worker_lost(stage: int = 1, at: int = 10) -> Fault:
     return Fault(act=act, at=at)
 
 
-def recut(*cuts: Sequence[int], at: int = 10) -> Fault:
+def recut(*cuts: Sequence[int], at: int = 6) -> Fault:
     """No fault: other cuts are loaded, one after the other."""
     return Fault(act=lambda there: [there.llm.recut(cut) for cut in cuts], at=at)
 
@@ -262,15 +262,12 @@ def opened(
         if block is not None:
             stages.shorten_blocks(patch, block)
             patch.setattr(setup, "WORTH", 1)
-        devices = fault.devices() if fault.devices is not None else {}
-        if fault.devices is not None:
-            failing.use(patch, devices)
-        if fault.patience is not None:
-            patch.setattr(loop, "limit_of", lambda _predicted: fault.patience)
+        devices = _break(patch, fault)
         loads = list[str]()
 
         def noted(name: str, progress: Progress) -> None:
-            loads.append(name)
+            if progress.phase == "load":
+                loads.append(name)
             if notice is not None:
                 notice(name, progress)
 
@@ -286,6 +283,17 @@ def opened(
                 _check_nothing_is_held(there, before)
     if are_checked:
         _check_tokens(folder, there, same)  # by a stage that knows neither fault nor accelerator
+
+
+def _break(patch: pytest.MonkeyPatch, fault: Fault) -> Mapping[int, Device]:
+    """Put the fault's devices in place."""
+    if fault.patience is not None:
+        patch.setattr(loop, "limit_of", lambda _predicted: fault.patience)
+    if fault.devices is None:
+        return {}
+    devices = fault.devices()
+    failing.use(patch, devices)
+    return devices
 
 
 def _check_nothing_is_held(there: Pipeline, before: int) -> None:

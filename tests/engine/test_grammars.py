@@ -136,7 +136,10 @@ def test_what_a_form_begins_with_goes_with_the_end_of_the_prompt(
 
 def test_stop_strings_length_and_min_tokens(folder: Path, pipeline: Open) -> None:
     biased = SamplingParams(max_tokens=9, logit_bias={0: 100.0}, min_tokens=4)
-    several = [replace(PARAMS, **each) for each in ({"stop": ('"kind"',)}, {"max_tokens": 11}, {"ignore_eos": True})]
+    several = [
+        replace(PARAMS, **each)
+        for each in ({"stop": ('"kind"',)}, {"max_tokens": 11}, {"ignore_eos": True, "max_tokens": 60})
+    ]
     with pipeline(folder, [2, 2]) as there:
         stopped, cut, ends, ended = there.outputs(*asks(*several, biased))
         assert (stopped.finish_reason, stopped.text.endswith(",")) == ("stop", True)
@@ -176,7 +179,7 @@ def roads(folder: Path) -> Iterator[list[LLM]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schemas)
 def test_random_schemas(roads: list[LLM], schema: dict[str, Any]) -> None:
-    params = SamplingParams(grammar=schema, temperature=1.0, seed=1, max_tokens=40)
+    params = SamplingParams(grammar=schema, temperature=1.0, seed=1, max_tokens=24)
     output, other = (llm.generate([PROMPT], params)[0] for llm in roads)
     assert output.token_ids == other.token_ids
     if output.finish_reason == "stop":

@@ -41,20 +41,20 @@ def slow(tmp_path: Path) -> Path:
 )
 def test_windows_and_states(name: str, cuts: list[int], pipeline: Open) -> None:
     with pipeline(name, cuts, scheme="tcp", accelerator=QUICK, token_budget=16) as there:
-        there.answers(ask(16, max_tokens=40))
+        there.answers(ask(16, max_tokens=24))
 
 
 @pytest.mark.parametrize(("cuts", "groups"), [pytest.param([4], 2, marks=NIGHTLY), ([1, 2, 1], 3)])
 def test_drafts(cuts: list[int], groups: int, slow: Path, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
     """One stage with two groups has blocks of drafts behind each other, as several stages do. A block is built before
     the verdict on the one before it."""
-    one = ask(40, max_tokens=40)
+    one = ask(40, max_tokens=24)
     streams = streams_of(tiny_folder("llama"), [one])
     made = {"drafter": lambda: Guesses(streams, third_is_wrong), "micro_batches": groups, "accelerator": slow}
-    for flight in (None, Flight(4), Flight(3, 4, 3)):
+    for flight in (None, Flight(3, 4, 3)):
         with pipeline("llama", cuts, flight=flight, **made) as there:
             there.answers(one)
-            assert there.stats["speculation"]["accepted"] > 10
+            assert there.stats["speculation"]["accepted"] > 5
 
 
 def test_the_loop_waits_for_steps_that_the_waiter_waits_for(
@@ -89,11 +89,11 @@ def test_each_road_can_be_closed(road: Road | None, pipeline: Open) -> None:
     devices: dict[int, Device] = {0: Ahead()}
     environment = {} if road is None else {str(road): "0"}
     with pipeline("llama", [4], fault=Fault(lambda: devices), environment=environment, micro_batches=2) as there:
-        there.answers(*(ask(n, max_tokens=40) for n in (8, 9)))
+        there.answers(*(ask(n, max_tokens=24) for n in (8, 9)))
     assert (devices[0].count > 0) == (road is not Road.LAUNCH_AHEAD)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("is_open", [False, pytest.param(True, marks=NIGHTLY)])
 def test_without_the_waiter_there_is_no_such_thread(is_open: bool, pipeline: Open) -> None:
     environment = {str(Road.WAITER): "1" if is_open else "0"}
     with pipeline("llama", [2, 2], accelerator=QUICK, environment=environment) as there:

@@ -52,10 +52,10 @@ ROADS = {
 }
 
 
-NIGHTLY = [pytest.param(road, marks=pytest.mark.nightly) for road in ("whole", "drafts")]
+NIGHTLY = [pytest.param(road, marks=pytest.mark.nightly) for road in ("whole", "drafts", "short of memory")]
 
 
-@pytest.mark.parametrize("road", ["chunks", "short of memory", *NIGHTLY])
+@pytest.mark.parametrize("road", ["chunks", *NIGHTLY])
 def test_every_road_scores_a_prompt_alike(road: str, folder: Path, expected: list[np.ndarray], pipeline: Open) -> None:
     cuts, options = ROADS[road]
     with pipeline(folder, cuts, block=8, **options) as there:

@@ -13,7 +13,7 @@ from stages import plain_greedy, plain_sampled, prompt, tokens_of
 from splitinfer.demo import TARGET
 
 NIGHTLY = pytest.mark.nightly
-LENGTH, NUM = 70, 24  # a prompt longer than the tiny models' sliding windows
+LENGTH, NUM = 70, 16  # a prompt longer than the tiny models' sliding windows
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "top_k": 60}
 SAME = tiny.SAME_CHUNKS_ONLY
 
@@ -38,7 +38,7 @@ def test_greedy_is_mlx_lm(name: str, pipeline: Open, tiny_folder: Callable[..., 
     assert greedy == expected
 
 
-@pytest.mark.parametrize(("num_stages", "scheme", "chunk"), [(2, "tcp", 7), (3, "inproc", 1), (1, "inproc", 16)])
+@pytest.mark.parametrize(("num_stages", "scheme", "chunk"), [(2, "tcp", 7), (3, "inproc", 1)])
 @pytest.mark.parametrize("name", ["llama", *_nightly({*tiny.CONFIGS} - {"llama"})])
 def test_every_road_gives_the_same(name: str, num_stages: int, scheme: str, chunk: int, pipeline: Open) -> None:
     with pipeline(name, cuts(name, num_stages), scheme=scheme, token_budget=16 if name in SAME else chunk) as there:

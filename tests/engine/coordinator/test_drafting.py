@@ -1,5 +1,6 @@
 """Drafts are made in rounds for all sequences that may have some; who has not been read yet is read between steps."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from engine.door import Guesses, Open, ask, streams_of, third_is_wrong
 from splitinfer import Flight
 from splitinfer.core.speculation.speculation import Draft
 
-SEVERAL = [ask(9 + i, prompt=i, temperature=0.7 * (i % 2), max_tokens=30) for i in range(3)]
+SEVERAL = [ask(9 + i, prompt=i, temperature=0.7 * (i % 2), max_tokens=20) for i in range(3)]
 
 
 class Reading(Guesses):
@@ -23,6 +24,7 @@ class Reading(Guesses):
         self.rounds, self.forgotten = list[int](), set[int]()
 
     def prepare(self, seq: Any) -> bool:
+        time.sleep(0.001)  # so that idle moments are too short for all of it
         left = self._unread.setdefault(seq.seq_id, self._parts)
         self._unread[seq.seq_id] = max(0, left - 1)
         return left > 0
@@ -49,7 +51,7 @@ def wrong(token: int, _place: int) -> int:
     ("parts", "flight", "guess", "options"),
     [
         (0, Flight(4), right, {"micro_batches": 1}),
-        (5, Flight(2), third_is_wrong, {"micro_batches": 1}),
+        (8, Flight(2), third_is_wrong, {"micro_batches": 1}),
         (2, Flight(2, 9, 2), wrong, {"micro_batches": 2}),  # a block is void while the one behind it is drafted
         pytest.param(3, Flight(2, 3, 3), third_is_wrong, {"micro_batches": 3}, marks=pytest.mark.nightly),
         pytest.param(1, None, third_is_wrong, {}, marks=pytest.mark.nightly),

@@ -1,5 +1,7 @@
 """The library, on the demo model in two stages: what a caller sees."""
 
+import asyncio
+import contextlib
 import math
 import shutil
 import threading
@@ -30,13 +32,13 @@ def llm() -> Iterator[LLM]:
 
 
 def params(**changes: Any) -> splitinfer.SamplingParams:
-    return splitinfer.SamplingParams(**{"max_tokens": 24, **changes})
+    return splitinfer.SamplingParams(**{"max_tokens": 16, **changes})
 
 
 def test_texts_token_ids_and_streams_give_the_same(llm: LLM) -> None:
     tokens = llm.encode(TALE)
     outs = llm.generate([TALE, tokens], params())
-    assert [out.token_ids for out in outs] == [plain_greedy(TARGET, tokens, 24)] * 2
+    assert [out.token_ids for out in outs] == [plain_greedy(TARGET, tokens, 16)] * 2
     assert (outs[0].num_prompt_tokens, outs[0].finish_reason) == (len(tokens), "length")
     assert outs[0].token_times == sorted(outs[0].token_times)
     assert llm.tokenizer is not None
@@ -64,7 +66,7 @@ def test_stop_strings_and_stop_tokens_end_an_answer(llm: LLM) -> None:
     stop = whole.text[middle : middle + 5]  # lies across tokens
     out = llm.generate(TALE, params(stop=(stop, "never to be found")))[0]
     assert (out.finish_reason, out.text) == ("stop", whole.text[: whole.text.index(stop)])
-    assert len(out.token_ids) < 24
+    assert len(out.token_ids) < 16
     out = llm.generate(TALE, params(stop_token_ids=(whole.token_ids[9],)))[0]
     assert out.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[9]) + 1]
     assert out.finish_reason == "stop"
@@ -278,19 +280,34 @@ def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., 
         assert (output.token_ids, output.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
 
 
-@pytest.mark.parametrize("ending", ["length", "abort"])
-def test_an_answer_is_counted_before_its_reader_is_told(ending: str, pipeline: Open) -> None:
+class Looking(asyncio.SelectorEventLoop):
+    """Looks at something whenever the engine's thread tells it of an event."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        super().__init__()
+        self._look, self.seen = look, list[Any]()
+
+    def call_soon_threadsafe(self, *args: Any, **named: Any) -> asyncio.Handle:
+        if threading.current_thread().name == "engine":
+            self.seen.append(self._look())
+        return super().call_soon_threadsafe(*args, **named)
+
+
+@pytest.mark.parametrize(("ending", "timeout"), [("length", None), ("abort", 0.01)])
+def test_an_answer_is_counted_before_its_reader_is_told(ending: str, timeout: float | None, pipeline: Open) -> None:
     """Whoever has the last event may ask for figures at once."""
     with pipeline("llama", [2, 2]) as there:
-        for number in range(1, 20):
-            (request,) = there.submit(ask(5, max_tokens=100 if ending == "abort" else 2))
-            there.read(request, 1)
-            if ending == "abort":
-                request.abort()
-            there.finish()
-            stats = there.stats
-            assert stats["finished"] == {ending: number}
-            assert stats["generated_tokens"] >= number
+
+        async def answer() -> str | None:
+            wanted = params(max_tokens=1 if timeout is None else 400, ignore_eos=True)
+            request = await there.llm.asubmit([5, 9, 13], wanted, timeout=timeout)
+            return (await request.result()).finish_reason
+
+        with contextlib.closing(Looking(lambda: there.stats["finished"])) as loop:
+            for number in range(1, 4):
+                assert loop.run_until_complete(answer()) == ending
+                assert loop.seen[-1] == {ending: number}
+            loop.run_until_complete(loop.shutdown_default_executor())
 
 
 def test_figures_are_plain_numbers(llm: LLM) -> None:

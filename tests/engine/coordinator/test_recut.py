@@ -2,7 +2,7 @@
 requests wait and get the same tokens, and nobody waits for ever."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from splitinfer.errors import LayoutError, PeerError, SplitinferError
 from splitinfer.kvstore.store import Disk
 
 NIGHTLY = pytest.mark.nightly
-LONG = [replace(one, params=replace(one.params, max_tokens=40)) for one in SEVERAL]
+LONG = [replace(one, params=replace(one.params, max_tokens=30)) for one in SEVERAL]
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ ROWS: dict[str, tuple[Fault, dict[str, Any]]] = {
     "once": (recut([1, 3]), {"scheme": "tcp"}),
     "there and back": (recut([3, 1], [2, 2]), {"draft": "ngram"}),
     "computing ahead": (recut([1, 3], [3, 1], [2, 2]), {"draft": "ngram", "accelerator": QUICK}),
-    "in short blocks": (recut([1, 3], at=16), {"block": 8}),
+    "in short blocks": (recut([1, 3], at=12), {"block": 8}),
 }
 MORE: dict[str, tuple[Fault, dict[str, Any]]] = {
-    f"at token {at}": (replace(recut([1, 3], [3, 1]), at=at), {"micro_batches": 1 + at % 3}) for at in range(1, 24, 2)
+    f"at token {at}": (replace(recut([1, 3], [3, 1]), at=at), {"micro_batches": 1 + at % 3}) for at in range(1, 16)
 } | {
     "ahead": (replace(launches_ahead(), act=recut([1, 3]).act), {}),
     "in few bits": (recut([1, 3]), {"kv_format": "k8v8"}),
@@ -43,9 +43,10 @@ MORE: dict[str, tuple[Fault, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
-def test_no_token_changes(row: str, pipeline: Open) -> None:
+def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
     fault, options = {**ROWS, **MORE}[row]
-    with pipeline("llama", [2, 2], fault=fault, **options) as there:
+    model = tiny_folder("llama", head_dim=32) if "kv_format" in options else "llama"
+    with pipeline(model, [2, 2], fault=fault, **options) as there:
         before = there.llm.fingerprint, there.llm.layout.cut
         there.answers()
         assert (there.llm.fingerprint == before[0]) == (there.llm.layout.cut == before[1]), "tokens may depend on it"
@@ -59,7 +60,7 @@ def test_with_other_stages(pipeline: Open) -> None:
     with stages.worker("inproc") as other, pipeline("llama", [2, 2], draft="ngram") as there:
         model, first = there.llm.layout.model, there.workers[0].address
         for cuts, addresses in ([1, 1, 2], [first, other]), ([4], []), ([2, 2], [other]):
-            requests = there.submit(*SEVERAL)
+            requests = there.submit(*LONG)
             there.read(requests[0], 10)
             assert there.llm.recut(stages.layout(model, cuts, addresses)) > 0
             there.finish()
@@ -95,7 +96,7 @@ def test_kv_on_disk_is_used_where_it_covers_the_layers_of_every_stage(
 
 
 def test_a_cut_that_cannot_be_loaded_leaves_the_one_before(pipeline: Open) -> None:
-    with pipeline("llama", [2, 2]) as there:
+    with pipeline("llama", [2, 2], connect_timeout=0.3) as there:
         nobody = stages.layout(there.llm.layout.model, [1, 1, 2], [there.workers[0].address, "inproc://nobody"])
         requests = there.submit(*LONG)
         there.read(requests[0], 10)
@@ -135,7 +136,7 @@ def test_what_fails_while_it_loads_leaves_the_cut_before(pipeline: Open) -> None
 
 
 def test_a_cut_that_does_without_a_lost_worker(pool: ThreadPoolExecutor, pipeline: Open) -> None:
-    with stages.worker("inproc") as other, pipeline("llama", [2, 2], rejoin_timeout=600) as there:
+    with stages.worker("inproc") as other, pipeline("llama", [2, 2], connect_timeout=0.3, rejoin_timeout=600) as there:
         model = there.llm.layout.model
         requests = there.submit(*LONG)
         there.read(requests[0], 5)
