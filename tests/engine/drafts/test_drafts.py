@@ -71,7 +71,7 @@ def with_flight(flight: Flight | None, *asks: Ask) -> list[Ask]:
     (0.0, [1, 3], {}), (0.7, [1, 2, 1], {"fault": launches_ahead(3)}), (1.0, [1, 3], {"micro_batches": 3}),
     pytest.param(0.7, [2, 2], {"scheme": "tcp"}, marks=NIGHTLY), pytest.param(0.7, [4], {}, marks=NIGHTLY),
     pytest.param(0.8, [1, 2, 1], {"block": 8, "kv_bytes": 512 * 80}, marks=NIGHTLY),  # some give up their KV
-], ids=str)  # fmt: skip
+], ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value))  # fmt: skip
 def test_every_flight(
     right: float, cuts: list[int], options: dict[str, Any], tiny_folder: Callable[..., Path], pipeline: Open
 ) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine.door import Open
-from engine.door import Ask, Guesses, ask, num_layers, third_is_wrong
+from engine.door import Ask, Guesses, Open, ask, num_layers, third_is_wrong
 from stages import prompt
 
 from splitinfer import Flight

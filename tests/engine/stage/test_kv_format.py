@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from engine import door
-from engine.door import Open
-from engine.door import SEVERAL, Guesses, ask, third_is_wrong
+from engine.door import SEVERAL, Guesses, Open, ask, third_is_wrong
 
 from splitinfer import Flight
 from splitinfer.errors import ModelError
