@@ -165,6 +165,7 @@ def test_requests_end_while_another_cut_is_loaded(pool: ThreadPoolExecutor, pipe
     with pipeline("llama", [2, 2], fault=Fault(lambda: held), max_running=4) as there:
         long = ask(9, max_tokens=120)
         first, late, other = there.submit(long, replace(long, timeout=0.5), SEVERAL[1])
+        there.read(other, 1)  # so that the loop has all three: while stages load, it hears of no new request
         held.is_held = True
         paused: Future[float] = pool.submit(there.llm.recut, [1, 3])
         assert held.waits.wait(SECONDS)
