@@ -1,7 +1,10 @@
 """`litellm`: OpenAI's chat and responses, Anthropic's messages."""
 
 import json
+import os
 from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches one from the network
 
 import litellm
 from probe import (
