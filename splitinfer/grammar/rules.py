@@ -4,6 +4,9 @@
     mask      | all but end tokens          | only the next of them   | what the grammar admits                |
     forced    | -                           | all of them             | what the grammar leaves no choice of   |
 
+Readers find the end of reasoning by its text. So before a form only the marker's own tokens write that text: in others
+it would end the reasoning for a reader, and not here.
+
 What must come next is *forced*: its mask has one token. A grammar forces bytes, and which tokens they become is decided
 where they begin, for as far as they reach; else an answer could depend on whether drafts went out. So the run is kept
 with every place that it passes.
@@ -148,6 +151,8 @@ class AnswerRules:
         run = before.run[1:]
         if before.reasoned is not None:
             has_ended = self._ends_with(self._thinking.end, token)
+            if _has(self._misspelling(), token) and not has_ended:
+                return replace(before, run=(), left=_Left.REFUSED)
             return _Place(None if has_ended and not run else before.reasoned + 1, before.matched, run)
         if self._may_open(before) and token == self._thinking.start[0]:
             return _Place(0, before.matched, ())
@@ -182,6 +187,8 @@ class AnswerRules:
             return token == place.run[0]
         if place.left is not None:
             return False
+        if place.reasoned is not None and _has(self._misspelling(), token):
+            return self._ends_with(self._thinking.end, token)
         if self._must_go_on(place):
             return token not in self.ends
         if place.reasoned is not None or self.matcher is None or self._may_open(place):
@@ -229,7 +236,7 @@ class AnswerRules:
         if not self._must_go_on(place):
             return mask
         if mask is None:
-            return self._all_but_ends
+            return self._all_but_ends if place.reasoned is None else self._of_reasoning()
         rest = without(mask, self._only_ends)
         return rest if any(rest) else mask  # a form that ends sooner comes first
 
@@ -242,6 +249,23 @@ class AnswerRules:
         if self._may_open(place):
             return union(mask, vocabulary.only(self._thinking.start))
         return mask
+
+    def _of_reasoning(self) -> bytes:
+        """What may follow in reasoning before a form."""
+        last, wrong = self._thinking.end[-1], self._misspelling()
+        if self._ends_with(self._thinking.end, last):
+            wrong = without(wrong, self.vocabulary.only((last,)))
+        return without(self._all_but_ends, wrong)
+
+    def _misspelling(self) -> bytes:
+        """The tokens with which the text of the marker that ends the reasoning would be whole where the rules stand,
+        before a form. Its own last token may be among them."""
+        if self.matcher is None:
+            return b""
+        tokens, size = self.vocabulary.tokens, self.vocabulary.size
+        marker = b"".join(tokens[token] for token in self._thinking.end)
+        tail = self._path[-len(marker) :]  # a token has a byte at least
+        return self.vocabulary.completing(b"".join(tokens[token] for token in tail if token < size), marker)
 
     @cached_property
     def _all_but_ends(self) -> bytes:
@@ -259,3 +283,7 @@ class AnswerRules:
         """The matcher cannot go on, by one of its limits."""
         reason = str(self.matcher.get_error()).strip().split("\n", 1)[0]
         self.failure = self.failure or f"the grammar became too complex to be enforced ({reason:.200})"
+
+
+def _has(mask: bytes, token: int) -> bool:
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)

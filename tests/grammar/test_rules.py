@@ -146,9 +146,9 @@ def test_deep_schemas_are_refused() -> None:
 THINK, CLOSE, WORDS = 1, (40, 41), (50, 51, 52)
 
 
-def thoughtful(made: AnswerForms, **plan: object) -> AnswerRules:
+def thoughtful(made: AnswerForms, close: tuple[int, ...] = CLOSE, **plan: object) -> AnswerRules:
     vocabulary = made._vocabulary
-    thinking = Thinking((THINK,), CLOSE, CLOSE, WORDS)
+    thinking = Thinking((THINK,), close, close, WORDS)
     with_marks = type(vocabulary).__new__(type(vocabulary))
     with_marks.__dict__.update(vocabulary.__dict__, thinking=thinking)
     matcher = made._compiler.matcher(Grammar.choice(["king"]))
@@ -161,6 +161,27 @@ def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
     king = made._prompts.encode("king", adds_special=False)
     assert walking.forced([7, 40, 41], 9) == tuple(king)
     assert walking.admitted([], [7, 40, 41, *king, 7]) == [False] * 3 + [True] * len(king)
+
+
+def test_only_the_marker_s_own_tokens_end_reasoning_before_a_form(made: AnswerForms) -> None:
+    """Its text in other tokens would end the reasoning for whoever reads the text."""
+    tokens = made._vocabulary.tokens
+    close = (tokens.index(b"the"), tokens.index(b"king"))
+    marker = b"theking"
+    letters = [tokens.index(marker[i : i + 1]) for i in range(len(marker))]
+    walking = thoughtful(made, close, thinks=True)
+    spelt = [7, *letters]
+    masks = [allowed(mask) for mask in walking.masks(spelt, 0)]
+    assert [token in mask for token, mask in zip(spelt, masks, strict=False)] == [True] * len(letters) + [False]
+    assert walking.admitted([], spelt) == [False] * len(letters)
+    assert not walking.refuses(spelt[:-1])
+    assert walking.refuses(spelt)
+    assert not walking.refuses([7, *close])
+    assert close[1] in allowed(walking.masks([7, close[0]], 2)[0])
+    ending = [i for i, raw in enumerate(tokens) if raw.startswith(marker[-1:])]
+    assert not masks[-2].intersection(ending), "a token that begins with the marker's last letter may follow"
+    free = thoughtful(made, close, thinks=True, matcher=None, budget=50)  # without a form nothing depends on it
+    assert not free.refuses(spelt)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 4, 9])
