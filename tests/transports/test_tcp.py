@@ -259,8 +259,9 @@ def test_complaints_are_rationed() -> None:
 
 
 def test_ctrl_c_while_waiting_leaves_the_link_as_it_is() -> None:
-    """A reader does the network thread's work; interrupted between two frames it has lost nothing."""
-    with pair(LOOPBACK) as (here, there):
+    """A reader does the network thread's work; interrupted between two frames it has lost nothing. A heartbeat is a
+    frame, too: interrupted within one, it ends the link."""
+    with pair(LOOPBACK, LinkOptions(beat_every=60.0, dead_after=120.0)) as (here, there):
         here.send(Frame(b"one"))
         assert there.recv(SECONDS).header == b"one"
         main = threading.main_thread().ident
