@@ -34,6 +34,7 @@ def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_
         async def main() -> None:
             running = Client(application, posted("/v1/chat/completions", LONG))
             await running.part()
+            await until(lambda: llm.stats()["running"] == 1)  # the first part of a stream may come before
             waiting = Client(application, posted("/v1/chat/completions", LONG))
             await until(lambda: llm.stats()["waiting"] == 1)
             told = [await answer(application, posted(path, body)) for path, body in ASKED]
