@@ -174,7 +174,7 @@ _RUNNING = (
     Fault(
         "a worker's heartbeats do not tell its progress",
         f"{_WORKER}/worker.py",
-        "        owner.link.beat(self._num_steps)\n",
+        "        owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline\n",
         "",
     ),
     Fault(

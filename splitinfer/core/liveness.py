@@ -55,15 +55,22 @@ class LossCounter:
 
 @dataclass(slots=True)
 class RejoinDeadline:
-    """The deadline for a lost stage to come back. Its clock runs only while a request waits."""
+    """The deadline for a lost stage to come back. Its clock runs only while a request waits.
+
+    timeout: seconds. since: when requests began to wait; ``None``: none does.
+    """
 
     timeout: float
-    _since: float | None = None
+    since: float | None
 
     def is_over(self, now: float, *, anybody_waits: bool) -> bool:
         """Whether requests have waited for ``timeout`` seconds."""
         if not anybody_waits:
-            self._since = None
+            self.since = None
             return False
-        self._since = now if self._since is None else self._since
-        return now - self._since >= self.timeout
+        self.since = now if self.since is None else self.since
+        return self.left(now) <= 0
+
+    def left(self, now: float) -> float:
+        """Seconds until it is over, if requests wait until then."""
+        return self.timeout if self.since is None else self.since + self.timeout - now

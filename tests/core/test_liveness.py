@@ -171,7 +171,7 @@ def test_losses_without_a_token_in_between_are_not_waited_for_for_ever() -> None
 
 
 def test_patience_runs_only_while_somebody_waits() -> None:
-    patience = RejoinDeadline(60.0)
+    patience = RejoinDeadline(60.0, None)
     assert not patience.is_over(0.0, anybody_waits=False)
     assert not patience.is_over(1000.0, anybody_waits=True)
     assert not patience.is_over(1059.0, anybody_waits=True)

@@ -285,14 +285,14 @@ class Engine:
 
     def _save_last_kv(self) -> None:
         """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
-        if not (self._keeps_on_disk and self.pipeline.is_loaded):
+        if not (self._keeps_on_disk and self.pipeline.is_open):
             return
         try:
             self._loop.empty(_SAVE)
         except (SplitinferError, Stop) as error:
             log.info("the last KV could not be saved: %s", error)
         except Exception:
-            if self.pipeline.is_loaded:  # else it took too long, and ``close`` has closed the pipeline under it
+            if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
                 log.exception("the last KV could not be saved")
 
     def _raise_stop(self) -> None:

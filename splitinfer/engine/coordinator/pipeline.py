@@ -27,7 +27,7 @@ from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
-from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, start_command
+from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.links.codecs import codecs_of
@@ -63,9 +63,10 @@ class Pipeline:
         self._worker_group = self._new_group()
         self._own: LoadedStage | None = None
         self._lost: WorkerHandle | None = None  # the worker lost last
-        self._stuck: WorkerHandle | None = None  # sends heartbeats, but its engine makes no progress
         self._closing = threading.Lock()
         self._sending = threading.Lock()  # a link has one writer at a time
+        self.is_open = False
+        """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] | None = None  # one for each link; None: not yet chosen
         self.clocks = Clocks(())
@@ -80,10 +81,16 @@ class Pipeline:
 
     # -- opening -----------------------------------------------------------------------------
 
-    def open(self, connect_timeout: float | None = None, meanwhile: Callable[[], None] = _nothing) -> None:
+    def open(
+        self,
+        connect_timeout: float | None = None,
+        silence: float = SILENCE,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> None:
         """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
-        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``meanwhile``:
-        called on the same thread a few times a second while stages load.
+        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``: seconds
+        after which a worker that loads, and says nothing, is lost. ``meanwhile``: called on the same thread a few times
+        a second while stages load.
 
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
@@ -94,10 +101,11 @@ class Pipeline:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
             worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
             own = self._load_own()
-            self.ready = (own.offer(), *worker_group.await_ready(meanwhile))
-            worker_group.connect_stages()
+            self.ready = (own.offer(), *worker_group.await_ready(silence, meanwhile))
+            worker_group.connect_stages(silence)
             self._set_codecs(own, worker_group)
             self.clocks = Clocks(worker_group.read_clocks())
+            self.is_open = True
         except TransportError as error:
             worker_group.close("the pipeline could not be opened")
             raise WorkerLost(str(error)) from error
@@ -123,8 +131,8 @@ class Pipeline:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
         others stay loaded."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
+        self.is_open = False
         self._kill_lost(worker_group)
-        self._stuck = None
         self._start_locals()
         worker_group.close(reason)
 
@@ -137,7 +145,7 @@ class Pipeline:
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
         """Whether a local worker has died or frozen, or will end. One that only reported another's loss has not."""
-        if handle is self._stuck or handle.is_silent or handle.is_ending:
+        if handle.hangs or handle.is_silent or handle.is_ending:
             return True
         return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
 
@@ -221,11 +229,6 @@ class Pipeline:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
         return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the coordinator's own layers are loaded."""
-        return self._own is not None
 
     @property
     def own(self) -> StageRunner:
@@ -318,8 +321,8 @@ class Pipeline:
         workers = self._worker_group.workers
         done = [handle.link.peer_progress for handle in workers]
         slow = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
-        handle = self._lost = self._stuck = workers[slow]
-        return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
+        handle = self._lost = workers[slow]
+        return handle.hung(f"has made no progress for {seconds:.0f} s")
 
     @property
     def lost_name(self) -> str | None:
@@ -340,6 +343,7 @@ class Pipeline:
     def close(self, reason: str) -> None:
         """Close all links and end the local workers. At most about 2 seconds."""
         with self._closing:  # a second caller waits, or the process could end before its children
+            self.is_open = False
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
             for worker in list(self._locals.values()):

@@ -114,11 +114,12 @@ class Reopening:
         log.warning("cut %s cannot be used: %s", wanted.layout.cut, error)
         self._loop.stop_if_closing()
         pipeline.relay(before)
-        reason = self._open()
+        patience = RejoinDeadline(self._timeout, time.monotonic())
+        reason = self._open(patience)
         self._refuse(error)
         if reason is not None:
             self.lost_stage = pipeline.lost_name or "of a worker"
-            self._wait(WorkerLost(f"the cut {before.cut} cannot be loaded again"), reason)
+            self._wait(WorkerLost(f"the cut {before.cut} cannot be loaded again"), reason, patience)
         self._resume()
 
     def refuse_all(self, error: SplitinferError) -> None:
@@ -182,9 +183,10 @@ class Reopening:
         self._loop.own_steps.drop()
         if isinstance(loss, DeviceFailed):
             self._loop.draft_again()
-        reason = self._open()
+        patience = RejoinDeadline(self._timeout, time.monotonic())
+        reason = self._open(patience)
         if reason is not None:
-            self._wait(loss, reason)
+            self._wait(loss, reason, patience)
         self._resume()
         totals.rejoins += 1
         log.warning("all stages are back; continuing where it stopped")
@@ -207,16 +209,15 @@ class Reopening:
 
     # -- both --------------------------------------------------------------------------------
 
-    def _wait(self, loss: WorkerLost | DeviceFailed, reason: str | None) -> None:
+    def _wait(self, loss: WorkerLost | DeviceFailed, reason: str | None, patience: RejoinDeadline) -> None:
         """Open the pipeline until that works. ``reason``: why it has not worked so far."""
-        patience = RejoinDeadline(self._timeout)
         while reason is not None:
             self._loop.hear()
             if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {reason}")
             if self.is_asked and self._change_instead():
                 return
-            reason = self._open()
+            reason = self._open(patience)
 
     def _change_instead(self) -> bool:
         """Open the pipeline with the cut that was asked for, in place of the one that has lost a stage; whether that
@@ -231,10 +232,10 @@ class Reopening:
         self._refuse(error)
         return False
 
-    def _open(self) -> str | None:
+    def _open(self, patience: RejoinDeadline) -> str | None:
         """Open the pipeline as it was; the reason if that cannot be done yet."""
         try:
-            self._pipeline.open(_RECONNECT, self._requests.end_unwanted)
+            self._pipeline.open(_RECONNECT, patience.left(time.monotonic()), self._requests.end_unwanted)
         except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
             self._loop.stop_if_closing()
             return str(error)

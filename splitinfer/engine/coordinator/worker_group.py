@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
@@ -64,6 +64,7 @@ Reply = TypeVar("Reply", bound=Message)
 _CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at least one exchange is made
 _MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
+SILENCE = 300.0  # seconds in which a worker that loads or measures may say nothing; each tensor that is read is told
 _MAX_NOTE = 300  # characters of a worker's note for a person
 
 
@@ -143,36 +144,33 @@ class WorkerGroup:
         """Whether no link has ended."""
         return all(worker.link.closed is None for worker in self.workers)
 
-    def await_ready(self, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
-        """Wait until all have loaded; their progress goes to ``notice``. ``meanwhile``: called a few times a second.
+    def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
+        """Wait until all have loaded; their progress goes to ``notice``. ``silence``: seconds after which one that has
+        said nothing is lost. ``meanwhile``: called a few times a second.
 
         Raises:
-            PeerError: a worker refused, failed or is gone.
+            PeerError: a worker refused, failed, is gone, or hangs.
         """
         ready: dict[int, Ready] = {}
-        while len(ready) < len(self.workers):
-            meanwhile()
-            event = self._next_event(_MEANWHILE)
-            if event is None:
-                continue
-            worker, message = event.worker, event.worker.receive(event.item)
+        while waiting := [worker for worker in self.workers if worker.stage not in ready]:
+            worker, message = self.next_message(waiting, silence, meanwhile)
             if isinstance(message, Progress):
                 self._notice(worker.stage, message)
             elif isinstance(message, Ready):
                 ready[worker.stage] = message
         return [ready[worker.stage] for worker in self.workers]
 
-    def connect_stages(self) -> None:
-        """Have every worker but the last open its data link to the next."""
+    def connect_stages(self, silence: float = SILENCE) -> None:
+        """Have every worker but the last open its data link to the next. ``silence`` as in ``await_ready``."""
         for worker, following in zip(self.workers, self.workers[1:], strict=False):
             address, fallback = following.spec.link_transport.addresses(following.address)
             fallback = address_for_others(fallback) if fallback else ""
             worker.send(Connect(address_for_others(address), following.spec.key or "", fallback))
-        waiting = {worker.stage for worker in self.workers[:-1]}
+        waiting = self.workers[:-1]
         while waiting:
-            worker, message = self.next_message()
+            worker, message = self.next_message(waiting, silence)
             if isinstance(message, Connected):
-                waiting.discard(worker.stage)
+                waiting.remove(worker)
                 self._note(worker.stage + 1, message.note)
 
     def _note(self, stage: int, note: str) -> None:
@@ -253,23 +251,25 @@ class WorkerGroup:
         for worker in reversed(self.workers):
             worker.link.close(reason)
 
-    def next_message(self) -> tuple[WorkerHandle, Message]:
-        """Wait for the next message of any worker.
+    def next_message(
+        self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing
+    ) -> tuple[WorkerHandle, Message]:
+        """Wait for the next message of any worker. One of those ``waiting`` for is lost after ``silence`` seconds in
+        which no message went either way. ``meanwhile``: called a few times a second.
 
         Raises:
-            PeerError: a worker refused, failed or is gone.
+            PeerError: a worker refused, failed, is gone, or hangs.
         """
-        event = self._next_event(None)
-        assert event is not None
-        return event.worker, event.worker.receive(event.item)
-
-    def _next_event(self, timeout: float | None) -> Event | None:
-        """What comes next of any worker; ``None`` if nothing does in so many seconds."""
         assert self._opening is not None
-        try:
-            return self._opening.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        while True:
+            meanwhile()
+            try:
+                event = self._opening.get(timeout=_MEANWHILE)
+                return event.worker, event.worker.receive(event.item)
+            except queue.Empty:
+                since = time.monotonic() - silence
+                if (quiet := next((worker for worker in waiting if worker.spoken_at < since), None)) is not None:
+                    raise quiet.hung(f"has said nothing for {silence:.0f} s, though it is connected") from None
 
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):
@@ -281,7 +281,7 @@ class WorkerGroup:
             worker.answers.put(item)
             return
         else:
-            worker.last_frame = item
+            worker.last_frame, worker.spoken_at = item, time.monotonic()
         event = Event(worker, item, time.monotonic())
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put

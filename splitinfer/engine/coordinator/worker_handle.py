@@ -1,5 +1,6 @@
 """One worker as the coordinator knows it: its link, what it says, and the error for its loss."""
 
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ class WorkerHandle:
     session: Session = field(default_factory=lambda: Session(opened=True))
     welcome: Welcome | None = None  # its versions, device and free memory
     answers: Answers | None = None  # to its asks for weights
+    spoken_at: float = float("-inf")  # when a message went either way, in seconds on the monotonic clock
+    hangs: bool = False  # its heartbeats go on, and its engine does not
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
 
@@ -70,7 +73,13 @@ class WorkerHandle:
     def send(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
         self.session.sending(message)
+        self.spoken_at = time.monotonic()
         self.link.send(Frame(codec.encode(message), parts))
+
+    def hung(self, why: str) -> WorkerLost:
+        """The error for a worker whose engine hangs while its heartbeats go on, which it is from now on."""
+        self.hangs = True
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) {why}")
 
     def receive(self, item: Frame | LinkClosed) -> Message:
         """Read one message.

@@ -123,7 +123,7 @@ class Surveyor:
             self.notice(self.here, Progress("measure", done, total))
             if not group.is_whole:
                 while True:  # reaches the last message of the worker that is gone, and raises
-                    group.next_message()
+                    group.next_message(())
 
         return report
 
@@ -137,14 +137,17 @@ class Surveyor:
         replied."""
         found = dict[int, MachineProfile]()
         following = {handle.stage: after for queue in queues for handle, after in pairwise(queue)}
+        asked = [queue[0] for queue in queues if queue]
         while len(found) < sum(map(len, queues)):
-            handle, message = group.next_message()
+            handle, message = group.next_message(asked)
             if isinstance(message, Progress):
                 self.notice(handle.spec.name, message)
             elif isinstance(message, Profiled):
                 found[handle.stage] = _profile(handle, message)
-                if handle.stage in following:
-                    self._ask(following[handle.stage])
+                asked.remove(handle)
+                if (after := following.get(handle.stage)) is not None:
+                    self._ask(after)
+                    asked.append(after)
         return found
 
 

@@ -20,6 +20,7 @@ from engine.door import (
     WAYS,
     Fault,
     Open,
+    Pipeline,
     ask,
     device_fails,
     link_cut,
@@ -195,6 +196,32 @@ def test_a_worker_that_does_not_come_back_is_waited_for_so_long(timeout: float, 
         assert "s1" in str(first.error)
         assert {output.finish_reason for output in (first, *others)} == {"error"}
         assert not there.llm.health().can_answer
+
+
+def test_a_worker_that_hangs_as_it_comes_back_is_waited_for_so_long(pipeline: Open) -> None:
+    """Its heartbeats go on."""
+    held = failing.HeldLoading(1)
+
+    def act(there: Pipeline) -> None:
+        held.is_held = True
+        there.workers[0].stop()
+        there.workers[0].start()
+
+    with pipeline("llama", CUTS, fault=Fault(lambda: held, act), rejoin_timeout=0.5) as there:
+        (output,) = there.outputs(ask(max_tokens=80))
+        assert held.waits.is_set()
+        assert "it was not back after 0 s: worker s1" in str(output.error)
+        assert "has said nothing" in str(output.error)
+
+
+def test_behind_a_worker_that_was_started_again_the_stuck_one_is_named(pipeline: Open) -> None:
+    """Steps are counted by the coordinator, not by each process."""
+    fault = replace(stands_still(2, 30), act=worker_lost(1).act)
+    with pipeline("llama", [1, 1, 2], fault=fault, rejoin_timeout=2) as there:
+        (output,) = there.outputs(ask(max_tokens=80))
+        assert len(output.token_ids) > 6, "the other's loss was survived"
+        assert f"worker s2 ({there.workers[1].address}) has made no progress" in str(output.error)
+        assert there.stats["losses"]["s1"] == 1, "the other was not taken for stuck first"
 
 
 # -- kept awake ------------------------------------------------------------------------------------
