@@ -85,6 +85,8 @@ def test_an_error_while_loading_leaves_nothing_behind():
         ("echo 'no such thing' >&2; exit 3", "no such thing"),
         ("exit 3", "exit code 3"),
         ("exec sleep 100", r"nothing received for 0\.5 s"),
+        ("printf '{'; exec sleep 100", r"no whole line received for 0\.5 s"),
+        ("exec cat /dev/zero", "it printed no address"),
     ],
 )
 def test_a_local_worker_that_does_not_start(

@@ -10,10 +10,12 @@ A child takes a second or two to start, and so does its parent; ``start_early`` 
 import atexit
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
 import tempfile
+import time
 
 from splitinfer import cleanup
 from splitinfer.core.layout import Layout
@@ -21,6 +23,7 @@ from splitinfer.errors import WorkerUnreachable
 from splitinfer.kvstore.store import Disk, seconds_to_close
 
 START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to start, on a machine that is busy or cold
+_LONGEST_LINE = 4096  # bytes; an address is a few dozen
 
 _early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
@@ -64,7 +67,7 @@ class LocalWorker:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
         command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kv_options(disk)]
         self._process = cleanup.start(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )
 
     @property
@@ -85,23 +88,36 @@ class LocalWorker:
         """
         if self._address is not None:
             return self._address
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], START_TIMEOUT)[0]:
-            raise WorkerUnreachable(
-                f"the local worker {self.name} did not start: nothing received for {START_TIMEOUT:g} s"
-            )
-        line = self._process.stdout.readline()
+        line = self._first_line()
         try:
             self._address = str(json.loads(line)["address"])
             return self._address
         except (ValueError, KeyError, TypeError):
             raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_line()}") from None
 
+    def _first_line(self) -> bytes:
+        """What it prints first: up to the end of the line, or of its output."""
+        assert self._process.stdout is not None
+        line, output = b"", self._process.stdout.fileno()
+        give_up = time.monotonic() + START_TIMEOUT
+        while b"\n" not in line and len(line) < _LONGEST_LINE:
+            if not select.select([output], [], [], max(0.0, give_up - time.monotonic()))[0]:
+                received = "nothing" if not line else "no whole line"
+                raise WorkerUnreachable(
+                    f"the local worker {self.name} did not start: {received} received for {START_TIMEOUT:g} s"
+                )
+            if not (more := os.read(output, _LONGEST_LINE)):
+                break
+            line += more
+        return line.partition(b"\n")[0]
+
     def _last_line(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
+        if self._process.returncode is None:
+            return "it printed no address"
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def ends_within(self, seconds: float) -> bool:

@@ -88,9 +88,9 @@ class Pipeline:
         meanwhile: Callable[[], None] = _nothing,
     ) -> None:
         """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
-        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``: seconds
-        after which a worker that loads, and says nothing, is lost. ``meanwhile``: called on the same thread a few times
-        a second while stages load.
+        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``:
+        seconds after which a worker that loads, and says nothing, is lost. ``meanwhile``: called on the same thread a
+        few times a second while stages load.
 
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
