@@ -14,7 +14,7 @@ from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.llm.automatic import Chosen
 from splitinfer.wire import messages
 
-_WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading"}
+_WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading", "try": "trying"}
 
 errors = Console(stderr=True, highlight=False)
 
@@ -94,5 +94,5 @@ class _LoadDisplay:
             words = " ".join(filter(None, (stage, _WORDS.get(progress.phase, progress.phase), progress.text)))
             description = stage if progress.phase == "survey" else words
             self._progress.update(
-                self._tasks[stage], description=description, completed=progress.done, total=progress.total
+                self._tasks[stage], description=description, completed=progress.done, total=progress.total or None
             )

@@ -3,7 +3,7 @@
                                        variable            macOS                           elsewhere
     what is configured: keys           $XDG_CONFIG_HOME    ~/Library/Application Support   ~/.config
     what is kept: copied weights       $XDG_DATA_HOME      ~/Library/Application Support   ~/.local/share
-    state: history, the last `up`      $XDG_STATE_HOME     ~/Library/Application Support   ~/.local/state
+    state: history, the last `up`, …    $XDG_STATE_HOME     ~/Library/Application Support   ~/.local/state
     what can be made again: KV, ...    $XDG_CACHE_HOME     ~/Library/Caches                ~/.cache
 
 The variables and the places elsewhere are those of the XDG Base Directory Specification 0.8, and a variable that is set
@@ -11,8 +11,10 @@ counts on macOS, too. macOS empties Caches when its disk fills up (Apple, File S
 folder for state.
 """
 
+import contextlib
 import os
 import platform
+import secrets
 import sys
 from pathlib import Path
 
@@ -44,6 +46,22 @@ def of_this_host(what: str) -> Path:
     name because home folders may be shared, and processes are not."""
     host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
     return caches() / what / host
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it, so that nobody reads half of it; its folder is made.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:

@@ -90,12 +90,13 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def no_test_writes_to_the_users_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes keep KV in the user's cache folder unless they are told otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

@@ -6,8 +6,7 @@ tiny stages is opened. So the first of the same stages is loaded as ever, and th
 
 - the survey that was made then (``loader.survey``);
 - a copy of the model that was read then (``loader.load_stage``): its modules are new and its weights are shared;
-- what the trials of that model found: whether its KV can be kept in blocks (``loader.try_blocks``), how the rows of
-  many sequences are run (``step_trial.StepTrial``) and how states are rolled back (``runner.try_rollback``).
+- what the trials of that model found (``outcomes.try_stage``).
 
 Models with other linear layers than MLX's own (``noisy_layers.py``), or too large to be kept, are loaded each time.
 Loading itself is tested in ``tests/models`` and ``tests/matrix``, which call all of this directly, and in every process
@@ -29,16 +28,13 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.stage import loader as stage_loader
-from splitinfer.engine.stage import runner as stage_runner
-from splitinfer.models import kv_blocks, step
+from splitinfer.engine.stage import outcomes
+from splitinfer.engine.stage.outcomes import Outcome
+from splitinfer.models import kv_blocks
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import Trial
 from splitinfer.models.layers import StandIn, find_layers
 from splitinfer.models.loader import Survey
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.step import StepModel
-from splitinfer.models.step_trial import StepTrial, Together
 
 Report = Callable[[int, int], None]
 
@@ -53,9 +49,8 @@ def look_up(patch: pytest.MonkeyPatch) -> None:
     for module in (stage_loader, draft_model):
         patch.setattr(module, "survey", survey)
         patch.setattr(module, "load_stage", load_stage)
-    patch.setattr(stage_loader, "try_blocks", _Blocks(stage_loader.try_blocks))
-    patch.setattr(step, "StepTrial", _Ways)
-    patch.setattr(stage_runner, "try_rollback", _Rollbacks(stage_runner.try_rollback))
+    patch.setattr(outcomes, "remembered", lambda _path: None)  # here, a stage's model may have been changed by a test
+    patch.setattr(outcomes, "try_stage", _Outcomes(outcomes.try_stage))
 
 
 class _Surveys:
@@ -117,60 +112,18 @@ class _Stages:
         return stage
 
 
-class _Blocks:
-    def __init__(self, try_blocks: Callable[[StageModel], Trial]) -> None:
-        self._try_blocks, self._found = try_blocks, dict[Hashable, Trial]()
+class _Outcomes:
+    def __init__(self, try_stage: Callable[..., tuple[Outcome, bool]]) -> None:
+        self._try_stage, self._found = try_stage, dict[Hashable, tuple[Outcome, bool]]()
 
-    def __call__(self, stage: StageModel) -> Trial:
+    def __call__(self, stage: StageModel, kv_format: str, say: Callable[[str], None]) -> tuple[Outcome, bool]:
         key = _key_of(stage)
         if key is None:
-            return self._try_blocks(stage)
-        if key in self._found:
-            return self._found[key]
-        trial = self._try_blocks(stage)
-        if trial.why_not is None:  # what went wrong once need not be wrong for others
-            self._found[key] = trial
-        return trial
-
-
-class _Rollbacks:
-    def __init__(self, try_rollback: Callable[[StageModel, StepModel], Rollback | None]) -> None:
-        self._try_rollback, self._found = try_rollback, dict[Hashable, Rollback]()
-
-    def __call__(self, stage: StageModel, steps: StepModel) -> Rollback | None:
-        key = _key_of(stage)
-        found = None if key is None else self._found.get(key)
-        found = found or self._try_rollback(stage, steps)
-        if key is not None and found is not None:
-            self._found[key] = found
-        return found
-
-
-class _Ways(StepTrial):
-    """Knows each answer of the trials of a stage, by how many were asked for before it."""
-
-    _found: dict[Hashable, str | None] = {}  # noqa: RUF012 - for all of them
-
-    def __init__(self, stage: StageModel, alone: Any) -> None:
-        super().__init__(stage, alone)
-        key = _key_of(stage)
-        self._key = None if key is None else (key, alone.__self__._exact)
-        self._asked = 0
-
-    def why_wrong(self, way: Together) -> str | None:
-        self._asked += 1
-        if self._key is None:
-            return super().why_wrong(way)
-        key = (self._key, self._asked)
+            return self._try_stage(stage, kv_format, say)
+        key = (key, kv_format)
         if key not in self._found:
-            self._found[key] = self._tried(way)
+            self._found[key] = self._try_stage(stage, kv_format, say)
         return self._found[key]
-
-    def _tried(self, way: Together) -> str | None:
-        try:
-            return super().why_wrong(way)
-        except Exception as error:  # noqa: BLE001 - what ``StepModel`` makes of it
-            return f"{type(error).__name__}: {error}"
 
 
 def _key_of(stage: StageModel) -> Hashable:
@@ -178,7 +131,7 @@ def _key_of(stage: StageModel) -> Hashable:
     key = getattr(stage, _KEY, None)
     if key is None or not _has_own_layers():
         return None
-    return key, stage._kv_format, stage._relay.head_in_float32, kv_blocks._ROOM
+    return key, stage._relay.head_in_float32, kv_blocks._ROOM
 
 
 def _has_own_layers() -> bool:

@@ -35,30 +35,36 @@ _SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own a
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``why_not``: why this stage's KV cannot be stored in blocks; ``None`` if it can, and ``sample`` is a block."""
+    """``why_not``: why this stage's KV cannot be stored in blocks; ``None`` if it can."""
 
     why_not: str | None = None
-    sample: KVBlock | None = None
 
 
 def try_blocks(stage: StageModel) -> Trial:
     """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
-    sample = None
     try:
         for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
-            reason, sample = _try_from(stage, length)
+            reason = _why_not_from(stage, length)
             if reason is not None:
                 return Trial(f"continuing from {length} stored tokens: {reason}")
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         return Trial(f"{type(error).__name__}: {error}")
-    return Trial(sample=sample)
+    return Trial()
 
 
-def _try_from(stage: StageModel, length: int) -> tuple[str | None, KVBlock]:
-    """Why a sequence cannot start from ``length`` stored tokens; and a block."""
+def _why_not_from(stage: StageModel, length: int) -> str | None:
+    """Why a sequence cannot start from ``length`` stored tokens."""
     at = cache(lambda number: Continued(stage, length, _SALTS * number))
-    reason = reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
-    return reason, at(0).blocks[-1]
+    return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+
+
+def sample_block(stage: StageModel) -> KVBlock:
+    """A block of the form that this stage's KV is stored in. Nothing is computed: its arrays are never evaluated."""
+    caches = stage.make_caches()
+    for start, end in zip((0, *ENDS), ENDS, strict=False):
+        _build(stage, caches, start, end, 0, 1)
+        block = cut(caches, stage.own_places, start, end)
+    return block
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
@@ -89,7 +95,6 @@ class Continued:
     def __init__(self, stage: StageModel, length: int, salt: int) -> None:
         self._stage, self._length, self._salt = stage, length, salt
         self._chunks: dict[int, list[LayerCall]] = {}
-        self.blocks: list[KVBlock] = []
 
     def errors(self) -> Errors:
         """Of continuing from blocks, against continuing without."""
@@ -120,14 +125,14 @@ class Continued:
         return calls, output
 
     def _from_blocks(self) -> SequenceCaches:
-        source, places = self._stage.make_caches(), self._stage.own_places
+        source, places, blocks = self._stage.make_caches(), self._stage.own_places, list[KVBlock]()
         for start, end in zip((0, *ENDS), ENDS, strict=False):
             self._fill(source, start, end)
-            self.blocks.append(cut(source, places, start, end))
+            blocks.append(cut(source, places, start, end))
         # The source goes on; it would show if a block shared memory with it.
         _run(self._stage, source, ENDS[1], ENDS[1] + TAIL, self._salt + 1)
         joined = self._stage.make_caches()
-        join(joined, places, self.blocks, self._length)
+        join(joined, places, blocks, self._length)
         return joined
 
     def _without_blocks(self) -> SequenceCaches:

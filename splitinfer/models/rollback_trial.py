@@ -33,6 +33,7 @@ def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
         reason = _why_not(stage, step, way)
         if reason is None:
             return way
+        step.refusals.append(reason)
         log.debug("%s cannot roll back by %s: %s", type_name(stage.whole), way.value, reason)
     return None
 

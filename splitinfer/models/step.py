@@ -60,6 +60,8 @@ class StepModel:
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, Watch]] = []
+        self.refusals: list[str] = []
+        """Why trials refused a way, as "type: text" where something was raised."""
         self.tapped: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if layers are tapped
 
     @cached_property
@@ -68,6 +70,18 @@ class StepModel:
         trial = StepTrial(self.stage, self._one_by_one)
         together = Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
         return self._first_way(lambda: trial.why_wrong(together))
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether plain caches share attention calls in the way that was taken."""
+        return bool(self._places)
+
+    def use(self, way: Way, *, shares_calls: bool) -> None:
+        """Run in a way that a trial has found before, in place of a trial."""
+        if way is not Way.SEQUENCES:
+            attend_by_rows(self.stage.whole)
+            self._take(way, self._plain_places if shares_calls else [])
+        self.way = way
 
     def choose_by_form(self) -> Way:
         """Choose the first way in which the graph of a small step can be built, and compute nothing: for stages that
@@ -85,6 +99,7 @@ class StepModel:
             reason = self._try(why_wrong, way, self._plain_places) and self._try(why_wrong, way, [])
             if reason is None:
                 return way
+            self.refusals.append(reason)
             log.debug("%s cannot run by %s: %s", type_name(self.stage.whole), way.value, reason)
         return Way.SEQUENCES
 

@@ -174,8 +174,8 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "copy", "download" or
-    "load"; or "link" for a note about a link."""
+    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "copy", "download",
+    "load" or "try"; or "link" for a note about a link."""
 
     phase: str
     done: int

@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
-from splitinfer.places import caches
+from splitinfer.places import caches, write_whole
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,10 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
         return known
     profile = measure_machine(name, question, report)
     log.info("measured this machine for %s", question.name)
-    _write(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
+    try:
+        write_whole(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
+    except OSError as error:
+        log.info("the profile of this machine is not remembered: %s", error)
     return profile
 
 
@@ -108,19 +110,6 @@ def _path(question: Question) -> Path:
         emulated = emulated or str(file)
     depends_on = [VERSION, machine_name(), device_name(), emulated, repr(own_versions()), question.shape()]
     return profiles_folder() / f"{hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write it under a temporary name and rename it, so that nobody reads half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        log.info("the profile of this machine is not remembered: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def measure_machine(

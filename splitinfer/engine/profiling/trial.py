@@ -34,7 +34,7 @@ class Trial:
         use_transposed_products(stage.whole)
         self.device = open_device(0, (0, span.num_layers))
         self._runner = StageRunner(stage, 0, vocab_size, self.device)
-        self._runner.prepare(tries=False)
+        self._runner.choose_by_form()
         self._spec, self._vocab_size, self._is_last = stage.hidden_spec, vocab_size, stage.is_last
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}

@@ -16,7 +16,9 @@ from splitinfer.core.kv.rewind import NEVER, PUT_BACK
 from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
+from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.stage.supply import FromHub, Supply
 from splitinfer.engine.versions import device_name
@@ -26,7 +28,7 @@ from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import off_by, try_blocks
+from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
 from splitinfer.models.loader import Survey, load_stage, load_with_others, resolve_dtype, survey
 from splitinfer.models.memory import (
@@ -194,20 +196,21 @@ def _read(
     disk: Disk | None,
 ) -> LoadedStage:
     model, heads, tower = _weights(command, checkpoint, drafter, found, dtype, report)
-    trial = try_blocks(model)
-    if trial.sample is None:
-        log.info("no KV is cached for other requests: %s", trial.why_not)
-    num_arrays = 0 if trial.sample is None else len(trial.sample.arrays())
-    sample = heads.sample() if heads and trial.sample is not None else trial.sample
+    outcome = _tried(command, checkpoint, dtype, model, report)
+    block = sample_block(model) if outcome.why_no_blocks is None else None
+    if block is None:
+        log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
+    num_arrays = 0 if block is None else len(block.arrays())
+    sample = heads.sample() if heads and block is not None else block
     places = heads.own_places if heads else model.own_places
     on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower)
-    runner.prepare()
+    runner.use(outcome)
     if heads and not runner.may_have_heads:
         raise ModelError(
             f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
         )
-    ready = _ready(command, found, model, runner, num_arrays, keeps_blocks=trial.sample is not None)
+    ready = _ready(command, found, model, runner, num_arrays, keeps_blocks=block is not None)
     # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
     # them, and next to nothing once they are frozen.
     gc.collect()
@@ -239,22 +242,27 @@ def _weights(
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
-    _check_error(command, model)
     return model, heads, tower
 
 
-def _check_error(command: Load, model: StageModel) -> None:
-    """Raises ModelError if KV in the format that is asked for changes too much."""
-    kv_format = format_of(command.kv_format)
-    if kv_format is None:
-        return
-    error = off_by(model, kv_format)
-    log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, error)
-    if not error <= _MAX_ERROR:
+def _tried(command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report) -> Outcome:
+    """What trials of the stage found, now or when it was loaded before.
+
+    Raises:
+        ModelError: KV in the format that is asked for changes too much.
+    """
+    path = outcomes.path_of(command, checkpoint, dtype)
+    outcome = outcomes.remembered(path)
+    if outcome is None:
+        outcome, is_sure = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
+        outcomes.remember(path, outcome, is_sure=is_sure)
+    model.use_format(format_of(command.kv_format))
+    if not outcome.kv_error <= _MAX_ERROR:
         raise ModelError(
-            f"KV as {kv_format.name} changes what layers {command.start} to {command.end - 1} compute by "
-            f"{100 * error:.0f} %, which is more than rounding; use another kv_format"
+            f"KV as {command.kv_format} changes what layers {command.start} to {command.end - 1} compute by "
+            f"{100 * outcome.kv_error:.0f} %, which is more than rounding; use another kv_format"
         )
+    return outcome
 
 
 def _ready(

@@ -30,6 +30,7 @@ from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
 from splitinfer.engine.stage.masking import Masks, StageMasks, known_rows, with_masks
+from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
@@ -41,7 +42,6 @@ from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
@@ -96,17 +96,16 @@ class StageRunner:
         """Whether a rollback leaves the KV of prediction heads where that of the layers is."""
         return self.pool.rollback is not Rollback.STAGE
 
-    def prepare(self, *, tries: bool = True) -> None:
-        """Choose how steps of many sequences are computed here and how states are rolled back, so that the first such
-        step is not delayed by it.
-        ``tries``: by trial; else by what can be built, for stages that are only timed."""
-        if not tries:
-            self._step.choose_by_form()
-            return
-        log.debug("many sequences run by %s", self._step.way.value)
-        way = try_rollback(self._model, self._step)
-        self.rolls_back = way is not None
-        self.pool.rollback = way or self.pool.rollback
+    def use(self, outcome: Outcome) -> None:
+        """Compute steps of many sequences, and roll states back, as trials have found."""
+        log.debug("many sequences run by %s", outcome.way.value)
+        self._step.use(outcome.way, shares_calls=outcome.shares_calls)
+        self.rolls_back = outcome.rollback is not None
+        self.pool.rollback = outcome.rollback or self.pool.rollback
+
+    def choose_by_form(self) -> None:
+        """Choose how steps are computed by what can be built: for stages that are only timed."""
+        self._step.choose_by_form()
 
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""

@@ -22,6 +22,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RowMasks, mask_of
+from splitinfer.engine.stage.outcomes import try_stage
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
@@ -60,10 +61,10 @@ def load(folder: Path, kv_format: str, cut: int) -> list[StageModel]:
     return made
 
 
-def runners(models: list[StageModel]) -> list[StageRunner]:
+def runners(models: list[StageModel], kv_format: str = "exact") -> list[StageRunner]:
     made = [StageRunner(model, i, VOCAB, MlxDevice(computes_at_launch=False)) for i, model in enumerate(models)]
-    for runner in made:
-        runner.prepare()
+    for model, runner in zip(models, made, strict=True):
+        runner.use(try_stage(model, kv_format, lambda _what: None)[0])
     return made
 
 
@@ -156,7 +157,7 @@ Pair = tuple[list[StageRunner], list[StageRunner]]
 def pair(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> tuple[str, Pair]:
     name, changes, kv_format, cut = request.param
     models = load(tiny_folder(name, **changes), kv_format, cut)
-    return name, (runners(models), runners(models))
+    return name, (runners(models, kv_format), runners(models, kv_format))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 12))])

@@ -1,0 +1,100 @@
+"""A stage is tried once: the second load of the same looks its outcome up, and computes the same."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.engine.stage import loader, outcomes
+from splitinfer.engine.stage.loader import load
+from splitinfer.engine.stage.outcomes import Outcome, path_of, remember, remembered, try_stage
+from splitinfer.models import kv_trial
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.rollback import Rollback
+from splitinfer.models.step import Way
+from splitinfer.wire.messages import Load, Progress
+
+BEST = Outcome(0.0, None, Way.ROWS, True, Rollback.MODULES)
+REMEMBERED, TRY = remembered, try_stage  # before the tests' own memory takes their place
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(outcomes, "remembered", REMEMBERED)
+    monkeypatch.setattr(outcomes, "try_stage", TRY)
+
+
+def command(folder: Path, kv_format: str = "exact") -> Load:
+    fingerprint = open_folder(folder).fingerprint()
+    return Load(str(folder), "float32", 1, (0, 2, 4), fingerprint, 100, 64, b"", kv_format, "", float32_head=False)
+
+
+@pytest.mark.parametrize(("name", "kv_format"), [("llama", "k8v8"), ("qwen3_next", "exact")])
+def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: Callable[..., Path]):
+    folder, told = tiny_folder(name, head_dim=64), list[Progress]()
+    first = load(command(folder, kv_format), "b", told.append)
+    assert [one.text for one in told if one.phase == "try"] == [
+        "how KV is kept",
+        "how many sequences run together",
+        "how drafts are rolled back",
+    ]
+    told.clear()
+    second = load(command(folder, kv_format), "b", told.append)
+    assert not [one for one in told if one.phase == "try"]
+    assert replace(first.ready, free_bytes=0) == replace(second.ready, free_bytes=0)
+    assert (first.runner.rolls_back, first.arrays_per_block) == (second.runner.rolls_back, second.arrays_per_block)
+
+
+def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    folder = tiny_folder("llama")
+    given, checkpoint = command(folder), open_folder(folder)
+    others = [
+        replace(given, stage=0),
+        replace(given, bounds=(0, 2, 3, 4)),
+        replace(given, kv_format="k8v8"),
+        replace(given, float32_head=True),
+        replace(given, drafter="mtp"),
+        replace(given, drafter="eagle", drafter_fingerprint=Fingerprint("c")),
+        replace(given, sees=True),
+    ]
+    paths = {path_of(one, checkpoint, "float32") for one in (given, *others)}
+    paths |= {path_of(given, checkpoint, "float16"), path_of(given, open_folder(tiny_folder("qwen3")), "float32")}
+    monkeypatch.setattr(outcomes, "device_name", lambda: "another device")
+    assert len(paths | {path_of(given, checkpoint, "float32")}) == len(others) + 4
+    assert path_of(replace(given, kv_tokens=9, kv_root=b"r", upstream_key="k"), checkpoint, None) == path_of(
+        given, checkpoint, None
+    ), "what no trial looks at"
+
+
+@pytest.mark.parametrize(("error", "times"), [(RuntimeError("[METAL] timeout"), 2), (ValueError("[reshape]"), 1)])
+def test_where_a_device_may_have_failed_a_stage_is_tried_again(
+    error: Exception, times: int, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kv_trial, "cut", fail)
+    monkeypatch.setattr(loader, "sample_block", fail)  # called only where KV can be stored
+    for number in range(3):
+        told = list[Progress]()
+        stage = load(command(tiny_folder("llama")), "b", told.append)
+        assert not stage.ready.keeps_blocks
+        assert any(one.phase == "try" for one in told) == (number < times)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"way": "sideways", "is_sure": true}', "[" * 100_000])
+def test_a_damaged_file_is_as_good_as_none(text: str, tmp_path: Path):
+    path = tmp_path / "one.json"
+    path.write_text(text)
+    assert REMEMBERED(path) is None
+    remember(path, BEST, is_sure=True)
+    assert REMEMBERED(path) == BEST
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    remember(tmp_path / "file" / "one.json", BEST, is_sure=True)
+    assert REMEMBERED(tmp_path / "file" / "one.json") is None
