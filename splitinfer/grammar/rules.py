@@ -25,6 +25,9 @@ from functools import cached_property
 from typing import Any
 
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
+from splitinfer.grammar.whole_words import whole_words
+
+_BEFORE = 4  # tokens of a form with which the next are split
 
 
 class _Left(Enum):
@@ -71,6 +74,7 @@ class AnswerRules:
     failure: str | None = None
     _path: list[int] = field(default_factory=list)
     _places: list[_Place] = field(default_factory=list)
+    _masks: dict[int, bytes] = field(default_factory=dict)  # of the form, behind so many tokens
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -130,6 +134,8 @@ class AnswerRules:
     def _back_to(self, length: int) -> None:
         matched = self._places[-1].matched
         del self._path[length:], self._places[length + 1 :]
+        for behind in [each for each in self._masks if each > length]:
+            del self._masks[behind]
         back = matched - self._places[-1].matched
         if back and not self.matcher.rollback(back):
             self._fail()
@@ -181,7 +187,7 @@ class AnswerRules:
         return self.may_think and not self._path and thinking is not None and len(thinking.start) == 1
 
     def _may_follow(self, token: int) -> bool:
-        """Whether a token may come next: nobody knows a mask without computing it, so drafts are tried."""
+        """Whether a token may come next. A mask takes a while to compute, so drafts are tried first."""
         place = self._places[-1]
         if place.run:
             return token == place.run[0]
@@ -193,7 +199,7 @@ class AnswerRules:
             return token not in self.ends
         if place.reasoned is not None or self.matcher is None or self._may_open(place):
             return True
-        return bool(self.matcher.validate_tokens([token]) == 1)
+        return self.matcher.validate_tokens([token]) == 1 and _has(self._of_form(place) or b"", token)
 
     def _must_go_on(self, place: _Place) -> bool:
         """Whether the answer must not end here, whatever its form."""
@@ -244,11 +250,18 @@ class AnswerRules:
         matcher, vocabulary = self.matcher, self.vocabulary
         if place.reasoned is not None or matcher is None:
             return None
-        mask = bytes(matcher.compute_bitmask()[: vocabulary.mask_bytes])
-        self._check()
+        mask = self._masks.get(len(self._path))
+        if mask is None:
+            mask = bytes(matcher.compute_bitmask()[: vocabulary.mask_bytes])
+            self._check()
+            mask = self._masks[len(self._path)] = whole_words(matcher, vocabulary, mask, self._last(place))
         if self._may_open(place):
             return union(mask, vocabulary.only(self._thinking.start))
         return mask
+
+    def _last(self, place: _Place) -> list[int]:
+        """The last tokens that the grammar has taken."""
+        return self._path[len(self._path) - min(place.matched, _BEFORE) :]
 
     def _of_reasoning(self) -> bytes:
         """What may follow in reasoning before a form."""

@@ -81,8 +81,23 @@ class Vocabulary:
             from llguidance._tokenizer import TokenizerWrapper
         except ImportError:
             raise NotInstalled(MISSING) from None
-        made = _Tokens(self.tokens, self.special | self.ends, min(self.ends, default=0), self._encode)
-        return LLTokenizer(TokenizerWrapper(made), eos_token=sorted(self.ends) or None)
+        return LLTokenizer(TokenizerWrapper(self._as_asked), eos_token=sorted(self.ends) or None)
+
+    @cached_property
+    def _as_asked(self) -> "_Tokens":
+        return _Tokens(self.tokens, self.special | self.ends, min(self.ends, default=0), self._encode)
+
+    def split(self, text: bytes) -> list[int]:
+        """A text's tokens within an answer, as the model's tokenizer splits it.
+
+        Raises:
+            UnicodeDecodeError: it ends within a character.
+        """
+        return self._as_asked(text)
+
+    def is_token(self, text: bytes) -> bool:
+        """Whether a text is one token."""
+        return text in self._as_asked.ids
 
     def is_named_by_id(self, token_id: int) -> bool:
         """Whether a form can have a token by its id alone, whatever its name."""
@@ -114,8 +129,8 @@ class _Tokens:
         self.eos_token_id, self.bos_token_id = end, None
         self.special_token_ids = sorted(special)
         self._special = special
-        self._ids = {raw: i for i, raw in reversed([*enumerate(tokens)]) if raw and i not in special}
-        self._longest = max(map(len, self._ids), default=0)
+        self.ids = {raw: i for i, raw in reversed([*enumerate(tokens)]) if raw and i not in special}
+        self._longest = max(map(len, self.ids), default=0)
 
     def __call__(self, raw: bytes) -> list[int]:
         text = raw.decode()
@@ -142,9 +157,9 @@ class _Tokens:
         found, at = list[int](), 0
         while at < len(raw):
             ends = range(min(at + self._longest, len(raw)), at, -1)
-            end = next((end for end in ends if raw[at:end] in self._ids), None)
+            end = next((end for end in ends if raw[at:end] in self.ids), None)
             if end is not None:
-                found.append(self._ids[raw[at:end]])
+                found.append(self.ids[raw[at:end]])
             at = end or at + 1
         return found
 
