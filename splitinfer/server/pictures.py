@@ -3,28 +3,17 @@
 import asyncio
 import threading
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from splitinfer.llm import LLM
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures
 from splitinfer.pictures.sources import from_url
 from splitinfer.server.ask import Chat, Prompt, known_tokens
-from splitinfer.server.fields import Fields, Ignored, Refused
 from splitinfer.text.conversations import Conversations
-
-SIZE = Ignored("the model's own processor says how large a picture is")
-STORED = Refused("nothing is stored here; give the picture as a data URL")
 
 _turns = threading.BoundedSemaphore(3)  # fewer than the threads of the smallest machine's event loop
 _TURN_SECONDS = 0.05
-
-
-class PictureURL(Fields):
-    """The URL of a picture"""
-
-    url: str
-    detail: Annotated[Any, SIZE] = None
 
 
 def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:

@@ -198,7 +198,7 @@ def wrong(canary: Canary, chance: random.Random) -> Ask:
     """What is refused."""
     return chance.choice(
         (
-            Ask("wrong field", "/v1/chat/completions", {"messages": [], "nonsense": 1}, status=400),
+            Ask("no message", "/v1/chat/completions", {"messages": []}, status=400),
             Ask("wrong message", "/v1/messages", {"max_tokens": -1, "messages": 7}, "messages", status=400),
             Ask("too long", "/v1/completions", {"prompt": [5] * 200_000}, status=400),
             Ask("nothing there", "/v1/nothing", {}, status=404),

@@ -10,8 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.asking import answered
-from splitinfer.server.body import read_json
-from splitinfer.server.fields import read
+from splitinfer.server.body import read_request
 from splitinfer.server.health import models_document
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
@@ -29,7 +28,7 @@ _DONE = event("[DONE]")
 def openai_routes(service: Service) -> list[ApiRoute]:
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        ask, shape = await read_json(request, lambda body: chat_ask(read(ChatRequest, body), service.model))
+        ask, shape = await read_request(request, ChatRequest, lambda one: chat_ask(one, service.model))
         answer_id, created = f"chatcmpl-{request.state.request_id}", int(time.time())
         return await answered(
             service,
@@ -49,7 +48,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        wanted = await read_json(request, lambda body: completions_of(read(CompletionRequest, body), service.model))
+        wanted = await read_request(request, CompletionRequest, lambda one: completions_of(one, service.model))
         answer_id, created = f"cmpl-{request.state.request_id}", int(time.time())
         return await answered(
             service,
@@ -115,7 +114,7 @@ async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> Asyn
 def responses_routes(service: Service) -> list[ApiRoute]:
     async def responses(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        ask, shape = await read_json(request, lambda body: response_ask(read(ResponseRequest, body), service.model))
+        ask, shape = await read_request(request, ResponseRequest, lambda one: response_ask(one, service.model))
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
         events = _response_events if shape.streams else None
@@ -123,7 +122,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def input_tokens(request: Request) -> Response:
         key = service.caller(request)
-        chat = await read_json(request, lambda body: read(InputRequest, body).chat())
+        chat = await read_request(request, InputRequest, InputRequest.chat)
         with service.admitted(key):
             number = await num_tokens(service.llm, chat, service.conversations)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})

@@ -163,12 +163,3 @@ def test_thinking_may_be_left_out():
     begun = [data["content_block"] for data in streamed if data["type"] == "content_block_start"]
     for blocks in (message.document(PIECES, Usage(1))["content"], begun):
         assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
-
-
-def test_who_asks_for_edits_is_told_that_there_were_none():
-    asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
-    _, shape = message_ask(read(MessageRequest, asked))
-    message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
-    assert message.document(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
-    assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}
-    assert "context_management" not in writer().document(PIECES, Usage(1))
