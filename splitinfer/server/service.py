@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ServerScope
 
+from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
 from splitinfer.server.gate import Gate, Sessions
@@ -71,7 +72,8 @@ class Service:
 
     @contextmanager
     def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
-        """Count a request while it is carried out. ``num_answers``: that it asks for at once.
+        """Count a request while it is carried out; one for which the engine's queue has no room (``QueueFull``) costs
+        its key nothing. ``num_answers``: that it asks for at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
@@ -79,14 +81,18 @@ class Service:
         if self.is_draining:
             raise ending()
         self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
-        if self.num_running >= self._most:
-            self.rates.take_back(key, num_answers)
-            raise self.turned_away(f"{self.num_running:,} requests are under way, and no more may be")
-        self.num_running += 1
         try:
-            yield
+            if self.num_running >= self._most:
+                raise QueueFull(f"{self.num_running:,} requests are under way, and no more may be")
+            self.num_running += 1
+            try:
+                yield
+            finally:
+                self.num_running -= 1
+        except QueueFull as error:
+            self.rates.give_back(key)
+            raise self._turned_away(f"{error}") from error
         finally:
-            self.num_running -= 1
             self.rates.end(key, num_answers)
 
     @property
@@ -95,7 +101,7 @@ class Service:
             return self.max_running
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
-    def turned_away(self, why: str) -> Problem:
+    def _turned_away(self, why: str) -> Problem:
         """What a client is told for whose request there is no room, and when there will be.
 
         Each is told of a later place than the one before, up to as many as requests run together: by then all of these
