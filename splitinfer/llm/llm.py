@@ -132,7 +132,7 @@ class LLM(Texts, Operated):
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
         self._prompts = PromptEncoder(self._checkpoint)
-        self.tokenizer, self._lock = self._prompts.tokenizer, self._prompts._lock  # one tokenizer, so one lock
+        self.tokenizer = self._prompts.tokenizer
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self.tokenizer)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))

@@ -1,15 +1,14 @@
-"""Prompts as token ids, and token ids as text, for one model.
+"""Prompts as token ids, and token ids as text, for one model. From any number of threads at a time, without a lock, so
+that no short text waits for a long one, and no stream, whose every token is decoded, for either.
 
-A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed"), and
-encoding may change it, the first time: to the settings that it is used with from then on. So encoding holds a lock.
-
-Decoding changes nothing and holds none, so that no stream, whose every token is decoded, waits for a long text: in
-tokenizers 0.23 ``PyTokenizer::decode`` takes the tokenizer as ``&self`` (bindings/python/src/tokenizer.rs), and
-``_decode`` of transformers 5 only reads (tokenization_utils_tokenizers.py; the same in tokenization_python.py and
-tokenization_mistral_common.py).
+A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed").
+Encoding changes it the first time only: to the settings that it is used with from then on, which are always the same
+(no truncation, no padding, special tokens as such). So a text is encoded once before any other. After that
+``_encode_plus`` of transformers 5 only reads (tokenization_utils_tokenizers.py: it sets what differs;
+tokenization_python.py and tokenization_mistral_common.py set nothing), and so does decoding: tokenizers 0.23 takes the
+tokenizer as ``&self`` for both (bindings/python/src/tokenizer.rs).
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,6 @@ class Texts:
 
     tokenizer: Tokenizer | None
     _checkpoint: Checkpoint
-    _lock: threading.Lock  # held while encoding
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
@@ -50,8 +48,7 @@ class Texts:
         Raises:
             ModelError: the model's folder has no tokenizer, so only token ids can be given.
         """
-        with self._lock:
-            return self._need_tokenizer().encode(text, adds_special=adds_special)
+        return self._need_tokenizer().encode(text, adds_special=adds_special)
 
     def encode_chat(
         self,
@@ -72,8 +69,7 @@ class Texts:
             ModelError: the model's folder has no tokenizer.
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        with self._lock:
-            return self._need_tokenizer().encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
+        return self._need_tokenizer().encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def render_chat(
         self,
@@ -88,8 +84,7 @@ class Texts:
         Raises:
             ModelError, RequestError: as ``encode_chat``.
         """
-        with self._lock:
-            return self._need_tokenizer().render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
+        return self._need_tokenizer().render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def encode_known(
         self,
@@ -106,11 +101,9 @@ class Texts:
         Raises:
             ModelError, RequestError: as ``encode_chat``.
         """
-        with self._lock:
-            tokenizer = self._need_tokenizer()
-            plain = tokenizer.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-            text = tokenizer.render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-            return known.tokens(text, plain, tokenizer.codec), text
+        tokenizer = self._need_tokenizer()
+        plain, text = tokenizer.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
+        return known.tokens(text, plain, tokenizer.codec), text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out.
@@ -142,7 +135,7 @@ class PromptEncoder(Texts):
     """Encodes and checks prompts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._lock = checkpoint, threading.Lock()
+        self._checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
         if self.tokenizer is not None:
             self.tokenizer.encode("")  # changes what it has to change

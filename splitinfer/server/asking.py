@@ -13,8 +13,8 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import AGAIN, Problem
+from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Arrival, Usage
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping, left
@@ -80,7 +80,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
 
     async def submit_all() -> None:
         for ask in asks:
-            await submit(service.llm, answer, ask, handling, service.conversations)
+            await submit(service.reader, answer, ask, handling, state.size)
 
     await until_gone(request, submit_all())
     service.took_one()

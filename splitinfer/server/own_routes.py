@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm import LLM
-from splitinfer.server.ask import Chat, check_size, prompt_tokens, settled_chat
+from splitinfer.server.ask import Chat, check_size, known_tokens
 from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields, Several, TokenId
 from splitinfer.server.gate import SESSION_COOKIE, cookie
@@ -20,10 +20,11 @@ from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.messages import Messages, template_messages
-from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.reading import with_marks
 from splitinfer.server.refused import PLAIN_TEMPLATE
 from splitinfer.server.service import ApiRoute, Service
+from splitinfer.text.conversations import Conversations
 
 # -- requests and answers of texts -----------------------------------------------------------------
 
@@ -134,7 +135,7 @@ def _tokens(llm: LLM, asked: Chat | str, *, adds_special: bool) -> list[int]:
     plain, urls = with_marks(llm, asked)
     if urls:
         raise unsupported("messages", "the rows of a picture are not tokens")
-    return prompt_tokens(llm, plain)
+    return known_tokens(llm, plain, Conversations())[0]
 
 
 def _text_routes(service: Service) -> list[ApiRoute]:
@@ -150,7 +151,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
         with service.admitted(key):
-            return await asyncio.to_thread(work)
+            return await service.reader.beside(work, request.state.size)
 
     async def detokenize(request: Request) -> Response:
         key = service.caller(request)
@@ -166,15 +167,11 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         asked = await read_request(request, TemplateRequest, TemplateRequest.chat)
 
         def work() -> Response:
-            plain, _ = with_marks(llm, asked)
-            assert isinstance(plain, Chat)
-            chat = settled_chat(llm, plain)
-            opens = chat.opens_answer
-            text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            _, text = known_tokens(llm, with_marks(llm, asked)[0], Conversations())
             return JSONResponse({"prompt": text})
 
         with service.admitted(key):
-            return await asyncio.to_thread(work)
+            return await service.reader.beside(work, request.state.size)
 
     async def tokenizer_info(request: Request) -> Response:
         service.caller(request)

@@ -20,8 +20,8 @@ from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.readings import HttpMeters
 from splitinfer.server.problem import Problem, ending
+from splitinfer.server.reading import Reader
 from splitinfer.server.spans import Arrival, span_of
-from splitinfer.text.conversations import Conversations
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
@@ -53,9 +53,12 @@ class Service:
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
     spans: "OtlpSpans | None" = None
-    conversations: Conversations = field(default_factory=Conversations)
+    reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_turned_away: int = 0  # since the engine took a request
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.llm)
 
     @property
     def fingerprint(self) -> str:

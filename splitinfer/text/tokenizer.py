@@ -4,7 +4,7 @@ A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows t
 templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
 out, spaces as they are) that the incremental detokenizer shares.
 
-Texts are encoded by one thread at a time; any number decodes beside it (``llm.prompts``).
+Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
 """
 
 import contextlib
@@ -120,25 +120,8 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
     ) -> list[int]:
-        """See ``llm.prompts.Texts``. A message's ``token_ids`` are used where the template writes its text unchanged
-        and they decode to it. A model without a template gets the contents, joined by blank lines."""
-        chat, settings = self._checked(messages, tools, options)
-        if isinstance(self._harmony, Harmony):
-            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
-        generated = {
-            i: ids
-            for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
-        }
-
-        def write(form: list[dict[str, Any]]) -> list[int]:
-            if generated and form is chat:
-                return self._encode_around(chat, generated, opens_answer, settings)
-            if not self._wrapper.has_chat_template:
-                return self.encode(self._render(form, opens_answer, settings))
-            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings))
-
-        return _first_taken(chat, write)
+        """See ``llm.prompts.Texts``."""
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[0]
 
     def render_chat(
         self,
@@ -149,11 +132,42 @@ class Tokenizer:
         opens_answer: bool = True,
     ) -> str:
         """The text that ``encode_chat`` encodes."""
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[1]
+
+    def write_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
+    ) -> tuple[list[int], str]:
+        """A chat's ids and its text, of one rendering. A message's ``token_ids`` are used where the template writes its
+        text unchanged and they decode to it. A model without a template gets the contents, joined by blank lines."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
             ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
-            return self._harmony.decode(ids)
-        return _first_taken(chat, lambda form: self._render(form, opens_answer, settings))
+            return ids, self._harmony.decode(ids)
+        generated = {
+            i: ids
+            for i, message in enumerate(messages)
+            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
+        }
+
+        def write(form: list[dict[str, Any]]) -> tuple[list[int], str]:
+            text = self._render(form, opens_answer, settings)
+            if generated and form is chat:
+                return self._encode_around(text, chat, generated, settings), text
+            if self._reads_templates or not self._wrapper.has_chat_template:
+                return self._piece(text, is_first=True), text
+            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings)), text
+
+        return _first_taken(chat, write)
+
+    @cached_property
+    def _reads_templates(self) -> bool:
+        """Whether what a template writes is encoded as it stands; mistral-common makes ids of the messages."""
+        return getattr(self._wrapper, "backend_tokenizer", None) is not None
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
@@ -182,14 +196,10 @@ class Tokenizer:
         return ids if known and self.decode(ids) == content else []
 
     def _encode_around(
-        self,
-        chat: list[dict[str, Any]],
-        generated: Mapping[int, list[int]],
-        opens_answer: bool,
-        settings: Mapping[str, Any],
+        self, whole: str, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], settings: Mapping[str, Any]
     ) -> list[int]:
-        """The ids of a chat, taking those of some messages from ``generated`` (by the message's index)."""
-        whole = self._render(chat, opens_answer, settings)
+        """The ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the message's
+        index)."""
         ids, at = list[int](), 0
         for i, answer in generated.items():
             before = self._before(chat[:i], settings)

@@ -31,16 +31,11 @@ class Model:
         self.num_letters += len(text)
         return [1 for before, letter in zip(" " + text, text, strict=False) if before != letter]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
-        return "".join(str(message["content"]) for message in messages)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
+    def encode_known(self, messages: Sequence[Mapping[str, Any]], *_: Any, **_more: Any) -> tuple[list[int], str]:
         if self.error is not None:
             raise self.error
-        return self.encode(self.render_chat(messages))
-
-    def encode_known(self, messages: Any, *_given: Any, **_more: Any) -> tuple[list[int], str]:
-        return [*self.encode_chat(messages), 2, 2], self.render_chat(messages)  # as another splits an answer
+        text = "".join(str(message["content"]) for message in messages)
+        return [*self.encode(text), 2, 2], text  # as another splits an answer
 
     def token_bytes(self, _token: int) -> bytes:
         return b"a"

@@ -1,7 +1,7 @@
 """Blocks of Anthropic's messages, and their text; and the system's turns among the messages.
 
 Text is in blocks of text, in documents that are text, and in results of a client's own search; pictures are parts of
-the text (``server.pictures``). Everything else was made by tools that Anthropic's servers run.
+the text (``server.reading``). Everything else was made by tools that Anthropic's servers run.
 
 A system turn may hold for the user's next question only, add tools or take them away, and say with how much
 effort the model shall answer (beta `mid-conversation-tool-changes`; anthropic 2.12.0,

@@ -11,7 +11,6 @@ from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, m
 from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
-from splitinfer.server.pictures import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event
@@ -31,7 +30,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
         key = service.caller(request)
         chat = await read_request(request, CountRequest, CountRequest.chat)
         with service.admitted(key):
-            number = await num_tokens(service.llm, chat, service.conversations)
+            number = await service.reader.num_tokens(chat, request.state.size)
         return JSONResponse({"input_tokens": number})
 
     return [

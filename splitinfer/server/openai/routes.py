@@ -17,7 +17,6 @@ from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
-from splitinfer.server.pictures import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event
@@ -124,7 +123,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         key = service.caller(request)
         chat = await read_request(request, InputRequest, InputRequest.chat)
         with service.admitted(key):
-            number = await num_tokens(service.llm, chat, service.conversations)
+            number = await service.reader.num_tokens(chat, request.state.size)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
     return [
