@@ -251,7 +251,7 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
 
 def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
     """What makes an answer known, without its end token: templates write one of their own, or none."""
-    ends = frozenset() if llm.tokenizer is None else llm.tokenizer.eos_token_ids
+    ends = llm.tokenizer.eos_token_ids if llm.has_tokenizer else frozenset()
 
     def tell(answer: list[int]) -> None:
         known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
@@ -261,6 +261,6 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | HarmonyParser | None:
     """Chats are told apart into parts; what continues a text is text."""
-    if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
+    if not isinstance(ask.prompt, Chat):
         return None
     return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools, has_form=has_form)

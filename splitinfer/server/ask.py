@@ -109,14 +109,14 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
 
     Raises:
         Problem: 400, there is so much of it that it is not tokenized.
-        SplitinferError: as ``LLM.encode`` and ``LLM.encode_chat``.
+        SplitinferError: as ``LLM.tokenizer`` and ``Tokenizer.encode_chat``.
     """
     match prompt:
         case Chat():
             return _chat_tokens(llm, prompt, known)
         case str(text):
             check_size(llm, text)
-            return llm.encode(text), None
+            return llm.tokenizer.encode(text), None
         case tokens:
             return list(tokens), None
 
@@ -144,7 +144,7 @@ def _check_pieces(llm: LLM, texts: list[str]) -> None:
     found, most = 0, 2 * llm.context_length
     for text in texts:
         for start in range(0, len(text), _PIECE):
-            found += len(llm.encode(text[start : start + _PIECE]))
+            found += len(llm.tokenizer.encode(text[start : start + _PIECE]))
             if found > most:
                 raise Problem(
                     400,
@@ -176,15 +176,17 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
 
     Raises:
         Problem: 400, it is too large, or there are tools, of which the model cannot be told.
-        SplitinferError: as ``LLM.encode_chat``.
+        SplitinferError: as ``known_tokens``.
     """
     check_size(llm, chat)
-    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
-        raise unsupported("tools", llm.tokenizer.no_tools)
+    tokenizer = llm.tokenizer
+    if chat.tools and tokenizer.no_tools is not None:
+        raise unsupported("tools", tokenizer.no_tools)
 
     def written(messages: Sequence[Message]) -> tuple[list[int], str]:
         more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
-        return llm.encode_known(messages, known, **more)
+        plain, text = tokenizer.write_chat(messages, **more)
+        return known.tokens(text, plain, tokenizer.codec), text
 
     tokens, text = written(chat.messages)
     if all(message["content"].strip() in text for message in _late(chat.messages)):

@@ -131,7 +131,7 @@ def _tokens(llm: LLM, asked: Chat | str, *, adds_special: bool) -> list[int]:
     """
     if not isinstance(asked, Chat):
         check_size(llm, asked)
-        return llm.encode(asked, adds_special=adds_special)
+        return llm.tokenizer.encode(asked, adds_special=adds_special)
     plain, urls = with_marks(llm, asked)
     if urls:
         raise unsupported("messages", "the rows of a picture are not tokens")
@@ -147,7 +147,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
         def work() -> Response:
             tokens = _tokens(llm, asked, adds_special=wanted.add_special_tokens is not False)
-            texts = [llm.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
+            texts = [llm.tokenizer.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
         with service.admitted(key):
@@ -160,7 +160,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
         with service.admitted(key):
-            return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
+            return JSONResponse({"prompt": await asyncio.to_thread(llm.tokenizer.decode, tokens)})
 
     async def apply_template(request: Request) -> Response:
         key = service.caller(request)
@@ -175,7 +175,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenizer_info(request: Request) -> Response:
         service.caller(request)
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             raise Problem(404, "the model's folder has no tokenizer")
         return JSONResponse({**llm.tokenizer.info, "model_max_length": llm.context_length})
 

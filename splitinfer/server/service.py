@@ -65,6 +65,10 @@ class Service:
         """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
         return f"fp_{self.llm.fingerprint}"
 
+    def token_text(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
+
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
         """Who asks.
 

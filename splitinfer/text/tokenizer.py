@@ -120,7 +120,18 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
     ) -> list[int]:
-        """See ``llm.prompts.Texts``."""
+        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
+        without a template gets the contents, joined by blank lines.
+
+        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
+        even if the tokenizer would split its text in another way; they are used where the template writes the text
+        unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
+        further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
+        next answer.
+
+        Raises:
+            RequestError: the template refuses the messages, or there is none for the tools.
+        """
         return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[0]
 
     def render_chat(
@@ -142,8 +153,7 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
     ) -> tuple[list[int], str]:
-        """A chat's ids and its text, of one rendering. A message's ``token_ids`` are used where the template writes its
-        text unchanged and they decode to it. A model without a template gets the contents, joined by blank lines."""
+        """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
             ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
@@ -193,7 +203,7 @@ class Tokenizer:
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         known = all(0 <= token_id < self.vocab_size and token_id not in self.special_ids for token_id in ids)
-        return ids if known and self.decode(ids) == content else []
+        return ids if known and self._decode(ids) == content else []
 
     def _encode_around(
         self, whole: str, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], settings: Mapping[str, Any]
@@ -227,7 +237,17 @@ class Tokenizer:
         return _SEPARATOR.join(message.get("content") or "" for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
+        """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.
+
+        Raises:
+            RequestError: an id is outside the vocabulary.
+        """
+        bad = next((each for each in token_ids if not 0 <= each < self.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {self.vocab_size:,}")
+        return self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
@@ -317,7 +337,7 @@ class Tokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
         markers of ``answer_format``, which may be special tokens."""
         if not shows_markers:
-            return Detokenizer(self.decode, self.special_ids)
+            return Detokenizer(self._decode, self.special_ids)
         return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids)
 
     def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
@@ -340,7 +360,7 @@ class Tokenizer:
         # mistral-common lacks this list, and its ids are all among the candidates.
         with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
-        return frozenset(token_id for token_id in candidates if not self.decode([token_id]))
+        return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
 
 
 def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from splitinfer.llm import prompts
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import Prompts
 from splitinfer.text.conversations import Codec, Conversations
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.tokenizer import Tokenizer
 
 
 class Slow:
@@ -33,18 +34,15 @@ class Slow:
         self._take_long(len(ids))
         return "a" * len(ids)
 
-    def write_chat(self, *_given: object, **_more: object) -> tuple[list[int], str]:
-        return [1, 1, 1, 1], "aaab"
-
     def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
         del shows_markers
         return Detokenizer(self.decode)
 
 
-WORK: dict[str, Callable[[PromptEncoder, Conversations], object]] = {
-    "decode": lambda encoder, _: encoder.decode([1] * 5),
-    "encode": lambda encoder, _: encoder.encode("aaaaa"),
-    "encode_known": lambda encoder, known: encoder.encode_known([], known),
+WORK: dict[str, Callable[[Tokenizer, Conversations], object]] = {
+    "decode": lambda tokenizer, _: tokenizer.decode([1] * 5),
+    "encode": lambda tokenizer, _: tokenizer.encode("aaaaa"),
+    "known": lambda tokenizer, known: known.tokens("aaab", [1, 1, 1, 1], tokenizer.codec),
 }
 
 
@@ -52,15 +50,15 @@ WORK: dict[str, Callable[[PromptEncoder, Conversations], object]] = {
 def test_streams_and_short_texts_go_on_while_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch, how: str):
     tokenizer = Slow()
     monkeypatch.setattr(prompts, "tokenizer_of", lambda _checkpoint: tokenizer)
-    encoder, known = PromptEncoder(SimpleNamespace(vocab_size=10)), Conversations()  # type: ignore[arg-type]
+    encoder, known = Prompts(SimpleNamespace(vocab_size=10)), Conversations()  # type: ignore[arg-type]
     known.answered("a", [2], [1, 1, 1])
 
-    long, shown = threading.Thread(target=WORK[how], args=(encoder, known), daemon=True), list[str]()
+    long, shown = threading.Thread(target=WORK[how], args=(encoder.needed, known), daemon=True), list[str]()
 
     def stream() -> None:
         detokenizer = encoder.detokenizer()
         assert detokenizer is not None
-        shown.append(detokenizer.add(1) + encoder.decode(encoder.encode("a")))
+        shown.append(detokenizer.add(1) + encoder.needed.decode(encoder.needed.encode("a")))
 
     short = threading.Thread(target=stream, daemon=True)
     long.start()

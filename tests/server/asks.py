@@ -73,7 +73,7 @@ def canaries(count: int, most_words: int = 60) -> list[Canary]:
 
 def known(llm: LLM, unknown: Sequence[Canary]) -> list[Canary]:
     """The same with what the library says."""
-    chats = [llm.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
+    chats = [llm.tokenizer.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
     params = [each.params(llm.default_sampling) for each in unknown]
     said = [output.text for output in llm.generate(chats, params)]
     plain = [output.text for output in llm.generate([each.prompt for each in unknown], params)]

@@ -7,7 +7,7 @@ import pytest
 
 from splitinfer.llm import LLM
 from splitinfer.server.ask import Chat, as_the_users, known_tokens
-from splitinfer.text.conversations import Conversations
+from splitinfer.text.conversations import Codec, Conversations
 
 
 def said(*messages: str) -> tuple[dict[str, Any], ...]:
@@ -26,12 +26,16 @@ def without_later_ones(messages: Any) -> str:
 class Template:
     """A model of which only the template is there."""
 
-    context_length, tokenizer = 8192, None
+    context_length, no_tools, codec = (
+        8192,
+        None,
+        Codec(lambda text: list(text.encode()), lambda ids: bytes(ids).decode()),
+    )
 
     def __init__(self, write: Callable[[Any], str]) -> None:
-        self.write, self.times = write, 0
+        self.write, self.times, self.tokenizer = write, 0, self
 
-    def encode_known(self, messages: Any, *_: Any, **_more: Any) -> tuple[list[int], str]:
+    def write_chat(self, messages: Any, **_: Any) -> tuple[list[int], str]:
         self.times += 1
         text = self.write(messages)
         return list(text.encode()), text

@@ -38,7 +38,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 answer_id,
                 created,
                 shape,
-                service.llm.token_bytes,
+                service.token_text,
                 fingerprint=service.fingerprint,
                 usage_now=lambda: answer.usage,
             ),
@@ -58,7 +58,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 answer_id,
                 created,
                 wanted,
-                service.llm.token_bytes,
+                service.token_text,
                 service.fingerprint,
                 usage_now=lambda: answer.usage,
                 prompt_of=lambda choice: answer.requests[choice],
@@ -115,7 +115,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         key = service.caller(request)
         ask, shape = await read_request(request, ResponseRequest, lambda one: response_ask(one, service.model))
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
-        writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
+        writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.token_text)
         events = _response_events if shape.streams else None
         return await answered(service, request, key, [ask], lambda _: writer, events, lambda: _named(writer.ping()))
 
