@@ -50,17 +50,18 @@ _SAMPLING: Table = {
     "repeat_last_n": Refused(_WINDOW, (-1,), only_with=_PENALTIES),
     **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
-    **_all("the model's own tokens are all there is", *EMPTY, names="logits_processors"),
+    **_all("no code of a client is run here", *EMPTY, names="logits_processors"),
     **_all("there is one model, without adapters", *EMPTY, names="adapters lora"),
     "skip_special_tokens": Refused("special tokens are not text", (True,)),
     "include_stop_str_in_output": Refused("an answer ends before the text that stops it", (False,)),
+    "repetition_detection": Refused("an answer ends by itself, at a stop or at its limit", EMPTY),
     "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
     "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
 TEMPLATE: Table = {
-    "chat_template": Refused("the model has its own"),
+    **_all("the model has its own", "", names="chat_template template"),
     "documents": Refused("give them as messages", EMPTY),
     "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
     "continue_final_message": Refused("an answer cannot be begun for the model", (False,)),
@@ -69,36 +70,34 @@ TEMPLATE: Table = {
 }
 
 
-def _forms(here: str) -> Table:
+def _forms(why: str) -> Table:
     """Names under which other servers are told the form of an answer."""
     names = "format grammar json_schema structured_outputs guided_json guided_regex guided_choice guided_grammar"
-    return _named(here, *EMPTY, names=names)
+    return _all(why, *EMPTY, names=names)
 
 
 _OPENAI: Table = {
     **_SAMPLING,
     **_named("stop", *EMPTY, names="stop_sequences"),
-    "audio": Refused("answers are text"),
-    "modalities": Refused("answers are text", (["text"],)),
+    "modalities": Refused("answers are text", ([], ["text"])),
     "web_search_options": Refused("the server runs no searches"),
 }
 CHAT: Table = {
     **_OPENAI,
     **TEMPLATE,
-    **_forms("response_format"),
+    **_forms("forms are JSON, by response_format"),
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
     **_named("enable_thinking", names="think thinking"),
     **_all("give a message of the role system", "", names="system instructions"),
     "best_of": Refused("answers are not ranked", (1,)),
     "functions": Refused("it is deprecated; give tools", EMPTY),
-    "function_call": Refused("it is deprecated; give tool_choice", ("none", "auto")),
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "add_special_tokens": Refused("the model's template always writes its own", (False,)),
     "echo": Refused("a chat has no text that could be repeated", (False,)),
 }
 COMPLETIONS: Table = {
     **_OPENAI,
-    **_forms("POST /v1/chat/completions with response_format"),
+    **_forms("a text is continued in any form; ask for a chat with response_format"),
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
     "response_format": Refused("a text is continued in any form; ask for a chat", ({"type": "text"},)),
     "suffix": Refused("a model cannot be made to end at a given text", EMPTY),
@@ -107,7 +106,7 @@ COMPLETIONS: Table = {
 RESPONSES: Table = {
     **_OPENAI,
     **TEMPLATE,
-    **_forms("text.format"),
+    **_forms("forms are JSON, by text.format"),
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens n_predict"),
     **_named("enable_thinking", names="think thinking"),
     **_named("instructions", "", names="system"),
@@ -121,7 +120,7 @@ RESPONSES: Table = {
 ANTHROPIC: Table = {
     **_SAMPLING,
     **TEMPLATE,
-    **_forms("output_config.format"),
+    **_forms("forms are JSON, by output_config.format"),
     **_named("max_tokens", -1, names="n_predict"),
     **_named("thinking", names="think"),
     "response_format": Refused("its name here is output_config.format", ({"type": "text"},)),

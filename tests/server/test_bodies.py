@@ -102,7 +102,7 @@ UNSUPPORTED: list[tuple[str, Any, str]] = [  # what would change an answer, and 
     (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type 'custom' 'function'"),
     (CHAT, {"messages": [{"role": "function", "name": "f", "content": "x"}]}, "'function' tool"),
     (CHAT, user({"type": "input_audio"}), "'input_audio' text"),
-    (CHAT, {"audio": {"voice": "a"}}, "audio"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities text"),
     (CHAT, {"grammar": "root ::= x"}, "grammar response_format"),
     (TEXT, {"best_of": 3, "n": 2}, "best_of n"),
     (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs stream"),
