@@ -169,7 +169,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-IDLE = ("service_tier", "safety_identifier", "prompt_cache_key", "max_tool_calls")
+IDLE = ("service_tier", "safety_identifier", "prompt_cache_key", "max_tool_calls", "user")
 
 
 @pytest.mark.parametrize("more", RESPONSES.values(), ids=RESPONSES.keys())
@@ -177,7 +177,10 @@ def test_responses(http: httpx.Client, more: dict[str, Any]):
     body = {"model": "demo", **more}
     document = send(http, "/v1/responses", body)
     whole = checked(Response, document.content)
-    found = events(send(http, "/v1/responses", {**body, "stream": True}))
+    streamed = send(http, "/v1/responses", {**body, "stream": True})
+    for said in (document, streamed):
+        assert more.keys() & {*IDLE} <= set(said.headers.get("x-splitinfer-ignored", "").split(", "))
+    found = events(streamed)
     made = [checked(ResponseStreamEvent, data) for _, data in found]
     sent = [json.loads(data) for _, data in found]
     for response in (document.json(), *(one["response"] for one in sent if "response" in one)):
