@@ -130,6 +130,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     (CHAT, {"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     (CHAT, {"logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias 1,024"),
     (CHAT, {"model": "x" * 513}, "model 512"),
+    (RESPONSE, {"metadata": {"k": "v" * 20_000}}, "metadata 16,384"),
     (CHAT, {"messages": HI * 4097}, "messages 4,096"),
     (CHAT, {"tools": [TOOL] * 1025}, "tools 1,024"),
     (CHAT, {"messages": [{"role": "user", "content": [1] * 500_000}]}, "messages[0].content[0]"),

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import Fields, Kinds, Name
+from splitinfer.server.fields import Fields, Kinds, Name, wrong
 from splitinfer.server.openai.generating import (
     ForTemplate,
     Generating,
@@ -36,8 +36,10 @@ from splitinfer.server.openai.response_items import (
     functions_of,
 )
 from splitinfer.server.refused import RESPONSES
+from splitinfer.server.stream import json_line
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+_MOST_METADATA = 1 << 14
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -45,6 +47,13 @@ class FlatSchema(NamedSchema):
     """JSON of a schema, in one object."""
 
     type: Literal["json_schema"]
+
+
+def _small(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What comes back with the answer: of a stream, with each event that has the whole response."""
+    if (size := len(json_line(metadata))) > _MOST_METADATA:
+        raise wrong(f" may have {_MOST_METADATA:,} characters of JSON, not {size:,}")
+    return metadata
 
 
 class Text(Fields):
@@ -87,7 +96,7 @@ class ResponseRequest(InputRequest, Generating):
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     include: list[str] = Field(default_factory=list, max_length=32, fail_fast=True)
-    metadata: dict[str, Any] = Field(default_factory=dict)  # comes back with the answer
+    metadata: Annotated[dict[str, Any], AfterValidator(_small)] = Field(default_factory=dict)
 
     def form(self) -> dict[str, Any]:
         form = self.text.format
