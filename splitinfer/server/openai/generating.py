@@ -43,12 +43,10 @@ class JsonFormat(Fields):
 
 
 class NamedSchema(Fields):
-    """A schema, which is enforced. Responses repeat the rest."""
+    """A schema, which is enforced. Responses repeat it with its name."""
 
     name: Name | None = None
-    description: Any = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: Any = None
 
 
 class SchemaFormat(Fields):
