@@ -42,6 +42,8 @@ def test_a_thread_is_refused_so_that_clients_do_without_one():
 def test_sampling():
     got = ask(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"]).params(Recommended({}), 100)
     assert (got.max_tokens, got.temperature, got.top_p, got.top_k, got.stop) == (9, 0.5, 0.9, 5, ("END",))
+    got = ask(seed=3, min_p=0.1, stop="A", stop_sequences=["B"]).params(Recommended({}), 100)
+    assert (got.seed, got.min_p, got.stop) == (3, 0.1, ("A", "B"))
 
 
 def test_a_conversation_as_templates_take_it():
