@@ -133,8 +133,9 @@ _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def _ignore(name: str, ignored: Ignored | None) -> None:
-    plain = _NOT_IN_HEADERS.sub("", name[: 4 * _MOST_OF_NAME])[:_MOST_OF_NAME]
-    if plain and ignored is not None and len(ignored) < _MOST_IGNORED:
+    if ignored is None or len(ignored) >= _MOST_IGNORED:
+        return
+    if plain := _NOT_IN_HEADERS.sub("", name[: 4 * _MOST_OF_NAME])[:_MOST_OF_NAME]:
         ignored[plain] = None
 
 
