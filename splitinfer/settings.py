@@ -39,8 +39,8 @@ class Settings(ServingOptions):
         that pays only where the link and the host take longer than a step of few rows.
     flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
         while it runs, or no drafts where they lose.
-    kv_dir: without it, KV is only in memory; the command line has a folder by default. A worker on another machine
-        uses the folder that it was started with.
+    kv_dir: without it, or as "none", KV is only in memory; the command line has a folder by default. A worker on
+        another machine uses the folder that it was started with.
 
     Raises:
         ValueError: a value out of its range, named with the range.
@@ -164,6 +164,6 @@ class Settings(ServingOptions):
         """Where this machine stores KV on disk; ``None``: nowhere."""
         from splitinfer.kvstore.store import Disk
 
-        if self.kv_dir is None or not self.prefix_cache:
+        if self.kv_dir in (None, "none") or not self.prefix_cache:
             return None
         return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)

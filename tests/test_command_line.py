@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from splitinfer import cli
 from splitinfer.cli import app, pipeline
-from splitinfer.cli.options import PipelineOptions, plain_settings
+from splitinfer.cli.options import PipelineOptions, disk_of, plain_settings
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
@@ -157,12 +157,20 @@ def test_each_declared_option_reaches_the_settings(tmp_path: Path):
         "float32_head": True, "token_budget": 64,
     }  # fmt: skip
     settings = plain_settings(PipelineOptions(declared=given))
-    assert (settings.kv_bytes, settings.kv_dir, settings.kv_dir_bytes) == (25 * 10**8, tmp_path, 10**18)
+    assert settings.disk is not None
+    assert (settings.kv_bytes, settings.disk.path, settings.kv_dir_bytes) == (25 * 10**8, tmp_path, 10**18)
     assert (settings.policy, settings.context, settings.float32_head, settings.token_budget) == (
         "watermark", 99, True, 64
     )  # fmt: skip
-    assert plain_settings(PipelineOptions(declared={"kv_dir": "none"})).kv_dir is None
-    assert plain_settings(PipelineOptions()).kv_dir == default_folder()
+    usual = plain_settings(PipelineOptions()).disk
+    assert usual is not None
+    assert usual.path == default_folder()
+
+
+def test_no_folder_for_kv_is_called_none():
+    """The word means the same in a layout's options, in Python, and on a worker."""
+    in_memory = Settings(kv_dir="none"), plain_settings(PipelineOptions(declared={"kv_dir": "none"}))
+    assert [*(settings.disk for settings in in_memory), disk_of("none", 1.0)] == [None] * 3
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])

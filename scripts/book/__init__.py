@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from book import commands, diagrams, fields, settings
+from book import commands, diagrams, settings
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/commands.md": commands.page,
     "docs/reference/settings.md": settings.page,
-    "docs/reference/server-fields.md": fields.page,
     **{f"docs/pictures/{name}.svg": made for name, made in diagrams.DIAGRAMS.items()},
 }

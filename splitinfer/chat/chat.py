@@ -167,14 +167,14 @@ class Chat:
             seen = self._seen(messages)
         except ContextExceeded:  # of so many pictures that they were not read
             return [0] * (self._context + 1)
-        return self._llm.encode_chat(messages) if seen is None else list(seen.plain)
+        return self._llm.tokenizer.encode_chat(messages) if seen is None else list(seen.plain)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
         """A conversation with its pictures; ``None`` if it has none."""
         if not has_pictures(messages):
             return None
         chat, files = self._llm.seeing.taken_out(messages)
-        return self._llm.seeing.prompt(self._llm.encode_chat(chat), files, self._context)
+        return self._llm.seeing.prompt(self._llm.tokenizer.encode_chat(chat), files, self._context)
 
     @property
     def _context(self) -> int:

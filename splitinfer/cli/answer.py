@@ -26,7 +26,7 @@ def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: b
     Raises:
         WorkerLost: the pipeline could not go on; the answer so far is on standard output.
     """
-    prompt = llm.encode(text) if raw else llm.encode_chat([{"role": "user", "content": text}])
+    prompt = llm.tokenizer.encode(text) if raw else llm.tokenizer.encode_chat([{"role": "user", "content": text}])
     before = llm.stats()
     request = llm.submit(prompt, params)
     if as_json:

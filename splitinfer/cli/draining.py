@@ -55,7 +55,7 @@ def open_llm(
     """
     llm, left = load_llm(layout, model, settings), threading.Event()
     closing_llm = _closing(
-        llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.kv_dir else 0.0)
+        llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
     )
     with shutdown.closed_by(closing_llm), llm, closing(LiveSocket(llm)):
         try:

@@ -310,9 +310,9 @@ def settings_of(options: PipelineOptions) -> Settings:
 def plain_settings(options: PipelineOptions) -> Settings:
     """The settings of a pipeline whose stages are named elsewhere."""
     given = {name: _in_own_unit(_DECLARED[name], value) for name, value in options.declared.items()}
-    folder = _folder(given.get("kv_dir"))
+    given["kv_dir"] = given.get("kv_dir") or default_folder()
     try:
-        return Settings(**{**given, "kv_dir": folder})
+        return Settings(**given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -343,16 +343,10 @@ def _check_named(options: PipelineOptions) -> None:
         raise typer.BadParameter(f"{unused[0]} is for choosing a cut, and {has_one}; give --workers or --auto instead")
 
 
-def _folder(kv_dir: str | None) -> Path | None:
-    """The folder for KV that ``--kv-dir`` names; ``None``: in memory only."""
-    if kv_dir == "none":
-        return None
-    return default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
-
-
 def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     """The KV store on disk that the options name; ``None`` if there is to be none."""
-    return Settings(kv_dir=_folder(kv_dir), kv_dir_bytes=_in_own_unit(_DECLARED["kv_dir_bytes"], gigabytes)).disk
+    most = _in_own_unit(_DECLARED["kv_dir_bytes"], gigabytes)
+    return Settings(kv_dir=kv_dir or default_folder(), kv_dir_bytes=most).disk
 
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":

@@ -16,7 +16,7 @@ from splitinfer.grammar.calls import call_grammar
 from splitinfer.grammar.compiling import Compiler
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import Prompts
 from splitinfer.text.answer import Tool
 
 _CLOSING = "\nThere is no time left to think, so I answer now.\n"
@@ -25,7 +25,7 @@ _CLOSING = "\nThere is no time left to think, so I answer now.\n"
 class AnswerForms:
     """Makes the rules of requests for one model. From any thread."""
 
-    def __init__(self, prompts: PromptEncoder) -> None:
+    def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
 
     def rules(self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool) -> AnswerRules | None:
@@ -72,9 +72,10 @@ class AnswerForms:
 
     def _named_in(self, text: str) -> dict[str, int]:
         """The special tokens that the model makes of a text, by their names, the longest first."""
-        tokens = self._prompts.encode(text, adds_special=False) if text else []
+        tokenizer = self._prompts.needed
+        tokens = tokenizer.encode(text, adds_special=False) if text else []
         special = {token for token in tokens if self._vocabulary.is_named_by_id(token)}
-        named = {self._prompts.token_bytes(token).decode(): token for token in special}
+        named = {tokenizer.token_bytes(token).decode(): token for token in special}
         return dict(sorted(named.items(), key=lambda one: -len(one[0])))
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class AnswerForms:
             tokenizer.split,
             tokenizer.special_ids,
             tokenizer.eos_token_ids,
-            None if marks is None else Thinking(*marks, tuple(prompts.encode(_CLOSING, adds_special=False))),
+            None if marks is None else Thinking(*marks, tuple(tokenizer.encode(_CLOSING, adds_special=False))),
         )
 
     @cached_property

@@ -41,7 +41,7 @@ from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.operated import Operated
-from splitinfer.llm.prompts import PromptEncoder, Texts
+from splitinfer.llm.prompts import Prompts
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
 from splitinfer.llm.setup import (
@@ -62,12 +62,13 @@ from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
 from splitinfer.text.answer import Tool
+from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress
 
 log = logging.getLogger(__name__)
 
 
-class LLM(Texts, Operated):
+class LLM(Operated):
     """A model cut by layers over the stages of a layout, ready for requests.
 
     Args:
@@ -131,10 +132,9 @@ class LLM(Texts, Operated):
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
-        self._prompts = PromptEncoder(self._checkpoint)
-        self.tokenizer, self._lock = self._prompts.tokenizer, self._prompts._lock  # one tokenizer, so one lock
+        self._prompts = Prompts(self._checkpoint)
         self._forms = AnswerForms(self._prompts)
-        check_draft(self.layout, self.tokenizer)
+        check_draft(self.layout, self._prompts.tokenizer)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         if (self.settings.context or 0) > self._checkpoint.context_length:
@@ -150,7 +150,7 @@ class LLM(Texts, Operated):
             self._make_drafter,
         )
         folders = () if self.settings.picture_dir is None else (Path(self.settings.picture_dir),)
-        self.seeing = Seeing(self._checkpoint, self.tokenizer, can_see=setup.sees, folders=folders)
+        self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees, folders=folders)
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
@@ -161,6 +161,19 @@ class LLM(Texts, Operated):
             lambda: setup.drafter(lambda progress: notice(DRAFT, progress)),
         )
         self._engine.wait_until_ready()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of texts (``encode``) and of chats (``encode_chat``), and texts of tokens (``decode``).
+
+        Raises:
+            ModelError: the model's folder has none (``has_tokenizer``), so prompts must be token ids.
+        """
+        return self._prompts.needed
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._prompts.tokenizer is not None
 
     @property
     def context_length(self) -> int:
@@ -333,7 +346,8 @@ class LLM(Texts, Operated):
         """A prompt with its pictures, if it has not got them already."""
         if isinstance(prompt, SeenPrompt):
             return prompt
-        return self.seeing.prompt(self.encode(prompt) if isinstance(prompt, str) else prompt, seen, self.context_length)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return self.seeing.prompt(tokens, seen, self.context_length)
 
     def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
         """What holds for an answer; compiling a grammar may take a second."""

@@ -1,25 +1,21 @@
-"""Prompts as token ids, and token ids as text, for one model.
+"""Prompts as token ids, and token ids as text, for one model. From any number of threads at a time, without a lock, so
+that no short text waits for a long one, and no stream, whose every token is decoded, for either.
 
-A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed"), and
-encoding may change it, the first time: to the settings that it is used with from then on. So encoding holds a lock.
-
-Decoding changes nothing and holds none, so that no stream, whose every token is decoded, waits for a long text: in
-tokenizers 0.23 ``PyTokenizer::decode`` takes the tokenizer as ``&self`` (bindings/python/src/tokenizer.rs), and
-``_decode`` of transformers 5 only reads (tokenization_utils_tokenizers.py; the same in tokenization_python.py and
-tokenization_mistral_common.py).
+A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed").
+Encoding changes it the first time only: to the settings that it is used with from then on, which are always the same
+(no truncation, no padding, special tokens as such). So a text is encoded once before any other. After that
+``_encode_plus`` of transformers 5 only reads (tokenization_utils_tokenizers.py: it sets what differs;
+tokenization_python.py and tokenization_mistral_common.py set nothing), and so does decoding: tokenizers 0.23 takes the
+tokenizer as ``&self`` for both (bindings/python/src/tokenizer.rs).
 """
 
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import Detokenizing
 from splitinfer.errors import ContextExceeded, ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.generation_config import end_tokens
-from splitinfer.text.answer import Tool
-from splitinfer.text.conversations import Conversations
 from splitinfer.text.tokenizer import Tokenizer
 
 
@@ -32,125 +28,35 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, config), config.get("model_type"))
 
 
-class Texts:
-    """Texts as token ids and back, by a model's own tokenizer and chat template. ``tokenizer``: the model's; ``None``
-    where its folder has none."""
-
-    tokenizer: Tokenizer | None
-    _checkpoint: Checkpoint
-    _lock: threading.Lock  # held while encoding
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
-        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
-
-    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer, so only token ids can be given.
-        """
-        with self._lock:
-            return self._need_tokenizer().encode(text, adds_special=adds_special)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> list[int]:
-        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
-
-        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way. ``tools``: those that the model may call, as in
-        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``. ``opens_answer``: false
-        leaves out what opens the next answer.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer.
-            RequestError: the template refuses the messages, or there is none for the tools.
-        """
-        with self._lock:
-            return self._need_tokenizer().encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> str:
-        """The text that ``encode_chat`` encodes.
-
-        Raises:
-            ModelError, RequestError: as ``encode_chat``.
-        """
-        with self._lock:
-            return self._need_tokenizer().render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-
-    def encode_known(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        known: Conversations,
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-    ) -> tuple[list[int], str]:
-        """``encode_chat`` for chats that come again as text alone, and the text. ``known``: the answers so far, each
-        told with ``answered``; a chat that begins with one gets the tokens that were computed, so that its KV is found.
-
-        Raises:
-            ModelError, RequestError: as ``encode_chat``.
-        """
-        with self._lock:
-            tokenizer = self._need_tokenizer()
-            plain = tokenizer.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-            text = tokenizer.render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
-            return known.tokens(text, plain, tokenizer.codec), text
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens left out.
-
-        Raises:
-            ModelError: the model's folder has no tokenizer.
-            RequestError: an id is outside the vocabulary.
-        """
-        self._check_ids(token_ids)
-        return self._need_tokenizer().decode(token_ids)
-
-    @property
-    def _num_embeddings(self) -> int:
-        return self._checkpoint.vocab_size or 2**31 - 1
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        size = self._num_embeddings
-        bad = next((t for t in tokens if not 0 <= t < size), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ModelError(f"{self._checkpoint.folder} has no tokenizer, so prompts must be token ids")
-        return self.tokenizer
-
-
-class PromptEncoder(Texts):
-    """Encodes and checks prompts."""
+class Prompts:
+    """Checks prompts, and says how answers end and become text. ``tokenizer``: the model's; ``None`` where its folder
+    has none."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._lock = checkpoint, threading.Lock()
+        self._checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
         if self.tokenizer is not None:
             self.tokenizer.encode("")  # changes what it has to change
 
     @property
+    def needed(self) -> Tokenizer:
+        """The tokenizer, where there is no doing without.
+
+        Raises:
+            ModelError: the model's folder has none.
+        """
+        if self.tokenizer is None:
+            raise ModelError(f"{self._checkpoint.folder} has no tokenizer, so prompts must be token ids")
+        return self.tokenizer
+
+    @property
     def vocab_size(self) -> int:
         """The number of tokens that may be sampled."""
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings
+
+    @property
+    def _num_embeddings(self) -> int:
+        return self._checkpoint.vocab_size or 2**31 - 1
 
     def check(self, tokens: Sequence[int], context_length: int) -> None:
         """Check a prompt.
@@ -168,7 +74,10 @@ class PromptEncoder(Texts):
                 f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
                 f"the answer's first token included{more}"
             )
-        self._check_ids(tokens)
+        size = self._num_embeddings
+        bad = next((t for t in tokens if not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
     def check_biases(self, params: SamplingParams) -> None:
         """Check a request's biases.

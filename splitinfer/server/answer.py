@@ -16,7 +16,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.request import Handling
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.pictures import read_prompt
+from splitinfer.server.reading import Reader
 from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import AnswerParser, AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
@@ -223,16 +223,16 @@ async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGener
                 return
 
 
-async def submit(llm: LLM, answer: Answer, ask: Ask, handling: Handling, known: Conversations) -> None:
-    """Ask the engine for the answers to one prompt, beside those to the prompts before it. ``known``: the conversations
-    so far, which this one becomes a part of. What takes time is done beside the event loop. What was asked is in
-    ``answer`` also where this fails.
+async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, size: int) -> None:
+    """Ask the engine for the answers to one prompt, beside those to the prompts before it. ``size``: of the request, in
+    bytes. What takes time is done beside the event loop. What was asked is in ``answer`` also where this fails.
 
     Raises:
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    seen, prompt, text = await read_prompt(llm, ask.prompt, known)
+    llm, known = reader.llm, reader.known
+    seen, prompt, text = await reader.read(ask.prompt, size)
     room = llm.context_length - len(seen.tokens)
     has_form = ask.sampling.get("grammar") is not None and not ask.must_call
     if ask.has_formed_calls:
@@ -251,7 +251,7 @@ async def submit(llm: LLM, answer: Answer, ask: Ask, handling: Handling, known: 
 
 def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
     """What makes an answer known, without its end token: templates write one of their own, or none."""
-    ends = frozenset() if llm.tokenizer is None else llm.tokenizer.eos_token_ids
+    ends = llm.tokenizer.eos_token_ids if llm.has_tokenizer else frozenset()
 
     def tell(answer: list[int]) -> None:
         known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
@@ -261,6 +261,6 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | HarmonyParser | None:
     """Chats are told apart into parts; what continues a text is text."""
-    if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
+    if not isinstance(ask.prompt, Chat):
         return None
     return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools, has_form=has_form)

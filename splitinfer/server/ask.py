@@ -16,7 +16,7 @@ conversation with one is written out, and where the words are not found they bec
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.core.grammar import Grammar, GrammarKind
@@ -103,37 +103,22 @@ _AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each tok
 _PIECE = 1 << 16  # characters
 
 
-def prompt_tokens(llm: LLM, prompt: Prompt) -> list[int]:
-    """A prompt as token ids. It takes time: call it beside the event loop.
+def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
+    """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
+    is a chat. It takes time: call it beside the event loop.
 
     Raises:
         Problem: 400, there is so much of it that it is not tokenized.
-        SplitinferError: as ``LLM.encode`` and ``LLM.encode_chat``.
+        SplitinferError: as ``LLM.tokenizer`` and ``Tokenizer.encode_chat``.
     """
     match prompt:
         case Chat():
-            chat = settled_chat(llm, prompt)
-            opens = chat.opens_answer
-            return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            return _chat_tokens(llm, prompt, known)
         case str(text):
             check_size(llm, text)
-            return llm.encode(text)
+            return llm.tokenizer.encode(text), None
         case tokens:
-            return list(tokens)
-
-
-def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
-    """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
-    is a chat.
-
-    Raises:
-        Problem, SplitinferError: as ``prompt_tokens``.
-    """
-    if not isinstance(prompt, Chat):
-        return prompt_tokens(llm, prompt), None
-    chat = settled_chat(llm, prompt)
-    opens = chat.opens_answer
-    return llm.encode_known(chat.messages, known, tools=chat.tools, options=chat.options, opens_answer=opens)
+            return list(tokens), None
 
 
 def check_size(llm: LLM, prompt: Chat | str) -> None:
@@ -159,7 +144,7 @@ def _check_pieces(llm: LLM, texts: list[str]) -> None:
     found, most = 0, 2 * llm.context_length
     for text in texts:
         for start in range(0, len(text), _PIECE):
-            found += len(llm.encode(text[start : start + _PIECE]))
+            found += len(llm.tokenizer.encode(text[start : start + _PIECE]))
             if found > most:
                 raise Problem(
                     400,
@@ -186,23 +171,27 @@ def _texts_in(value: Any) -> Iterator[str]:
 # -- what the system says later --------------------------------------------------------------------
 
 
-def settled_chat(llm: LLM, chat: Chat) -> Chat:
-    """The conversation as the model's template takes it without losing anything of the system's.
+def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int], str]:
+    """A conversation as the model's template takes it without losing anything of the system's.
 
     Raises:
         Problem: 400, it is too large, or there are tools, of which the model cannot be told.
-        SplitinferError: as ``LLM.render_chat``.
+        SplitinferError: as ``known_tokens``.
     """
     check_size(llm, chat)
-    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
-        raise unsupported("tools", llm.tokenizer.no_tools)
-    late = [message["content"].strip() for message in _late(chat.messages)]
-    if not late:
-        return chat
-    text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)
-    if all(words in text for words in late):
-        return chat
-    return replace(chat, messages=tuple(as_the_users(chat.messages)))
+    tokenizer = llm.tokenizer
+    if chat.tools and tokenizer.no_tools is not None:
+        raise unsupported("tools", tokenizer.no_tools)
+
+    def written(messages: Sequence[Message]) -> tuple[list[int], str]:
+        more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
+        plain, text = tokenizer.write_chat(messages, **more)
+        return known.tokens(text, plain, tokenizer.codec), text
+
+    tokens, text = written(chat.messages)
+    if all(message["content"].strip() in text for message in _late(chat.messages)):
+        return tokens, text
+    return written(as_the_users(chat.messages))
 
 
 def as_the_users(messages: Sequence[Message]) -> list[Message]:

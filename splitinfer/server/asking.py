@@ -9,13 +9,12 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.errors import QueueFull
 from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, submit
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import AGAIN, Problem
+from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Arrival, Usage
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping, left
@@ -69,7 +68,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     Raises:
         ClientDisconnect: the client has gone.
         Problem: it is not admitted, or a value is out of its range.
-        SplitinferError: as ``LLM.submit``.
+        SplitinferError: as ``LLM.submit``, a full queue included.
     """
     handling, state = handling_of(request), request.state
     if service.logs_prompts:
@@ -81,12 +80,9 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
 
     async def submit_all() -> None:
         for ask in asks:
-            await submit(service.llm, answer, ask, handling, service.conversations)
+            await submit(service.reader, answer, ask, handling, state.size)
 
-    try:
-        await until_gone(request, submit_all())
-    except QueueFull as error:
-        raise service.turned_away(f"{error}") from error
+    await until_gone(request, submit_all())
     service.took_one()
     state.answer = answer
     arrival = Arrival(state.route, state.request_id, state.began, request.headers)

@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Fields)
 
 MAX_BYTES = 32 << 20  # a conversation that fills a context of a million tokens has about 5 MB
 MAX_TOGETHER = 16 * MAX_BYTES  # of all requests under way: a body is in memory until its answer is over
@@ -72,6 +74,16 @@ async def read_json(
         return ask(parsed(raw))
 
     return work() if len(raw) < _SOON_PARSED else await asyncio.to_thread(work)
+
+
+async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:
+    """What the body asks as a request of a model. ``ask``: reads that, as for ``read_json``. The state of the request
+    gets the names of the fields that have no effect.
+
+    Raises:
+        Problem, ClientDisconnect: as ``read_json``.
+    """
+    return await read_json(request, lambda body: ask(read(model, body, request.state.ignored)))
 
 
 async def _bounded(request: Request, max_bytes: int) -> bytes:

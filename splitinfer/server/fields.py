@@ -1,30 +1,30 @@
-"""What every model of a request has: fields that are known, values of their types, and one sentence for what is wrong.
+"""What every model of a request has: values of their types, one sentence for what is wrong, and what becomes of a field
+that no model has.
 
-No field is ignored in silence. A request is a pydantic model with every field of its API's official client, nested ones
-included; `docs/reference/server-fields.md` is written from the models (`scripts/book`). A field is one of three:
+A request is a pydantic model of the fields that have an effect here. Every other field is one of two:
 
-    typed      does what the API says
-    Ignored    changes nothing, because it could not change an answer here; the page says why
-    Refused    with a sentence that names it, unless its value is one that asks for nothing
+    refused   it would change the answer (``Fields.refused``): a sentence names it, unless its value asks for nothing
+    ignored   the request is carried out without it, and its name is told: `X-Splitinfer-Ignored`
 
-``null`` asks for nothing anywhere, so that it may be there under any name. Objects of several kinds, such as parts of a
-message, are told apart by one of their fields (``Kinds``). Models are made once, when their module is imported.
+So a client that is newer than this server is answered, and finds out what had no effect. ``null`` asks for nothing
+anywhere, so that it may be there under any name. Objects of several kinds, such as parts of a message, are told apart
+by one of their fields (``Kinds``). Models are made once, when their module is imported.
 """
 
-import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -47,7 +47,7 @@ def wrong(
 
 
 def not_a(wanted: str, value: object, *, inside: str = "") -> PydanticCustomError:
-    return wrong(f" must be {wanted}, not {shown(value)}", inside=inside)
+    return wrong(f" must be {wanted}, not {value!r:.{_SHOWN}}", inside=inside)
 
 
 def not_supported(
@@ -55,12 +55,7 @@ def not_supported(
 ) -> PydanticCustomError:
     """A field, or a value of it, is not honoured."""
     said = "" if value is None else f" {value!r:.40}"
-    sentence = f"{said} is not supported: {why}"
-    return wrong(sentence, inside=inside, code="unsupported_parameter", details=details)
-
-
-def shown(value: object) -> str:
-    return f"{value!r:.{_SHOWN}}"
+    return wrong(f"{said} is not supported: {why}", inside=inside, code="unsupported_parameter", details=details)
 
 
 _WANTED = {
@@ -81,14 +76,14 @@ _MOST = {"too_long": ("max_length", "entries"), "string_too_long": ("max_length"
 M = TypeVar("M", bound="Fields")
 
 
-def read(model: type[M], body: Mapping[str, Any]) -> M:
-    """A body as a request.
+def read(model: type[M], body: Mapping[str, Any], ignored: "Ignored | None" = None) -> M:
+    """A body as a request. ``ignored``: gets the names of the fields that have no effect.
 
     Raises:
         Problem: 400, in a sentence that names the field.
     """
     try:
-        return model.model_validate(body)
+        return model.model_validate(body, context=ignored)
     except ValidationError as error:
         found = error.errors(include_url=False)
     # What is there and wrong says more than what is missing.
@@ -99,10 +94,8 @@ def _problem(error: Any) -> Problem:
     name, context, value = _name(error["loc"]), error.get("ctx", {}), error["input"]
     match error["type"]:
         case "wrong":
-            name += context["inside"]
-            param = name.removeprefix(".")
-            sentence = context["words"].replace("{name}", f"{param!r:.120}") if "{name}" in context["words"] else None
-            words = sentence or f"{param}{context['words']}"
+            param = (name + context["inside"]).removeprefix(".")
+            words = f"{param}{context['words']}"
             return Problem(400, words, param=param, code=context["code"], details=context["details"])
         case "missing":
             return Problem(400, f"{name} must be given", param=name)
@@ -112,12 +105,13 @@ def _problem(error: Any) -> Problem:
             most, what = _MOST[kind]
             sentence = f"{name} may have {context[most]:,} {what}, not {len(value):,}"
         case kind:
-            sentence = f"{name} must be {_WANTED.get(kind, 'something else').format(**context)}, not {shown(value)}"
+            wanted = _WANTED.get(kind, "something else").format(**context)
+            sentence = f"{name} must be {wanted}, not {value!r:.{_SHOWN}}"
     return Problem(400, sentence, param=name, code="invalid_value")
 
 
 def _name(place: tuple[str | int, ...]) -> str:
-    """A field as its client would write it. Negative numbers are of ``_either``."""
+    """A field as its client would write it. Negative numbers are of ``Kinds``."""
     name = ""
     for part in place:
         if isinstance(part, str):
@@ -127,12 +121,52 @@ def _name(place: tuple[str | int, ...]) -> str:
     return name
 
 
-# -- models and types ------------------------------------------------------------------------------
+# -- fields that no model has ------------------------------------------------------------------------
+
+
+EMPTY: tuple[Any, ...] = ([], {}, "", False)
+
+Ignored = dict[str, None]
+"""Names of fields that have no effect, in their order, as a header may hold them."""
+_MOST_IGNORED, _MOST_OF_NAME = 32, 40  # names; characters
+_NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def _ignore(name: str, ignored: Ignored | None) -> None:
+    if ignored is None or len(ignored) >= _MOST_IGNORED:
+        return
+    if plain := _NOT_IN_HEADERS.sub("", name[: 4 * _MOST_OF_NAME])[:_MOST_OF_NAME]:
+        ignored[plain] = None
+
+
+_OFF = {"repetition_penalty": (0, 1)}  # other penalties are off at 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer, and why that is not done.
+
+    neutral: values that ask for nothing, so that they may be there; ``is_neutral`` knows others.
+    only_with: penalties of the request, all of which must be off for it to change nothing.
+    details: by which a client finds out that it can do without (``Problem.details``).
+    """
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    is_neutral: Callable[[Any], bool] = lambda _: False
+    only_with: tuple[str, ...] = ()
+    details: Mapping[str, Any] | None = None
+
+    def allows(self, value: Any, request: Mapping[str, Any]) -> bool:
+        if value in self.neutral or self.is_neutral(value):
+            return True
+        return bool(self.only_with) and all(request.get(name, 0) in _OFF.get(name, (0,)) for name in self.only_with)
 
 
 class Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     known: ClassVar[frozenset[str]] = frozenset()
+    refused: ClassVar[Mapping[str, Refused]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -140,18 +174,17 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_known_fields(cls, given: Any) -> Any:
-        """The fields that ask for something; one alone is named of those that nobody knows, however many there are."""
+    def _of_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
+        """The fields that ask for something; of the others each is refused or ignored."""
         if not isinstance(given, dict):
             return given
         asked = without_nulls(given)
-        if not asked.keys() <= cls.known:
-            unknown = next(name for name in asked if name not in cls.known)
-            raise wrong(
-                f"there is no field {{name}} here{_meant(unknown, cls.known)}",
-                inside=f".{unknown:.{_SHOWN}}",
-                code="unknown_parameter",
-            )
+        for name in [name for name in asked if name not in cls.known]:
+            refused = cls.refused.get(name)
+            if refused is None:
+                _ignore(name, info.context)
+            elif not refused.allows(asked[name], asked):
+                raise not_supported(refused.why, inside=f".{name}", details=refused.details)
         return asked
 
 
@@ -160,118 +193,52 @@ def without_nulls(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} if None in given.values() else given
 
 
-def _meant(name: str, known: frozenset[str]) -> str:
-    near = get_close_matches(name[:_SHOWN], sorted(known), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else ""
+# -- types -------------------------------------------------------------------------------------------
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 TokenId = CountOrNone
 Name = Annotated[str, Field(max_length=MOST_NAME)]
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A field that changes nothing here, and why that is right. ``most``: characters of a text in it."""
-
-    why: str
-    most: int | None = None
-
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return (
-            core_schema.any_schema() if self.most is None else core_schema.no_info_plain_validator_function(self._short)
-        )
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        bound = {} if self.most is None else {"maxLength": self.most}
-        return {"description": f"Ignored: {self.why}", **bound}
-
-    def _short(self, value: Any) -> Any:
-        if self.most is not None and isinstance(value, str) and len(value) > self.most:
-            raise wrong(f" may have {self.most:,} characters, not {len(value):,}")
-        return value
-
-
-@dataclass(frozen=True, slots=True, eq=False)  # `Annotated` would take one of two whose values are 0 and False for both
-class Refused:
-    """A field that is refused, and why. ``neutral``: values that ask for nothing, so that they may be there.
-    ``is_neutral`` knows others, which are ``said``. ``details``: by which a client finds out that it can do without
-    (``Problem.details``)."""
-
-    why: str
-    neutral: tuple[Any, ...] = ()
-    is_neutral: Callable[[Any], bool] = lambda _: False
-    said: str = ""
-    details: Mapping[str, Any] | None = None
-
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        values = (
-            {"enum": list(self.neutral)} if self.neutral else {"enum": [json.loads(self.said)]} if self.said else {}
-        )
-        return {"description": f"Refused: {self.why}", **values}
-
-    def _check(self, value: Any) -> Any:
-        if any(type(value) is type(one) and value == one for one in self.neutral) or self.is_neutral(value):
-            return value
-        raise not_supported(self.why, details=self.details)
-
-
-EMPTY: tuple[Any, ...] = ([], {}, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Second:
-    """On ``A | B``: a ``kind`` is read as ``B`` and anything else as ``A``, so that an error is of one of them."""
-
-    kind: type
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return _either(list(map(handler.generate_schema, get_args(source))), lambda value: isinstance(value, self.kind))
-
-
 T = TypeVar("T")
 Several = Annotated[list[T], Field(fail_fast=True)]
-TextOrSeveral = Annotated[str | Several[T], Second(list)]
+
+
+def in_list(given: Any) -> Any:
+    """A list, or a text as a list of one."""
+    if not isinstance(given, str | list):
+        raise not_a("text or a list", given)
+    return [given] if isinstance(given, str) else given
+
+
+def _parts(given: Any) -> Any:
+    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in in_list(given)]
+
+
+Parts = Annotated[list[T], Field(fail_fast=True), BeforeValidator(_parts)]
+"""A list of objects, of which a text is one of the type ``text``; or one text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """On a union of models: tells objects apart by the field ``key``. A text among the union's types is taken, too.
+    """On a union of models: tells objects apart by the field ``key``, a ``Literal`` of each model.
 
     default: the kind of an object without the field.
-    refused: why kinds are.
-    left_out: why kinds are; such an object is read as ``None``, so that the others keep their numbers.
-    others: why all other kinds are left out, if they are.
-    words: texts that may stand for an object; ``no_words``: why other texts, and other kinds, are refused.
+    left_out: of a kind that no model has, whether it is read as ``None``, so that the others keep their numbers; else
+        it is refused. ``why``: of some kinds, what their sentence says in place of the kinds that there are.
     """
 
     key: str
     default: str | None = None
-    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
-    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
-    others: str = ""
-    words: tuple[str, ...] = ()
-    no_words: str = ""
+    left_out: Callable[[str], bool] = lambda _: False
+    why: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        types = [one for one in get_args(source) or (source,) if not get_args(one) and one is not NoneType]
-        texts = [core_schema.str_schema()] if str in types or self.words else []
-        models = [one for one in types if one is not str]
-        numbers = {kind: i for i, model in enumerate(models) for kind in kinds_of(model, self.key)}
-        schemas = [*map(handler.generate_schema, models), core_schema.none_schema(), *texts]
-
-        def number(value: Any) -> int:
-            if isinstance(value, dict):
-                return numbers[value[self.key]]
-            return len(models) + (value is not None)
+        models = [one for one in get_args(source) or (source,) if one is not NoneType]
+        numbers = {kind: i for i, model in enumerate(models) for kind in _kinds_of(model, self.key)}
+        schemas = [*map(handler.generate_schema, models), core_schema.none_schema()]
 
         def told_apart(value: Any) -> Any:
-            if isinstance(value, str) and texts:
-                return self._word(value)
             if not isinstance(value, dict):
                 raise not_a("an object", value)
             kind = value.get(self.key)
@@ -281,48 +248,35 @@ class Kinds:
                 return value
             return self._not_taken(kind, numbers)
 
-        return core_schema.no_info_before_validator_function(told_apart, _either(schemas, number))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        found = handler(schema["schema"]) if "schema" in schema else handler(schema)
-        notes = {"default": self.default, "refused": dict(self.refused), "left_out": dict(self.left_out)}
-        more = {"others": self.others, "no_words": self.no_words, "words": list(self.words)}
-        return {**found, "kinds": {name: value for name, value in {"key": self.key, **notes, **more}.items() if value}}
-
-    def _word(self, value: str) -> str:
-        if self.words and value not in self.words:
-            raise not_supported(self.no_words, value=value)
-        return value
+        # Pydantic names the choice in an error's place; by negative numbers, which no list has.
+        choices: dict[Any, CoreSchema] = {-1 - i: schema for i, schema in enumerate(schemas)}
+        union = core_schema.tagged_union_schema(
+            choices, lambda value: -1 - (len(models) if value is None else numbers[value[self.key]])
+        )
+        return core_schema.no_info_before_validator_function(told_apart, union)
 
     def _not_taken(self, kind: Any, taken: Mapping[str, int]) -> None:
-        if isinstance(kind, str):
-            if why := self.refused.get(kind, self.no_words):
-                raise not_supported(why, value=kind, inside=f".{self.key}")
-            if self.others or kind in self.left_out:
-                return
-        raise not_a(f"one of {', '.join(taken)}", kind, inside=f".{self.key}")
+        there = ", ".join(taken)
+        if not isinstance(kind, str):
+            raise not_a(f"one of {there}", kind, inside=f".{self.key}")
+        if not self.left_out(kind):
+            raise not_supported(self.why.get(kind, f"it may be {there}"), value=kind, inside=f".{self.key}")
 
 
 @dataclass(frozen=True, slots=True)
 class AsGiven:
-    """On a dictionary: it is one of ``model``, and kept as the client gave it. Templates write its fields in order."""
+    """On a dictionary: it is one of ``model``, and kept in the client's order, in which templates write its fields."""
 
     model: type[Fields]
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def kept(value: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
             check(value)
-            return without_nulls(value)
+            return {name: one for name, one in value.items() if one is not None and name in self.model.known}
 
         return core_schema.no_info_wrap_validator_function(kept, handler.generate_schema(self.model))
 
 
-def kinds_of(model: type[BaseModel], key: str) -> Iterator[str]:
+def _kinds_of(model: type[BaseModel], key: str) -> Iterator[str]:
     """The words by which a model is told apart from others."""
     yield from get_args(model.model_fields[key].annotation)
-
-
-def _either(schemas: list[CoreSchema], number: Callable[[Any], int]) -> CoreSchema:
-    """One of several types. Pydantic names the type in an error's place; by negative numbers, which no list has."""
-    choices: dict[Any, CoreSchema] = {-1 - i: schema for i, schema in enumerate(schemas)}
-    return core_schema.tagged_union_schema(choices, lambda value: -1 - number(value))

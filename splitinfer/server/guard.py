@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import Draining, SplitinferError
 from splitinfer.server.body import MAX_BYTES, Bodies
+from splitinfer.server.fields import Ignored
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.readings import OTHER
 from splitinfer.server.problem import Problem, problem_of
@@ -74,15 +75,18 @@ _CORS_METHODS = "GET, POST, PATCH, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
 _ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
 _ID_HEADERS = ("X-Request-Id", "Request-Id")  # as OpenAI's and as Anthropic's clients read it
+IGNORED = "X-Splitinfer-Ignored"  # the fields of the request that have no effect
+_MOST_NOTED = 1000
 _HEADERS = {"X-Content-Type-Options": "nosniff"}
 _NO_STORE = "no-store"  # unless the answer says otherwise, as the page's files do
 
 
 class Guard:
     """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, when
-    it ``began``, and the ``size`` that its body takes of ``bodies``; a stream tells by ``has_left`` that its client did
-    not wait for its end. ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each
-    request's route and status when it is over."""
+    it ``began``, the ``size`` that its body takes of ``bodies``, and the names of the fields that are ``ignored``, for
+    a header and once for the log; a stream tells by ``has_left`` that its client did not wait for its end.
+    ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's route and
+    status when it is over."""
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Guard:
     ) -> None:
         self._app, self._gate, self._sessions, self._bodies = app, gate, sessions, bodies or Bodies()
         self._failure, self._ended = failure, ended
+        self._noted = set[str]()  # fields that have no effect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,19 +107,28 @@ class Guard:
             return
         scope = with_plain_target(scope)
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
-        answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
+        ignored: Ignored = {}
+        answered, began = _Answered(send, request_id, self._cors(facts), ignored), time.monotonic()
         state = scope.setdefault("state", {})
-        state.update(facts=facts, request_id=request_id, began=began, bodies=self._bodies, size=0)
+        state.update(facts=facts, request_id=request_id, began=began, bodies=self._bodies, size=0, ignored=ignored)
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:
             self._bodies.held -= state["size"]
+            self._note(ignored)
             status = CLIENT_GONE if state.get("has_left") else answered.status
             if log.isEnabledFor(logging.INFO):
                 who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
                 usage = state["answer"].usage if "answer" in state else None
                 log.info("%s", line(request_id, who, facts.method, facts.path, status, usage, seconds))
             self._ended(state.get("route", OTHER), status)
+
+    def _note(self, ignored: Ignored) -> None:
+        """Log each field that has no effect once, as far as strangers let room for it."""
+        for name in ignored:
+            if name not in self._noted and len(self._noted) < _MOST_NOTED:
+                self._noted.add(name)
+                log.info("requests have the field %s, which has no effect here", name)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:
@@ -145,15 +159,15 @@ class Guard:
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Methods": _CORS_METHODS,
             "Access-Control-Allow-Headers": facts.headers.get("access-control-request-headers", "*"),
-            "Access-Control-Expose-Headers": ", ".join((*_ID_HEADERS, "Retry-After")),
+            "Access-Control-Expose-Headers": ", ".join((*_ID_HEADERS, "Retry-After", IGNORED)),
             "Access-Control-Max-Age": _CORS_SECONDS,
             "Vary": "Origin",
         }
 
 
 class _Answered:
-    def __init__(self, send: Send, request_id: str, headers: dict[str, str]) -> None:
-        self._send, self._request_id = send, request_id
+    def __init__(self, send: Send, request_id: str, headers: dict[str, str], ignored: Ignored) -> None:
+        self._send, self._request_id, self._ignored = send, request_id, ignored
         self._headers = {**_HEADERS, **headers, **dict.fromkeys(_ID_HEADERS, request_id)}
         self._has_begun = False
         self.status = CLIENT_GONE
@@ -170,6 +184,8 @@ class _Answered:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers.update(self._headers)
+            if self._ignored:
+                headers[IGNORED] = ", ".join(self._ignored)
             headers.setdefault("Cache-Control", _NO_STORE)
         try:
             await self._send(message)

@@ -261,10 +261,9 @@ class Rates:
     def end(self, key: ApiKey, num_answers: int = 1) -> None:
         self._accounts[key.name].running -= num_answers
 
-    def take_back(self, key: ApiKey, num_answers: int = 1) -> None:
-        """A request that has just begun is not carried out, and costs nothing."""
+    def give_back(self, key: ApiKey) -> None:
+        """A request that has begun is not carried out, and does not count as made."""
         account = self._accounts[key.name]
-        account.running -= num_answers
         if account.tokens is not None:
             account.tokens += 1.0
 

@@ -5,41 +5,37 @@ llama.cpp's server ("POST /apply-template") that of `/apply-template`.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import Field, create_model
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm import LLM
-from splitinfer.server.ask import Chat, check_size, prompt_tokens, settled_chat
-from splitinfer.server.body import read_json
-from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, Several, TokenId, read
+from splitinfer.server.ask import Chat, check_size, known_tokens
+from splitinfer.server.body import read_request
+from splitinfer.server.fields import Fields, Several, TokenId
 from splitinfer.server.gate import SESSION_COOKIE, cookie
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY
-from splitinfer.server.openai.chat import ChatRequest, Conversation
+from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.messages import Messages, template_messages
-from splitinfer.server.pictures import with_marks
 from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.reading import with_marks
+from splitinfer.server.refused import PLAIN_TEMPLATE
 from splitinfer.server.service import ApiRoute, Service
+from splitinfer.text.conversations import Conversations
 
 # -- requests and answers of texts -----------------------------------------------------------------
 
 
-_OneModel = Annotated[Any, Ignored("there is one model here")]
-_TEXT_ONLY = Refused("this route takes text only", EMPTY)
+class TemplateRequest(Conversation):
+    """A chat, as it is asked elsewhere: what concerns the answer is ignored."""
 
-
-class _Template(Conversation):
-    model: _OneModel = None
-    messages: Messages | None = Field(None, description="The conversation, text only")
-    add_generation_prompt: bool = Field(True, description="The prompt ends where the next answer begins")
-    continue_final_message: Annotated[Any, Refused("an answer cannot be begun for the model", (False,))] = None
-    chat_template: Annotated[Any, Refused("the model has its own")] = None
-    media_io_kwargs: Annotated[Any, _TEXT_ONLY] = None
-    mm_processor_kwargs: Annotated[Any, _TEXT_ONLY] = None
+    refused = PLAIN_TEMPLATE
+    model: Any = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True  # the prompt ends where the next answer begins
 
     def chat(self) -> Chat:
         """The conversation.
@@ -53,35 +49,21 @@ class _Template(Conversation):
         return Chat(messages, self.told_tools(), self.template_options(), self.add_generation_prompt)
 
 
-_OF_ANSWERS: dict[str, Any] = {
-    name: (Annotated[Any, Ignored("nothing is generated")], None)
-    for name, field in ChatRequest.model_fields.items()
-    if name not in _Template.model_fields and not any(isinstance(one, Refused) for one in field.metadata)
-}
-TemplateRequest: type[_Template] = create_model("TemplateRequest", __base__=_Template, **_OF_ANSWERS)
-"""A chat, as it is asked elsewhere: what concerns the answer is ignored."""
+class TokenizeRequest(TemplateRequest):
+    """A text, or a chat as for ``TemplateRequest``. ``return_token_strs``: also the text of each token.
+    ``add_special_tokens``: those that the tokenizer adds to a text; a chat has those of its template."""
 
-
-class _TextOrChat(_Template):
-    prompt: str | None = Field(None, description="Text; give this or messages")
-    return_token_strs: bool = Field(False, description="Also returns the text of each token")
-    add_special_tokens: bool | None = Field(
-        None, description="For a text: adds the tokenizer's special tokens. A chat has those of its template"
-    )
-
-
-TokenizeRequest: type[_TextOrChat] = create_model("TokenizeRequest", __base__=_TextOrChat, **_OF_ANSWERS)
-"""A text, or a chat as for ``TemplateRequest``."""
+    prompt: str | None = None
+    return_token_strs: bool = False
+    add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Fields):
-    """Tokens that are to become text."""
-
     tokens: Several[TokenId]
-    model: _OneModel = None
+    model: Any = None
 
 
-def tokenize_ask(request: _TextOrChat) -> Chat | str:
+def tokenize_ask(request: TokenizeRequest) -> Chat | str:
     """What is to be tokenized.
 
     Raises:
@@ -149,16 +131,11 @@ def _tokens(llm: LLM, asked: Chat | str, *, adds_special: bool) -> list[int]:
     """
     if not isinstance(asked, Chat):
         check_size(llm, asked)
-        return llm.encode(asked, adds_special=adds_special)
+        return llm.tokenizer.encode(asked, adds_special=adds_special)
     plain, urls = with_marks(llm, asked)
     if urls:
         raise unsupported("messages", "the rows of a picture are not tokens")
-    return prompt_tokens(llm, plain)
-
-
-def _to_tokenize(body: Mapping[str, Any]) -> tuple[_TextOrChat, Chat | str]:
-    wanted = read(TokenizeRequest, body)
-    return wanted, tokenize_ask(wanted)
+    return known_tokens(llm, plain, Conversations())[0]
 
 
 def _text_routes(service: Service) -> list[ApiRoute]:
@@ -166,43 +143,39 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         key = service.caller(request)
-        wanted, asked = await read_json(request, _to_tokenize)
+        wanted, asked = await read_request(request, TokenizeRequest, lambda one: (one, tokenize_ask(one)))
 
         def work() -> Response:
             tokens = _tokens(llm, asked, adds_special=wanted.add_special_tokens is not False)
-            texts = [llm.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
+            texts = [llm.tokenizer.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
         with service.admitted(key):
-            return await asyncio.to_thread(work)
+            return await service.reader.beside(work, request.state.size)
 
     async def detokenize(request: Request) -> Response:
         key = service.caller(request)
-        tokens = await read_json(request, lambda body: read(DetokenizeRequest, body).tokens)
+        tokens = await read_request(request, DetokenizeRequest, lambda one: one.tokens)
         if len(tokens) > llm.context_length:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
         with service.admitted(key):
-            return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
+            return JSONResponse({"prompt": await asyncio.to_thread(llm.tokenizer.decode, tokens)})
 
     async def apply_template(request: Request) -> Response:
         key = service.caller(request)
-        asked = await read_json(request, lambda body: read(TemplateRequest, body).chat())
+        asked = await read_request(request, TemplateRequest, TemplateRequest.chat)
 
         def work() -> Response:
-            plain, _ = with_marks(llm, asked)
-            assert isinstance(plain, Chat)
-            chat = settled_chat(llm, plain)
-            opens = chat.opens_answer
-            text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            _, text = known_tokens(llm, with_marks(llm, asked)[0], Conversations())
             return JSONResponse({"prompt": text})
 
         with service.admitted(key):
-            return await asyncio.to_thread(work)
+            return await service.reader.beside(work, request.state.size)
 
     async def tokenizer_info(request: Request) -> Response:
         service.caller(request)
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             raise Problem(404, "the model's folder has no tokenizer")
         return JSONResponse({**llm.tokenizer.info, "model_max_length": llm.context_length})
 

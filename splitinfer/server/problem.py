@@ -102,7 +102,7 @@ def ending() -> Problem:
 
 def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
     """What an error of the library means for a client. ``failure``: why the pipeline takes no request any more
-    (``PipelineHealth``). A full queue is no matter of this: ``Service.turned_away``.
+    (``PipelineHealth``). A full queue is no matter of this: ``Service.admitted``.
 
     A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,
     folders and the words of libraries, is for the log.

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ServerScope
 
+from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
 from splitinfer.server.gate import Gate, Sessions
@@ -19,8 +20,8 @@ from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.readings import HttpMeters
 from splitinfer.server.problem import Problem, ending
+from splitinfer.server.reading import Reader
 from splitinfer.server.spans import Arrival, span_of
-from splitinfer.text.conversations import Conversations
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
@@ -52,14 +53,21 @@ class Service:
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
     spans: "OtlpSpans | None" = None
-    conversations: Conversations = field(default_factory=Conversations)
+    reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_turned_away: int = 0  # since the engine took a request
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.llm)
 
     @property
     def fingerprint(self) -> str:
         """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
         return f"fp_{self.llm.fingerprint}"
+
+    def token_text(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
 
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
         """Who asks.
@@ -71,7 +79,8 @@ class Service:
 
     @contextmanager
     def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
-        """Count a request while it is carried out. ``num_answers``: that it asks for at once.
+        """Count a request while it is carried out; one for which the engine's queue has no room (``QueueFull``) costs
+        its key nothing. ``num_answers``: that it asks for at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
@@ -79,14 +88,18 @@ class Service:
         if self.is_draining:
             raise ending()
         self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
-        if self.num_running >= self._most:
-            self.rates.take_back(key, num_answers)
-            raise self.turned_away(f"{self.num_running:,} requests are under way, and no more may be")
-        self.num_running += 1
         try:
-            yield
+            if self.num_running >= self._most:
+                raise QueueFull(f"{self.num_running:,} requests are under way, and no more may be")
+            self.num_running += 1
+            try:
+                yield
+            finally:
+                self.num_running -= 1
+        except QueueFull as error:
+            self.rates.give_back(key)
+            raise self._turned_away(f"{error}") from error
         finally:
-            self.num_running -= 1
             self.rates.end(key, num_answers)
 
     @property
@@ -95,7 +108,7 @@ class Service:
             return self.max_running
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
-    def turned_away(self, why: str) -> Problem:
+    def _turned_away(self, why: str) -> Problem:
         """What a client is told for whose request there is no room, and when there will be.
 
         Each is told of a later place than the one before, up to as many as requests run together: by then all of these

@@ -12,6 +12,7 @@ Of a text only a hash is kept, from the moment it comes.
 """
 
 import hashlib
+import threading
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,11 +53,12 @@ class _Pending:
 class Conversations:
     """A bounded memory of texts' tokens; those not used for longest go first.
 
-    ``answered`` may be called on any thread, the rest by one thread at a time.
+    Any thread may use it. What is known is found by one at a time, a matter of milliseconds; texts are encoded and
+    compared beside that.
     """
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._most_tokens = most_tokens
+        self._most_tokens, self._lock = most_tokens, threading.Lock()
         self._known: OrderedDict[_Digest, tuple[int, array[int]]] = OrderedDict()  # characters, tokens
         self._lengths: Counter[int] = Counter()
         self._num_tokens = 0
@@ -78,8 +80,9 @@ class Conversations:
 
     def tokens(self, text: str, plain: list[int], codec: Codec) -> list[int]:
         """The tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
-        self._take_in(codec)
-        length, known = self._longest(text)
+        with self._lock:
+            self._take_in(codec)
+            length, known = self._longest(text)
         if not known or plain[: len(known)] == known:
             return plain
         found = [*known, *codec.encode(text[length:])]

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -38,6 +39,7 @@ _ENCODING, _FILE, _BASE = "HarmonyGptOss", "o200k_base.tiktoken", "TIKTOKEN_ENCO
 _NUM_RANKS = 199_998  # tokens of o200k_base that are not special
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _FUNCTIONS = "functions."
+_loading = threading.Lock()
 _EFFORTS = {"none": "Low", "minimal": "Low", "low": "Low", "medium": "Medium"}  # others are High
 
 
@@ -281,17 +283,22 @@ def load_harmony(wrapper: Any) -> Harmony | str:
 
 @contextmanager
 def _vocabulary(tokens: Sequence[bytes]) -> Iterator[None]:
-    """Lets openai-harmony find its vocabulary in a folder, unless it was told where it is."""
-    if _BASE in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _FILE).write_bytes(ranks_file(tokens))
-        os.environ[_BASE] = folder
-        try:
+    """Lets openai-harmony find its vocabulary in a folder, unless it was told where it is. One thread at a time: the
+    package is told by a variable of the process only. A child that began meanwhile has it, too, but not the folder."""
+    with _loading:
+        told = os.environ.get(_BASE)
+        if told is not None and (Path(told) / _FILE).is_file():
             yield
-        finally:
-            del os.environ[_BASE]
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / _FILE).write_bytes(ranks_file(tokens))
+            os.environ[_BASE] = folder
+            try:
+                yield
+            finally:
+                os.environ.pop(_BASE)
+                if told is not None:
+                    os.environ[_BASE] = told
 
 
 def ranks_file(tokens: Sequence[bytes]) -> bytes:

@@ -4,7 +4,7 @@ A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows t
 templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
 out, spaces as they are) that the incremental detokenizer shares.
 
-Texts are encoded by one thread at a time; any number decodes beside it (``llm.prompts``).
+Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
 """
 
 import contextlib
@@ -120,25 +120,19 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
     ) -> list[int]:
-        """See ``llm.prompts.Texts``. A message's ``token_ids`` are used where the template writes its text unchanged
-        and they decode to it. A model without a template gets the contents, joined by blank lines."""
-        chat, settings = self._checked(messages, tools, options)
-        if isinstance(self._harmony, Harmony):
-            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
-        generated = {
-            i: ids
-            for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
-        }
+        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
+        without a template gets the contents, joined by blank lines.
 
-        def write(form: list[dict[str, Any]]) -> list[int]:
-            if generated and form is chat:
-                return self._encode_around(chat, generated, opens_answer, settings)
-            if not self._wrapper.has_chat_template:
-                return self.encode(self._render(form, opens_answer, settings))
-            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings))
+        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
+        even if the tokenizer would split its text in another way; they are used where the template writes the text
+        unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
+        further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
+        next answer.
 
-        return _first_taken(chat, write)
+        Raises:
+            RequestError: the template refuses the messages, or there is none for the tools.
+        """
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[0]
 
     def render_chat(
         self,
@@ -149,11 +143,41 @@ class Tokenizer:
         opens_answer: bool = True,
     ) -> str:
         """The text that ``encode_chat`` encodes."""
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[1]
+
+    def write_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
+    ) -> tuple[list[int], str]:
+        """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
             ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
-            return self._harmony.decode(ids)
-        return _first_taken(chat, lambda form: self._render(form, opens_answer, settings))
+            return ids, self._harmony.decode(ids)
+        generated = {
+            i: ids
+            for i, message in enumerate(messages)
+            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
+        }
+
+        def write(form: list[dict[str, Any]]) -> tuple[list[int], str]:
+            text = self._render(form, opens_answer, settings)
+            if generated and form is chat:
+                return self._encode_around(text, chat, generated, settings), text
+            if self._reads_templates or not self._wrapper.has_chat_template:
+                return self._piece(text, is_first=True), text
+            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings)), text
+
+        return _first_taken(chat, write)
+
+    @cached_property
+    def _reads_templates(self) -> bool:
+        """Whether what a template writes is encoded as it stands; mistral-common makes ids of the messages."""
+        return getattr(self._wrapper, "backend_tokenizer", None) is not None
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
@@ -179,17 +203,13 @@ class Tokenizer:
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         known = all(0 <= token_id < self.vocab_size and token_id not in self.special_ids for token_id in ids)
-        return ids if known and self.decode(ids) == content else []
+        return ids if known and self._decode(ids) == content else []
 
     def _encode_around(
-        self,
-        chat: list[dict[str, Any]],
-        generated: Mapping[int, list[int]],
-        opens_answer: bool,
-        settings: Mapping[str, Any],
+        self, whole: str, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], settings: Mapping[str, Any]
     ) -> list[int]:
-        """The ids of a chat, taking those of some messages from ``generated`` (by the message's index)."""
-        whole = self._render(chat, opens_answer, settings)
+        """The ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the message's
+        index)."""
         ids, at = list[int](), 0
         for i, answer in generated.items():
             before = self._before(chat[:i], settings)
@@ -217,7 +237,17 @@ class Tokenizer:
         return _SEPARATOR.join(message.get("content") or "" for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
+        """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.
+
+        Raises:
+            RequestError: an id is outside the vocabulary.
+        """
+        bad = next((each for each in token_ids if not 0 <= each < self.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {self.vocab_size:,}")
+        return self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
@@ -307,7 +337,7 @@ class Tokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
         markers of ``answer_format``, which may be special tokens."""
         if not shows_markers:
-            return Detokenizer(self.decode, self.special_ids)
+            return Detokenizer(self._decode, self.special_ids)
         return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids)
 
     def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
@@ -330,7 +360,7 @@ class Tokenizer:
         # mistral-common lacks this list, and its ids are all among the candidates.
         with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
-        return frozenset(token_id for token_id in candidates if not self.decode([token_id]))
+        return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
 
 
 def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:

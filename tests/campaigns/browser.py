@@ -45,6 +45,7 @@ from splitinfer.server.gate import Gate, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.text.tokenizer import Tokenizer
 
 from .report import Missing, Report
 
@@ -67,13 +68,13 @@ class Counts:
 @contextlib.contextmanager
 def counting(counts: Counts) -> Iterator[None]:
     """Count each use of the engine and the tokenizer, and each line of the access log."""
-    names = ("_submit", "encode", "encode_chat", "render_chat", "decode")
-    kept = {name: getattr(LLM, name) for name in names}
+    names = ("encode", "write_chat", "decode")
+    kept = {(LLM, "_submit"): LLM._submit, **{(Tokenizer, name): getattr(Tokenizer, name) for name in names}}
 
-    def counted(name: str) -> Any:
-        def call(self: LLM, *args: Any, **more: Any) -> Any:
+    def counted(name: str, method: Callable[..., Any]) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
             counts.reached[name] += 1
-            return kept[name](self, *args, **more)
+            return method(*args, **more)
 
         return call
 
@@ -86,13 +87,13 @@ def counting(counts: Counts) -> Iterator[None]:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-    for name in names:
-        setattr(LLM, name, counted(name))
+    for (owner, name), method in kept.items():
+        setattr(owner, name, counted(name, method))
     try:
         yield
     finally:
-        for name, method in kept.items():
-            setattr(LLM, name, method)
+        for (owner, name), method in kept.items():
+            setattr(owner, name, method)
         log.removeHandler(handler)
 
 

@@ -47,7 +47,7 @@ from splitinfer.errors import RequestError
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm import LLM
 from splitinfer.llm.forms import AnswerForms
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import Prompts
 from splitinfer.models.hub import open_model
 
 from .report import Report
@@ -246,7 +246,7 @@ class Reader:
     """Asks a model's forms whether a text is an answer, without a pipeline."""
 
     def __init__(self, folder: Path) -> None:
-        self._prompts = PromptEncoder(open_model(str(folder)))
+        self._prompts = Prompts(open_model(str(folder)))
         self.forms = AnswerForms(self._prompts)
         self.compiled_in: list[float] = []  # seconds
 

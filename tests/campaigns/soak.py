@@ -168,7 +168,7 @@ class Soak:
 def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]]:
     """Each agent's turns, with what the library says to them. The beginning has about ``num_tokens`` tokens."""
     chance, text = random.Random("soak"), ""
-    while len(llm.encode(text)) < num_tokens:
+    while len(llm.tokenizer.encode(text)) < num_tokens:
         text += " ".join(chance.choice(WORDS) for _ in range(200)) + " "
     prompts = [f"{text}\nAgent {number}: " for number in range(num_agents)]
     turns = [list[Turn]() for _ in prompts]

@@ -62,8 +62,7 @@ def test_half_precision_crosses_the_link_exactly(dtype: str, pipeline: Open) -> 
 @pytest.mark.parametrize("shape", [[12], [5, 7], [3, 5, 4]])
 def test_demo_model(shape: list[int]) -> None:
     with plain_pipeline(TARGET, shape, "tcp", token_budget=8) as llm:
-        assert llm.tokenizer is not None
-        tokens = llm.encode("Once upon a time there was a poor woodcutter who")
+        tokens = llm.tokenizer.encode("Once upon a time there was a poor woodcutter who")
         assert tokens_of(llm, tokens, max_tokens=32) == plain_greedy(TARGET, tokens, 32)
         expected = plain_sampled(TARGET, tokens, 40, temperature=0.8, seed=3, vocab_size=llm.tokenizer.vocab_size)
         assert tokens_of(llm, tokens, max_tokens=40, temperature=0.8, seed=3) == expected

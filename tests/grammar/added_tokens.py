@@ -114,14 +114,9 @@ class Prompts:
     def end_tokens(self, _params: SamplingParams) -> frozenset[int]:
         return self.eos_tokens
 
-    def encode(self, text: str, *, adds_special: bool) -> list[int]:
-        return self.tokenizer.encode(text, adds_special=adds_special)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.tokenizer.token_bytes(token_id)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(token_ids)
+    @property
+    def needed(self) -> TextTokenizer:
+        return self.tokenizer
 
 
 def forms(folder: Path) -> AnswerForms:

@@ -19,7 +19,7 @@ from splitinfer.core.rng import position_key
 from splitinfer.demo import TARGET
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import Prompts
 from splitinfer.models.hub import open_model
 
 VOCABULARY = 2048
@@ -47,7 +47,7 @@ def save(folder: Path, **changes: Any) -> Path:
 
 def forms(folder: Path = TARGET) -> AnswerForms:
     """What makes rules for a model."""
-    return AnswerForms(PromptEncoder(open_model(str(folder))))
+    return AnswerForms(Prompts(open_model(str(folder))))
 
 
 @contextmanager

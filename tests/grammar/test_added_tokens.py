@@ -103,7 +103,7 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
     tokenizer = made._prompts.tokenizer
     assert tokenizer is not None
     for name in made.names:  # type: ignore[attr-defined]
-        token = made._prompts.encode(name, adds_special=False)[-1]
+        token = made._prompts.needed.encode(name, adds_special=False)[-1]
         forced = rules(made, Grammar.lark(f"start: {json.dumps(name)}")).forced([], 50)
         assert b"".join(map(tokenizer.token_bytes, forced)).decode() == name
         is_text = token not in tokenizer.special_ids and tokenizer.token_bytes(token).decode() == name

@@ -65,7 +65,7 @@ def test_every_call_parses_and_has_its_schema(made: AnswerForms, syntax: str) ->
         drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
         while END not in answer:
             answer.append(drawn.choice(sorted(allowed(walking.masks(answer, len(answer))[0]))))
-        call = parsed(syntax, made._prompts.decode(answer))
+        call = parsed(syntax, made._prompts.needed.decode(answer))
         function = next(one for one in FUNCTIONS if one["name"] == call["name"].removeprefix("functions."))
         parameters: Mapping[str, Any] = function["parameters"]
         jsonschema.validate(call["arguments"], parameters)
@@ -85,7 +85,7 @@ def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
     grammar = call_grammar(syntax, strict, lambda text: written.get(text, json.dumps(text)), must=False)
 
     def encode(text: str) -> list[int]:
-        return made._prompts.encode(text, adds_special=False)
+        return made._prompts.needed.encode(text, adds_special=False)
 
     walking = rules(made, SamplingParams(grammar=grammar))
     begun = [*encode("I <look>. "), *([special] if special else encode(opens))]
@@ -94,7 +94,7 @@ def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
     drawn, answer = random.Random(3), list(begun)
     while END not in (able := allowed(walking.masks(answer, len(answer))[0])):
         answer.append(drawn.choice(sorted(able)))
-    call = parsed(syntax, opens + made._prompts.decode(answer[len(begun) :]))
+    call = parsed(syntax, opens + made._prompts.needed.decode(answer[len(begun) :]))
     function = next(one for one in FUNCTIONS if one["name"] == call["name"].removeprefix("functions."))
     jsonschema.validate(call["arguments"], function["parameters"])
     more = encode(" and") + ([special] if special else encode(opens))
@@ -116,7 +116,7 @@ def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> N
         while END not in answer:
             may = allowed(walking.masks(answer, len(answer))[0])
             answer.append(END if END in may and len(answer) > 200 else drawn.choice(sorted(may)))
-        text = made._prompts.decode(answer)
+        text = made._prompts.needed.decode(answer)
         before, *calls = text.split(opens)
         numbers.add(len(calls))
         if not calls:
@@ -150,7 +150,7 @@ def test_what_is_not_strict_has_any_arguments_or_is_refused(made: AnswerForms) -
     walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", strict, json.dumps, must=False)))
     for name, is_free in (("time-now", True), ("weather", False)):
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"other":1}}}}\n</tool_call>'
-        answer = made._prompts.encode(call, adds_special=False)
+        answer = made._prompts.needed.encode(call, adds_special=False)
         assert (len(walking.admitted([], answer)) == len(answer)) == is_free
 
 
@@ -215,7 +215,7 @@ def test_values_between_tags_are_read_as_they_were_meant(made: AnswerForms, synt
         for value, meant in values.items():
             text = value.join(part.replace("KEY", "key") for part in known.argument)
             call = text.join([known.opens + known.around[0].replace("NAME", "f"), known.around[1]])
-            answer = made._prompts.encode(call, adds_special=False)
+            answer = made._prompts.needed.encode(call, adds_special=False)
             is_whole = len(walking.admitted([], answer)) == len(answer) and END in allowed(
                 walking.masks(answer, len(answer))[0]
             )
@@ -233,7 +233,7 @@ def test_what_ends_a_call_is_in_no_text_of_its_json(made: AnswerForms) -> None:
         for arguments in ({"a": text}, {"a": "", "b": [text]}, {"a": "", "c": {"d": text}}):
             inside = json.dumps(arguments, separators=(",", ":"))
             call = f'<tool_call>\n{{"name": "f", "arguments": {inside}}}\n</tool_call>'
-            answer = made._prompts.encode(call, adds_special=False)
+            answer = made._prompts.needed.encode(call, adds_special=False)
             assert (len(walking.admitted([], answer)) == len(answer)) == may_come
 
 
@@ -241,7 +241,7 @@ def test_calls_of_kimi_k2_have_any_number(made: AnswerForms) -> None:
     walking = rules(made, SamplingParams(grammar=call_grammar("kimi_k2", FUNCTIONS[1:], json.dumps)))
     begins = "<|tool_calls_section_begin|><|tool_call_begin|>functions.time-now:"
     for number, may_come in (("0", True), ("12", True), ("1234", False)):
-        answer = made._prompts.encode(f"{begins}{number}<|tool_call_argument_begin|>", adds_special=False)
+        answer = made._prompts.needed.encode(f"{begins}{number}<|tool_call_argument_begin|>", adds_special=False)
         assert (len(walking.admitted([], answer)) == len(answer)) == may_come
 
 

@@ -25,7 +25,7 @@ def made() -> Iterator[AnswerForms]:
 
 
 def text(made: AnswerForms, tokens: list[int]) -> str:
-    return made._prompts.decode(tokens)
+    return made._prompts.needed.decode(tokens)
 
 
 def written(walking: AnswerRules, draw: "st.DrawFn | None" = None, most: int = 200) -> list[int]:
@@ -67,8 +67,10 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
     forced = rules(made, SamplingParams(grammar=SCHEMA)).forced([], 20)
     assert text(made, list(forced)) == '{"name":"'
     flexible = {**SCHEMA, "x-guidance": {"whitespace_flexible": True}}
-    after = made._prompts.encode("{", adds_special=False)
-    assert rules(made, SamplingParams(grammar=flexible)).admitted(after, made._prompts.encode("\n", adds_special=False))
+    after = made._prompts.needed.encode("{", adds_special=False)
+    assert rules(made, SamplingParams(grammar=flexible)).admitted(
+        after, made._prompts.needed.encode("\n", adds_special=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,10 @@ def test_texts_are_what_json_schema_says(made: AnswerForms, schema: object, righ
     grammar = Grammar.json({"type": "array", "items": {"type": "string", **schema}, "uniqueItems": False})
 
     def is_admitted(value: str) -> bool:
-        matcher, tokens = made._compiler.matcher(grammar), made._prompts.encode(json.dumps([value]), adds_special=False)
+        matcher, tokens = (
+            made._compiler.matcher(grammar),
+            made._prompts.needed.encode(json.dumps([value]), adds_special=False),
+        )
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     assert [value for value in (*right, *wrong) if is_admitted(value)] == right
@@ -158,7 +163,7 @@ def thoughtful(made: AnswerForms, close: tuple[int, ...] = CLOSE, **plan: object
 def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
     walking = thoughtful(made, thinks=True)
     assert allowed(walking.masks([7, 7, 40, 7], 4)[0]) == EVERY - {END}
-    king = made._prompts.encode("king", adds_special=False)
+    king = made._prompts.needed.encode("king", adds_special=False)
     assert walking.forced([7, 40, 41], 9) == tuple(king)
     assert walking.admitted([], [7, 40, 41, *king, 7]) == [False] * 3 + [True] * len(king)
 

@@ -1,15 +1,16 @@
 """Prompts and texts of one model, from several threads."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
 
 from splitinfer.llm import prompts
-from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.prompts import Prompts
 from splitinfer.text.conversations import Codec, Conversations
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.tokenizer import Tokenizer
 
 
 class Slow:
@@ -19,42 +20,45 @@ class Slow:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
         self.codec = Codec(self.encode, self.decode)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        del adds_special
+        self._take_long(len(text))
         return [1] * len(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        if len(ids) > 2:
+    def _take_long(self, length: int) -> None:
+        if length > 2:
             self.has_begun.set()
             assert self.may_end.wait(30)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self._take_long(len(ids))
         return "a" * len(ids)
-
-    def encode_chat(self, *_given: object, **_more: object) -> list[int]:
-        return [1, 1, 1, 1]
-
-    def render_chat(self, *_given: object, **_more: object) -> str:
-        return "aaab"
 
     def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
         del shows_markers
         return Detokenizer(self.decode)
 
 
-@pytest.mark.parametrize("how", ["decode", "encode_known"])
-def test_streams_go_on_while_a_long_text_is_decoded(monkeypatch: pytest.MonkeyPatch, how: str):
+WORK: dict[str, Callable[[Tokenizer, Conversations], object]] = {
+    "decode": lambda tokenizer, _: tokenizer.decode([1] * 5),
+    "encode": lambda tokenizer, _: tokenizer.encode("aaaaa"),
+    "known": lambda tokenizer, known: known.tokens("aaab", [1, 1, 1, 1], tokenizer.codec),
+}
+
+
+@pytest.mark.parametrize("how", WORK)
+def test_streams_and_short_texts_go_on_while_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch, how: str):
     tokenizer = Slow()
     monkeypatch.setattr(prompts, "tokenizer_of", lambda _checkpoint: tokenizer)
-    encoder, known = PromptEncoder(SimpleNamespace(vocab_size=10)), Conversations()  # type: ignore[arg-type]
+    encoder, known = Prompts(SimpleNamespace(vocab_size=10)), Conversations()  # type: ignore[arg-type]
     known.answered("a", [2], [1, 1, 1])
 
-    def work() -> None:
-        encoder.decode([1] * 5) if how == "decode" else encoder.encode_known([], known)
-
-    long, shown = threading.Thread(target=work, daemon=True), list[str]()
+    long, shown = threading.Thread(target=WORK[how], args=(encoder.needed, known), daemon=True), list[str]()
 
     def stream() -> None:
         detokenizer = encoder.detokenizer()
         assert detokenizer is not None
-        shown.append(detokenizer.add(1) + encoder.decode([1]))
+        shown.append(detokenizer.add(1) + encoder.needed.decode(encoder.needed.encode("a")))
 
     short = threading.Thread(target=stream, daemon=True)
     long.start()

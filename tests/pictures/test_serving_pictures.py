@@ -94,7 +94,7 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     chat = asked(client, data_url(png()))
     assert chat.choices[0].message.content == expected
     assert chat.usage is not None
-    assert chat.usage.prompt_tokens == len(llm.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
+    assert chat.usage.prompt_tokens == len(llm.tokenizer.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
     response = client.responses.create(
         model="m",
         input=INPUT,

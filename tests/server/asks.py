@@ -73,7 +73,7 @@ def canaries(count: int, most_words: int = 60) -> list[Canary]:
 
 def known(llm: LLM, unknown: Sequence[Canary]) -> list[Canary]:
     """The same with what the library says."""
-    chats = [llm.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
+    chats = [llm.tokenizer.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
     params = [each.params(llm.default_sampling) for each in unknown]
     said = [output.text for output in llm.generate(chats, params)]
     plain = [output.text for output in llm.generate([each.prompt for each in unknown], params)]
@@ -198,7 +198,7 @@ def wrong(canary: Canary, chance: random.Random) -> Ask:
     """What is refused."""
     return chance.choice(
         (
-            Ask("wrong field", "/v1/chat/completions", {"messages": [], "nonsense": 1}, status=400),
+            Ask("no message", "/v1/chat/completions", {"messages": []}, status=400),
             Ask("wrong message", "/v1/messages", {"max_tokens": -1, "messages": 7}, "messages", status=400),
             Ask("too long", "/v1/completions", {"prompt": [5] * 200_000}, status=400),
             Ask("nothing there", "/v1/nothing", {}, status=404),

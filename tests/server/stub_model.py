@@ -12,12 +12,14 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import QueueFull
 from splitinfer.settings import Settings
+from splitinfer.text.conversations import Codec
 
 
 class Model:
     """A token is a run of one letter. ``num_letters``: those that were tokenized."""
 
-    context_length, fingerprint, tokenizer, max_running = 4096, "0", None, 4
+    context_length, fingerprint, has_tokenizer, max_running = 4096, "0", False, 4
+    no_tools, codec = None, Codec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
     seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None)
 
@@ -27,20 +29,19 @@ class Model:
     def health(self) -> PipelineHealth:
         return PipelineHealth((), failure=self.failure)
 
+    @property
+    def tokenizer(self) -> "Model":
+        return self
+
     def encode(self, text: str, **_: Any) -> list[int]:
         self.num_letters += len(text)
         return [1 for before, letter in zip(" " + text, text, strict=False) if before != letter]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
-        return "".join(str(message["content"]) for message in messages)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
+    def write_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> tuple[list[int], str]:
         if self.error is not None:
             raise self.error
-        return self.encode(self.render_chat(messages))
-
-    def encode_known(self, messages: Any, *_given: Any, **_more: Any) -> tuple[list[int], str]:
-        return [*self.encode_chat(messages), 2, 2], self.render_chat(messages)  # as another splits an answer
+        text = "".join(str(message["content"]) for message in messages)
+        return [*self.encode(text), 2, 2], text  # as another splits an answer
 
     def token_bytes(self, _token: int) -> bytes:
         return b"a"

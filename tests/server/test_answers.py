@@ -32,7 +32,7 @@ def llm() -> Iterator[LLM]:
 
 def expected(llm: LLM, prompt: str | None = None, **params: Any) -> str:
     """What the library answers to the tale, as a chat if no prompt is given."""
-    tokens = llm.encode_chat(TALE) if prompt is None else llm.encode(prompt)
+    tokens = llm.tokenizer.encode_chat(TALE) if prompt is None else llm.tokenizer.encode(prompt)
     return llm.generate([tokens], SamplingParams(**params))[0].text
 
 
@@ -65,7 +65,7 @@ def test_a_stream_of_chunks_is_the_same_answer(client: openai.OpenAI, llm: LLM):
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_conversation_sent_back_as_text_is_not_computed_again(client: openai.OpenAI, llm: LLM, stream: bool):
     """The answer is cut into letters, as its tokenizer would never do it."""
-    letters = {str(token): 100 for word in ("t", "h", "e") for token in llm.encode(word)[-1:]}
+    letters = {str(token): 100 for word in ("t", "h", "e") for token in llm.tokenizer.encode(word)[-1:]}
     asked: Any = [{"role": "user", "content": ONCE + "!" * stream}]
     sampling: Any = {"model": "demo", "messages": asked, "max_tokens": 30, "seed": 5, "logit_bias": letters}
     if stream:
@@ -73,13 +73,13 @@ def test_a_conversation_sent_back_as_text_is_not_computed_again(client: openai.O
         said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     else:
         said = client.chat.completions.create(**sampling).choices[0].message.content or ""
-    assert len(llm.encode(said)) < len(said) == 30
-    for back, cached in ((said, len(llm.encode_chat(asked)) + 29), (said[:20], None)):
+    assert len(llm.tokenizer.encode(said)) < len(said) == 30
+    for back, cached in ((said, len(llm.tokenizer.encode_chat(asked)) + 29), (said[:20], None)):
         turn = [*asked, {"role": "assistant", "content": back}, {"role": "user", "content": "And then?"}]
         usage = client.chat.completions.create(model="demo", messages=turn, max_tokens=1).usage
         assert usage is not None
         if cached is None:
-            assert usage.prompt_tokens == len(llm.encode_chat(turn)), "an edited one is read anew"
+            assert usage.prompt_tokens == len(llm.tokenizer.encode_chat(turn)), "an edited one is read anew"
         else:
             assert usage.prompt_tokens_details is not None
             assert usage.prompt_tokens_details.cached_tokens == cached
@@ -149,7 +149,7 @@ def test_several_prompts_are_continued(client: openai.OpenAI, llm: LLM):
     assert [choice.text for choice in answer.choices] == [first, first, second, second]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == sum(len(llm.encode(prompt)) for prompt in prompts)
+    assert answer.usage.prompt_tokens == sum(len(llm.tokenizer.encode(prompt)) for prompt in prompts)
     assert generated(answer.usage) == 4 * 8
 
 
@@ -174,7 +174,7 @@ def test_a_prompt_that_was_not_scored_in_time_is_an_error(client: openai.OpenAI,
 
 
 def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
-    asked: Any = {"prompt": llm.encode(ONCE), "max_tokens": 8, "logprobs": 1}
+    asked: Any = {"prompt": llm.tokenizer.encode(ONCE), "max_tokens": 8, "logprobs": 1}
     chunks = list(client.completions.create(**GREEDY, **OPTIONS, **asked))
     choices = [choice for chunk in chunks for choice in chunk.choices]
     text = "".join(choice.text for choice in choices)
@@ -189,7 +189,7 @@ def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, s
         return int(llm.stats()["finished"].get("abort", 0))
 
     before = aborted()
-    prompts: Any = [llm.encode(ONCE), [99999999]]
+    prompts: Any = [llm.tokenizer.encode(ONCE), [99999999]]
     with pytest.raises(openai.BadRequestError, match="token id 99999999 is not in the model's vocabulary"):
         client.completions.create(**GREEDY, prompt=prompts, n=2, max_tokens=3000, extra_body={"ignore_eos": True})
     assert service.num_running == 0
@@ -218,7 +218,7 @@ def test_a_stream_of_events_is_the_same_response_and_never_silent(
 
 
 def test_input_is_counted(client: openai.OpenAI, claude: anthropic.Anthropic, llm: LLM):
-    number = len(llm.encode_chat([{"role": "system", "content": "Be kind."}, *TALE]))
+    number = len(llm.tokenizer.encode_chat([{"role": "system", "content": "Be kind."}, *TALE]))
     counted = client.responses.input_tokens.count(model="demo", input=ONCE, instructions="Be kind.")
     theirs = claude.messages.count_tokens(model="demo", messages=TALE, system="Be kind.")
     assert (counted.input_tokens, theirs.input_tokens) == (number, number)

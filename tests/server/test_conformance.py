@@ -169,17 +169,23 @@ RESPONSES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+IDLE = ("service_tier", "safety_identifier", "prompt_cache_key", "max_tool_calls", "user")
+
+
 @pytest.mark.parametrize("more", RESPONSES.values(), ids=RESPONSES.keys())
 def test_responses(http: httpx.Client, more: dict[str, Any]):
     body = {"model": "demo", **more}
     document = send(http, "/v1/responses", body)
     whole = checked(Response, document.content)
-    found = events(send(http, "/v1/responses", {**body, "stream": True}))
+    streamed = send(http, "/v1/responses", {**body, "stream": True})
+    for said in (document, streamed):
+        assert more.keys() & {*IDLE} <= set(said.headers.get("x-splitinfer-ignored", "").split(", "))
+    found = events(streamed)
     made = [checked(ResponseStreamEvent, data) for _, data in found]
     sent = [json.loads(data) for _, data in found]
     for response in (document.json(), *(one["response"] for one in sent if "response" in one)):
         check_open_response(response)
-    for name in RESOURCE.keys() & more.keys() - {"reasoning", "text", "tools", "service_tier"}:
+    for name in RESOURCE.keys() & more.keys() - {"reasoning", "text", "tools", *IDLE}:
         assert document.json()[name] == more[name]
     assert [one.type for one in made] == [name for name, _ in found]
     assert [one.sequence_number for one in made] == list(range(len(made)))

@@ -9,14 +9,17 @@ import ssl
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import h11
 import httpx2 as httpx
 import pytest
+from packaging.requirements import Requirement
 from processes import until
 from raw_http import Connection
 from stages import pipeline
@@ -322,3 +325,11 @@ def test_each_has_its_bound(connection: Still, change: Any, seconds: float | Non
         connections.look(now)
         change(connection, now)
     assert (now - 1.0 if connection.is_aborted else None) == seconds
+
+
+def test_packages_whose_insides_are_used_have_an_upper_bound():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
+    for name in ("uvicorn", "h11"):
+        assert wanted[name].contains(metadata.version(name))
+        assert not wanted[name].contains("99")

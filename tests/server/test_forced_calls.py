@@ -43,7 +43,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def test_a_call_is_made_and_keeps_its_schema(client: openai.OpenAI, llm: LLM) -> None:
-    assert llm.encode("<tool_call>") == [2048]
+    assert llm.tokenizer.encode("<tool_call>") == [2048]
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
     begins = {"logit_bias": {"2048": 100}, "parallel_tool_calls": False}
     for asked in ({"tools": [TOOL], "tool_choice": "required"}, {"tools": [strict], **begins}):

@@ -1,11 +1,13 @@
 """The system's words in the middle of a conversation reach the model, whatever its template makes of them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from splitinfer.server.ask import Chat, as_the_users, prompt_tokens, settled_chat
+from splitinfer.llm import LLM
+from splitinfer.server.ask import Chat, as_the_users, known_tokens
+from splitinfer.text.conversations import Codec, Conversations
 
 
 def said(*messages: str) -> tuple[dict[str, Any], ...]:
@@ -24,36 +26,40 @@ def without_later_ones(messages: Any) -> str:
 class Template:
     """A model of which only the template is there."""
 
-    context_length, tokenizer = 8192, None
+    context_length, no_tools, codec = (
+        8192,
+        None,
+        Codec(lambda text: list(text.encode()), lambda ids: bytes(ids).decode()),
+    )
 
     def __init__(self, write: Callable[[Any], str]) -> None:
-        self.write, self.times = write, 0
+        self.write, self.times, self.tokenizer = write, 0, self
 
-    def render_chat(self, messages: Any, **_: Any) -> str:
+    def write_chat(self, messages: Any, **_: Any) -> tuple[list[int], str]:
         self.times += 1
-        return self.write(messages)
-
-    def encode_chat(self, messages: Any, **_: Any) -> list[int]:
-        return list(self.write(messages).encode())
+        text = self.write(messages)
+        return list(text.encode()), text
 
 
 LATE = Chat(said("system: Be kind.", "user: Hi", "system:  It is May. ", "assistant: Hello", "user: Bye"))
+USUAL = Chat(said("system: Be kind.", "user: Hi", "assistant: Hello", "user: Bye"))
 
 
-def test_a_template_that_takes_them_gets_them():
-    assert settled_chat(Template(everything), LATE) is LATE
+def read(template: Template, chat: Chat) -> str | None:
+    tokens, text = known_tokens(cast(LLM, template), chat, Conversations())
+    assert bytes(tokens).decode() == text
+    return text
+
+
+@pytest.mark.parametrize("chat", [LATE, USUAL])
+def test_a_template_that_takes_them_writes_once(chat: Chat):
+    template = Template(everything)
+    assert (read(template, chat), template.times) == (everything(chat.messages), 1)
 
 
 def test_for_others_they_are_the_users_and_are_computed():
-    found = settled_chat(Template(without_later_ones), LATE)
-    assert found.messages == said("system: Be kind.", "user: Hi\n\n It is May. ", "assistant: Hello", "user: Bye")
-    tokens: Any = prompt_tokens(Template(without_later_ones), LATE)
-    assert b"It is May." in bytes(tokens)
-
-
-def test_a_conversation_without_them_is_not_written_twice():
-    template, usual = Template(everything), Chat(said("system: Be kind.", "user: Hi", "assistant: Hello", "user: Bye"))
-    assert (settled_chat(template, usual) is usual, template.times) == (True, 0)
+    as_users = said("system: Be kind.", "user: Hi\n\n It is May. ", "assistant: Hello", "user: Bye")
+    assert read(Template(without_later_ones), LATE) == everything(as_users)
 
 
 @pytest.mark.parametrize(

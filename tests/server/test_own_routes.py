@@ -11,6 +11,7 @@ from splitinfer.server.gate import Gate
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.service import Service
+from splitinfer.text.tokenizer import Tokenizer
 
 TALE = [{"role": "user", "content": "Once upon a time"}]
 CHAT, KEY = "/v1/chat/completions", {"x-api-key": "secret"}
@@ -69,23 +70,23 @@ def test_texts_chats_and_tokens(http: httpx.Client, llm: LLM):
     def post(path: str, **body: object) -> dict[str, object]:
         return http.post(path, headers=KEY, json=body).json()
 
-    tokens = llm.encode("Once upon")
+    tokens = llm.tokenizer.encode("Once upon")
     found = post("/tokenize", prompt="Once upon", return_token_strs=True)
     assert (found["tokens"], found["count"], found["max_model_len"]) == (tokens, len(tokens), llm.context_length)
     assert "".join(found["token_strs"]) == "Once upon"  # type: ignore[arg-type]
     bare = post("/tokenize", prompt="Once upon", add_special_tokens=False)
-    assert bare["tokens"] == llm.encode("Once upon", adds_special=False)
+    assert bare["tokens"] == llm.tokenizer.encode("Once upon", adds_special=False)
     assert post("/detokenize", tokens=tokens) == {"prompt": "Once upon"}
     assert post("/detokenize", tokens=[2**30])["error"]
     for more in ({}, {"add_generation_prompt": False, "stream": True, "max_tokens": 5}):
         opens = not more
-        chat = llm.encode_chat(TALE, opens_answer=opens)
+        chat = llm.tokenizer.encode_chat(TALE, opens_answer=opens)
         assert post("/tokenize", messages=TALE, **more)["tokens"] == chat
         written = post("/apply-template", messages=TALE, **more)["prompt"]
-        assert written == llm.render_chat(TALE, opens_answer=opens)
-        assert llm.encode(str(written)) == chat
+        assert written == llm.tokenizer.render_chat(TALE, opens_answer=opens)
+        assert llm.tokenizer.encode(str(written)) == chat
     info = http.get("/tokenizer_info", headers=KEY).json()
-    assert llm.encode(info["eos_token"], adds_special=False) == [*llm.tokenizer.eos_token_ids]  # type: ignore[union-attr]
+    assert llm.tokenizer.encode(info["eos_token"], adds_special=False) == [*llm.tokenizer.eos_token_ids]  # type: ignore[union-attr]
     assert info["model_max_length"] == llm.context_length
     assert {"bos_token", "pad_token", "chat_template", "tokenizer_class"} <= info.keys()
 
@@ -120,10 +121,10 @@ def test_a_line_for_each_request_and_nothing_of_a_prompt(
 def test_a_fault_is_logged_without_what_it_quotes(
     http: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    def faulty(_self: LLM, text: str, **_options: bool) -> list[int]:
+    def faulty(_self: Tokenizer, text: str, **_options: bool) -> list[int]:
         raise KeyError(text)
 
-    monkeypatch.setattr(LLM, "encode", faulty)
+    monkeypatch.setattr(Tokenizer, "encode", faulty)
     failed = http.post("/tokenize", headers=KEY, json={"prompt": "a heron"})
     assert (failed.status_code, "heron" in failed.text) == (500, False)
     assert "KeyError" in caplog.text

@@ -2,7 +2,13 @@
 (``TIKTOKEN_ENCODINGS_BASE``, or a network)."""
 
 import json
+import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +16,7 @@ import pytest
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.harmony import NOT_INSTALLED, OTHER_VOCABULARY, Harmony
+from splitinfer.text.harmony import NOT_INSTALLED, OTHER_VOCABULARY, Harmony, load_harmony
 from splitinfer.text.tokenizer import Tokenizer
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -128,3 +134,54 @@ def test_what_is_written_is_read_again(harmony: Harmony):
     assert (reasoning, text) == (ReasoningPart("Hm."), TextPart("I look."))
     assert isinstance(found, ToolCallPart)
     assert json.loads(found.arguments) == {"city": "Ålesund"}
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+class Package(ModuleType):
+    """openai-harmony, as far as it loads: from the folder that a variable names. ``both``: lets two loads meet."""
+
+    HarmonyError = ValueError
+
+    def __init__(self) -> None:
+        super().__init__("openai_harmony")
+        self.both = threading.Barrier(2)
+
+    def load_harmony_encoding(self, _name: str) -> Any:
+        vocabulary = Path(os.environ[BASE]) / "o200k_base.tiktoken"
+        with suppress(threading.BrokenBarrierError):
+            self.both.wait(0.2)
+        if not vocabulary.is_file():
+            raise self.HarmonyError("no such file")
+        return SimpleNamespace(encode=lambda marker, **_: [len(marker)])
+
+
+BASE = "TIKTOKEN_ENCODINGS_BASE"
+WRAPPER = SimpleNamespace(convert_tokens_to_ids=len)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Package:
+    found = Package()
+    monkeypatch.setitem(sys.modules, "openai_harmony", found)
+    monkeypatch.setattr("splitinfer.text.harmony.bytes_of_tokens", lambda _: lambda ids: [b"a"])
+    return found
+
+
+def test_several_threads_load_one_after_the_other(package: Package, monkeypatch: pytest.MonkeyPatch):
+    """The variable is the process's: what one of them takes away another may be about to read."""
+    monkeypatch.delenv(BASE, raising=False)
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(load_harmony, [WRAPPER] * 4))
+    assert [type(one) for one in loaded] == [Harmony] * 4
+    assert BASE not in os.environ
+    assert package.both.broken, "no two met"
+
+
+@pytest.mark.usefixtures("package")
+def test_a_folder_without_a_vocabulary_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A child process may have been told of it while its parent was loading."""
+    monkeypatch.setenv(BASE, str(tmp_path / "gone"))
+    assert isinstance(load_harmony(WRAPPER), Harmony)
+    assert os.environ[BASE] == str(tmp_path / "gone")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,19 @@ def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
     with pytest.raises(RequestError, match="refuses these messages: not system"):
         Tokenizer.from_folder(tmp_path).encode_chat(SYSTEM_ANYWHERE)
+
+
+def test_several_threads_may_use_one_at_a_time():
+    """Without a lock: neither kind of encoding changes what the other does."""
+    tokenizer = Tokenizer.from_folder(TARGET)
+    text = "Once upon a time there was a poor woodcutter. " * 40
+    chat = [{"role": "user", "content": text}]
+
+    def work(adds_special: bool) -> tuple[list[int], list[int], str]:
+        ids = tokenizer.encode(text, adds_special=adds_special)
+        return ids, tokenizer.encode_chat(chat), tokenizer.decode(ids)
+
+    expected = [work(False), work(True)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(work, [False, True] * 100))
+    assert found == expected * 100

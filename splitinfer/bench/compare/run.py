@@ -190,14 +190,14 @@ def _choose(work: _Comparison, llm: LLM) -> None:
     work.parts = [part for part in wanted if part in kept or part not in possible]  # the row of such a part says why
     prompts, needles = dict[str, list[int]](), dict[str, str]()
     for part in work.parts:
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             prompts[part.name] = list(made_up(f"{options.seed} {part.prompt}", part.prompt, vocab_size))
         elif part.kind in (Kind.PROMPT, Kind.TURN, Kind.RESTART):
             number = str(random.Random(f"{options.seed} {part.prompt}").randrange(10000, 99999))
             prompts[part.name] = _needle(llm, part.prompt, number)
             needles[part.name] = number
         else:
-            prompts[part.name] = llm.encode(OPENINGS[0])
+            prompts[part.name] = llm.tokenizer.encode(OPENINGS[0])
     work.tasks = Tasks(options.seed, vocab_size, prompts, needles)
 
 
@@ -225,8 +225,8 @@ def _pace_alone(llm: LLM, vocab_size: int) -> tuple[float, float]:
 
 def _needle(llm: LLM, length: int, number: str) -> list[int]:
     """A prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
-    needle, question = llm.encode(_NEEDLE.format(number)), llm.encode(_QUESTION, adds_special=False)
-    filler = llm.encode(_FILLER, adds_special=False)
+    needle, question = llm.tokenizer.encode(_NEEDLE.format(number)), llm.tokenizer.encode(_QUESTION, adds_special=False)
+    filler = llm.tokenizer.encode(_FILLER, adds_special=False)
     room = length - len(needle) - len(question)
     text = (filler * (room // len(filler) + 1))[:room]
     return [*text[: room // 3], *needle, *text[room // 3 :], *question]

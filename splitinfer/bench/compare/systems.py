@@ -103,9 +103,8 @@ class Pipeline(System):
         """Whether the answer has the needle."""
         if part.name not in self.tasks.needles:
             return ""
-        return (
-            "needle found" if self.tasks.needles[part.name] in self._llm.decode(run.token_ids) else "needle not found"
-        )
+        said = self._llm.tokenizer.decode(run.token_ids)
+        return "needle found" if self.tasks.needles[part.name] in said else "needle not found"
 
     def _turn(self, part: Part, _: int) -> Cell:
         """A second turn after the answer to the part's prompt, which was given before."""

@@ -56,7 +56,7 @@ def measure(options: Options) -> dict[str, Any]:
     on = machine.describe()
     with ExitStack() as stack:
         llm = open_stages(stack, options, options.settings(context))
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             raise ConfigError("--mode server needs a model with a tokenizer")
         server = stack.enter_context(closing(Server(Service(llm, "bench"), Listen(port=0))))
         client = stack.enter_context(closing(ChildProcess("splitinfer.bench.server.client")))
@@ -72,7 +72,7 @@ def measure(options: Options) -> dict[str, Any]:
             "measured_on": {**on, "pinned": pinned},
             "layout": plain_layout(llm),
             "streams": trials.num_streams,
-            "prompt_tokens": [len(llm.encode_chat(each)) for each in trials.prompts],
+            "prompt_tokens": [len(llm.tokenizer.encode_chat(each)) for each in trials.prompts],
             "answer_tokens": options.stream_tokens,
             "trials": streams,
             "alone": alone,
@@ -111,7 +111,7 @@ class _Trials:
         say("warming up")
         every = [_prompt(self.options, i) for i in range(_MORE * self.num_streams)]
         params = SamplingParams(max_tokens=self.options.stream_tokens)
-        answers = self.llm.generate([self.llm.encode_chat(prompt) for prompt in every], params)
+        answers = self.llm.generate([self.llm.tokenizer.encode_chat(prompt) for prompt in every], params)
         unended = [p for p, answer in zip(every, answers, strict=True) if answer.finish_reason == "length"]
         if len(unended) >= self.num_streams:
             self._systems.append(_MESSAGES)
@@ -168,7 +168,7 @@ class _Trials:
         self, _system: str, prompts: Sequence[list[dict[str, str]]], num_tokens: int
     ) -> tuple[list[float], list[list[Arrival]]]:
         params, sent = SamplingParams(max_tokens=num_tokens, ignore_eos=True), list[float]()
-        encoded, requests = [self.llm.encode_chat(prompt) for prompt in prompts], []
+        encoded, requests = [self.llm.tokenizer.encode_chat(prompt) for prompt in prompts], []
         for tokens in encoded:
             sent.append(time.monotonic())
             requests.append(self.llm.submit(tokens, params))
@@ -203,7 +203,7 @@ class _Trials:
         """The library's answer to a prompt, and the length of its text at each token."""
         params = SamplingParams(max_tokens=self.options.stream_tokens, ignore_eos=True)
         text, lengths = "", list[int]()
-        for event in self.llm.submit(self.llm.encode_chat(prompt), params):
+        for event in self.llm.submit(self.llm.tokenizer.encode_chat(prompt), params):
             text += event.text
             lengths += [len(text)] * len(event.token_ids)
         return text, [min(length, len(text)) for length in lengths]

@@ -26,9 +26,9 @@ def own_or_read(llm: LLM, path: Path | None, count: int, num_tokens: int, seed: 
         ConfigError: the file cannot be read.
     """
     if path is not None:
-        return [llm.encode(text)[:num_tokens] for text in passages(path, count, _CHARACTERS * num_tokens)]
+        return [llm.tokenizer.encode(text)[:num_tokens] for text in passages(path, count, _CHARACTERS * num_tokens)]
     openings: Sequence[Any] = OPENINGS
-    if llm.tokenizer is None:
+    if not llm.has_tokenizer:
         openings = [made_up(f"{seed} kv {i}", 16, 100) for i in range(len(OPENINGS))]
     prompts = [openings[i % len(openings)] for i in range(count)]
     params = [SamplingParams(num_tokens, _TEMPERATURE, seed=seed + i, ignore_eos=True) for i in range(count)]

@@ -208,7 +208,7 @@ def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowCos
 
 def _prompts(options: Options, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
     """A prompt for each trial: the beginning of a passage, or random tokens for ``Replay``, which needs no text."""
-    if is_made_up or llm.tokenizer is None:
+    if is_made_up or not llm.has_tokenizer:
         return [list(made_up(f"{options.seed} spec {i}", PROMPT_TOKENS, vocab_size)) for i in range(options.trials)]
     texts = list(OPENINGS) if options.text is None else passages(options.text, options.trials, _PASSAGE)
-    return [llm.encode(text)[:PROMPT_TOKENS] for text in texts]
+    return [llm.tokenizer.encode(text)[:PROMPT_TOKENS] for text in texts]

@@ -29,28 +29,20 @@ from splitinfer.server.anthropic.blocks import (
     text_of,
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import EMPTY, Count, CountOrNone, Fields, Ignored, Kinds, Name, Refused
-from splitinfer.server.openai.generating import FOR_TEMPLATE, HELD, ByKeys, Cached, OneTier, Stops, grammar_of
+from splitinfer.server.fields import Count, Fields, Kinds, Name
+from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops, grammar_of
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem, invalid, unsupported
+from splitinfer.server.refused import ANTHROPIC, OUTPUT
 
-_NO_SANDBOX = "nothing is run here"
-_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
-_OfAnswer = Annotated[Any, Ignored("only the content of an earlier answer is used")]
 _Display = Literal["summarized", "omitted"]
-_NotPaid = Annotated[Any, Ignored("there is no billing here")]
 
 
 class UserTurn(Fields):
-    """A user turn"""
-
     role: Literal["user"]
     content: UserContent
 
     def told(self) -> list[dict[str, Any]]:
-        if isinstance(self.content, str):
-            return [{"role": "user", "content": self.content}]
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
         texts = [
             block_text(block) for block in self.content if block is not None and not isinstance(block, ToolResult)
@@ -64,22 +56,10 @@ def _result(block: ToolResult) -> dict[str, Any]:
 
 
 class AssistantTurn(Fields):
-    """An assistant turn"""
-
     role: Literal["assistant"]
     content: AssistantContent
-    id: _OfAnswer = None
-    type: _OfAnswer = None
-    model: _OfAnswer = None
-    stop_reason: _OfAnswer = None
-    stop_sequence: _OfAnswer = None
-    stop_details: _OfAnswer = None
-    usage: _OfAnswer = None
-    container: _OfAnswer = None
 
     def told(self) -> dict[str, Any]:
-        if isinstance(self.content, str):
-            return {"role": "assistant", "content": self.content}
         text, thinking, calls = [], [], []
         for block in self.content:
             match block:
@@ -105,87 +85,46 @@ Turn = UserTurn | AssistantTurn | SystemTurn
 
 
 class Choice(Fields):
-    """A choice of tools of Anthropic"""
-
     type: Literal["auto", "none", "any"]
-    disable_parallel_tool_use: bool = Field(False, description="An answer ends after its first call")
+    disable_parallel_tool_use: bool = False  # the answer ends after its first call
 
 
 class NamedTool(Fields):
-    """The tool to call"""
-
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool = Field(True, description="An answer ends after its first call")
+    disable_parallel_tool_use: bool = True
 
 
 class SchemaOutput(Fields):
-    """JSON of a schema, of Anthropic"""
-
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema", description=HELD)
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
-class Enabled(Fields):
-    """Enabled thinking"""
+class Thinks(Fields):
+    """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
 
-    type: Literal["enabled"]
-    display: _Display = Field("summarized", description="`summarized` returns all of it; `omitted` leaves it out")
-    budget_tokens: Count | None = Field(None, description="Most tokens of thinking; then the answer begins")
-
-
-class Adaptive(Fields):
-    """Adaptive thinking, the same as enabled"""
-
-    type: Literal["adaptive"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: _Display = "summarized"
-
-
-class Plain(Fields):
-    """Thinking between tools, the same as enabled; or disabled"""
-
-    type: Literal["between_tools", "disabled"]
+    budget_tokens: Count | None = None
 
 
 class Output(Effort):
-    """Configuration of the output"""
-
-    format: Annotated[SchemaOutput, Kinds("type")] | None = Field(None, description="The form of the answer")
-    task_budget: Annotated[Any, Refused("the model is not told how many tokens are left")] = None
+    refused = OUTPUT
+    format: SchemaOutput | None = None
 
 
-class CountRequest(Fields):
+class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
-    model: Name | None = Field(None, description="Any name, because there is only one model")
-    messages: Annotated[
-        list[Annotated[Turn, Kinds("role")]],
-        Field(max_length=MAX_MESSAGES, fail_fast=True),
-    ] = Field(description="Text, thinking, tool calls and their results")
-    system: Texts | None = Field(None, description="System message; system messages may also be among the messages")
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list, description="Tools with an input_schema that the model may call"
-    )
-    tool_choice: Annotated[Choice | NamedTool, Kinds("type")] | None = Field(
-        None, description="Whether the model may call a tool, or must, and which"
-    )
-    thinking: Annotated[Enabled | Adaptive | Plain, Kinds("type")] | None = Field(None, description=FOR_TEMPLATE)
-    output_config: Output | None = None
-    cache_control: Cached = None
-    speed: Annotated[Any, Refused("there is one speed", ("standard",))] = None
-    user_profile_id: ByKeys = None
-    workspace_id: ByKeys = None
-    # of the beta, some of which agents send whatever the server
-    betas: Annotated[Any, Ignored("the features of a beta have their own fields")] = None
-    context_management: Annotated[
-        Any, Ignored("no edit is applied, and the answer says so; a prompt that is too long is refused")
-    ] = None
-    mcp_servers: Annotated[Any, Refused(_NO_SANDBOX, EMPTY)] = None
-    output_format: Annotated[SchemaOutput, Kinds("type")] | None = Field(
-        None, description="The form of the answer; output_config.format takes precedence"
-    )
-    compaction: Annotated[Any, Refused("a conversation is taken as it is", EMPTY)] = None
-    billing_policy: _NotPaid = None
+    refused = ANTHROPIC
+    model: Name | None = None
+    messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
+    system: Texts = Field(default_factory=list)
+    tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: Annotated[Choice | NamedTool, Kinds("type")] = Choice(type="auto")
+    thinking: Thinks | None = None
+    output_config: Output = Output()
+    output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
 
     def chat(self) -> Chat:
         """The conversation.
@@ -193,7 +132,7 @@ class CountRequest(Fields):
         Raises:
             Problem: 400, there is nothing to answer.
         """
-        system = text_of(self.system or "")
+        system = text_of(self.system)
         messages: list[Mapping[str, Any]] = [{"role": "system", "content": system}] if system else []
         last_user = max((i for i, turn in enumerate(self.messages) if isinstance(turn, UserTurn)), default=-1)
         for i, turn in enumerate(self.messages):
@@ -206,15 +145,16 @@ class CountRequest(Fields):
         return Chat(tuple(merged_systems(messages)), self._told_tools(turns), self._options(turns))
 
     def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
-        if self.tool_choice is not None and self.tool_choice.type == "none":
+        if self.tool_choice.type == "none":
             return ()
         tools = changed_tools([tool for tool in self.tools if tool is not None], turns)
         return tuple(tool.told() for tool in tools)
 
     def _options(self, turns: Sequence[SystemTurn]) -> dict[str, Any]:
         """What the template is told of thinking."""
-        effort = last_effort(turns, None if self.output_config is None else self.output_config.effort)
-        options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        options = self.template_options()
+        if (effort := last_effort(turns, self.output_config.effort)) is not None:
+            options["reasoning_effort"] = effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options
@@ -231,35 +171,18 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
             return [] if words is None else [{"role": "system", "content": words}]
 
 
-class MessageRequest(CountRequest):
-    """A request for a message."""
-
-    max_tokens: Count = Field(description="Token limit of the answer; at most the room that the context leaves")
-    stop_sequences: Stops | None = Field(None, description="Texts that end the answer")
-    stream: bool = Field(False, description="Sends the answer in parts as it is generated")
-    temperature: float | None = Field(None, description="Randomness of sampling; 0 always takes the most likely token")
-    top_p: float | None = Field(None, description="Samples from the most likely tokens with this total probability")
-    top_k: CountOrNone | None = Field(None, description="Samples from this many of the most likely tokens; 0 is off")
-    metadata: ByKeys = None
-    service_tier: OneTier = None
-    inference_geo: Annotated[Any, Refused("the server does not know the location of its machines", ("global",))] = None
-    container: Annotated[Any, Refused(_NO_SANDBOX)] = None
-    diagnostics: Annotated[Any, Ignored("it asks why Anthropic's cache was missed; an answer to it is optional")] = None
-    fallbacks: Annotated[Any, Refused("there is one model", EMPTY)] = None
-    fallback_credit_token: _NotPaid = None
-    thread: Annotated[
-        Any, Refused("nothing is stored here; give the whole conversation as messages", details=_NO_THREADS)
-    ] = None
+class MessageRequest(CountRequest, Sampling):
+    max_tokens: Count
+    stop_sequences: Stops = Field(default_factory=list)
+    stream: bool = False
 
     def sampling(self) -> dict[str, Any]:
-        names = ("temperature", "top_p", "top_k")
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.stop_sequences is not None:
-            stops = self.stop_sequences
-            found["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
-        if isinstance(self.thinking, Enabled) and self.thinking.budget_tokens is not None:
+        found = super().sampling() | self.budget()
+        if stops := (*self.stop, *self.stop_sequences):
+            found["stop"] = tuple(filter(None, stops))
+        if self.thinking is not None and self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
             found["thinking_budget"] = self.thinking.budget_tokens
-        form = self.output_format if self.output_config is None else self.output_config.format or self.output_format
+        form = self.output_config.format or self.output_format
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
         return found
@@ -271,7 +194,7 @@ class MessageRequest(CountRequest):
             Problem: 400, no tool has that name, or no tools were given.
         """
         choice = self.tool_choice
-        if choice is None or choice.type in ("auto", "none"):
+        if choice.type in ("auto", "none"):
             return ()
         told = self.chat().tools
         name = choice.name if isinstance(choice, NamedTool) else None
@@ -283,13 +206,11 @@ class MessageRequest(CountRequest):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a client is shown of an answer. ``hides_thinking``: the model's thinking is left out. ``manages_context``:
-    it is said that the conversation was not edited."""
+    """What a client is shown of an answer. ``hides_thinking``: the model's thinking is left out."""
 
     model: str
     streams: bool = False
     hides_thinking: bool = False
-    manages_context: bool = False
 
 
 def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
@@ -298,15 +219,17 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
     Raises:
         Problem: 400, there is nothing to answer.
     """
-    thinking, choice = request.thinking, request.tool_choice
+    thinking = request.thinking
     shape = Shape(
         model if request.model is None else request.model,
         request.stream,
-        isinstance(thinking, Enabled | Adaptive) and thinking.display == "omitted",
-        request.context_management is not None,
+        hides_thinking=thinking is not None and thinking.display == "omitted",
     )
-    one_call = choice is not None and choice.disable_parallel_tool_use
     ask = Ask(
-        request.chat(), request.sampling(), request.max_tokens, one_call=one_call, must_call=request.forced_tools()
+        request.chat(),
+        request.sampling(),
+        request.max_tokens,
+        one_call=request.tool_choice.disable_parallel_tool_use,
+        must_call=request.forced_tools(),
     )
     return ask, shape

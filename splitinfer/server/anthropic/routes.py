@@ -10,9 +10,7 @@ from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import answered
-from splitinfer.server.body import read_json
-from splitinfer.server.fields import read
-from splitinfer.server.pictures import num_tokens
+from splitinfer.server.body import read_request
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event
@@ -23,21 +21,16 @@ _PING = event({"type": "ping"}, "ping")  # comments do not count for these clien
 def anthropic_routes(service: Service) -> list[ApiRoute]:
     async def messages(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        ask, shape = await read_json(request, lambda body: message_ask(read(MessageRequest, body), service.model))
-        writer = MessageWriter(
-            f"msg_{request.state.request_id}",
-            shape.model,
-            hides_thinking=shape.hides_thinking,
-            manages_context=shape.manages_context,
-        )
+        ask, shape = await read_request(request, MessageRequest, lambda one: message_ask(one, service.model))
+        writer = MessageWriter(f"msg_{request.state.request_id}", shape.model, hides_thinking=shape.hides_thinking)
         events = _events if shape.streams else None
         return await answered(service, request, key, [ask], lambda _: writer, events, _PING)
 
     async def count_tokens(request: Request) -> Response:
         key = service.caller(request)
-        chat = await read_json(request, lambda body: read(CountRequest, body).chat())
+        chat = await read_request(request, CountRequest, CountRequest.chat)
         with service.admitted(key):
-            number = await num_tokens(service.llm, chat, service.conversations)
+            number = await service.reader.num_tokens(chat, request.state.size)
         return JSONResponse({"input_tokens": number})
 
     return [

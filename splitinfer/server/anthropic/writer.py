@@ -21,13 +21,12 @@ Event = tuple[str, dict[str, Any]]
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Writes one answer. The last two: as in ``Shape``."""
+    """Writes one answer. ``hides_thinking``: as in ``Shape``."""
 
     message_id: str
     model: str
     new_id: Callable[[], str] = lambda: f"toolu_{secrets.token_hex(12)}"
     hides_thinking: bool = False
-    manages_context: bool = False
     _index: int = -1  # of the block that is open, or was last
     _open: str | None = None  # the kind of block that is open
 
@@ -46,7 +45,7 @@ class MessageWriter:
     def end(self, piece: Piece, usage: Usage) -> list[Event]:
         """The last events. ``piece``: the last one."""
         delta = {"stop_reason": _reason(piece), "stop_sequence": piece.stop}
-        return [_event("message_delta", delta=delta, usage=usage_of(usage), **self._edits()), _event("message_stop")]
+        return [_event("message_delta", delta=delta, usage=usage_of(usage)), _event("message_stop")]
 
     def _part(self, part: AnswerPart) -> list[Event]:
         match part:
@@ -83,7 +82,7 @@ class MessageWriter:
         last = pieces[-1]
         blocks = [self._block(part) for part in joined(self._shown(part for piece in pieces for part in piece.parts))]
         ended = {"stop_reason": _reason(last), "stop_sequence": last.stop}
-        return {**self._head(), "content": blocks, **ended, "usage": usage_of(usage), **self._edits()}
+        return {**self._head(), "content": blocks, **ended, "usage": usage_of(usage)}
 
     def _block(self, part: AnswerPart) -> dict[str, Any]:
         match part:
@@ -99,10 +98,6 @@ class MessageWriter:
 
     def _shown(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         return [part for part in parts if not (self.hides_thinking and isinstance(part, ReasoningPart))]
-
-    def _edits(self) -> dict[str, Any]:
-        """What was edited of the conversation, for who asked for it: nothing."""
-        return {"context_management": {"applied_edits": []}} if self.manages_context else {}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model}

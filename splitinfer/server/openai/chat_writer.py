@@ -19,20 +19,18 @@ from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCall
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``always_usage``: every chunk has the usage so far. ``names_tier``: the tier of service is said."""
+    ``always_usage``: every chunk has the usage so far."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
-    names_tier: bool = False
     always_usage: bool = False
 
 
 TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
-ONLY_TIER = "default"
 # A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
 
@@ -123,9 +121,8 @@ class ChatWriter:
     # -- both ----------------------------------------------------------------------------------
 
     def _head(self, kind: str) -> dict[str, Any]:
-        tier = {"service_tier": ONLY_TIER} if self.shape.names_tier else {}
         head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
-        return {**head, "system_fingerprint": self.fingerprint, **tier}
+        return {**head, "system_fingerprint": self.fingerprint}
 
     def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
         match part:

@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Piece
-from splitinfer.server.ask import MAX_CHOICES, Ask, Chat, Prompt
-from splitinfer.server.fields import EMPTY, CountOrNone, Refused, not_a, wrong
+from splitinfer.server.ask import Ask, Chat, Prompt
+from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
 from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usage_so_far
-from splitinfer.server.openai.generating import Choices, Generating, OfLlamaCpp, OfMlxLm, StreamOptions
+from splitinfer.server.openai.generating import Choices, Generating, StreamOptions
 from splitinfer.server.problem import Problem, invalid, unsupported
+from splitinfer.server.refused import COMPLETIONS
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
@@ -55,46 +56,30 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_Prompts = Annotated[
-    list[Prompt], PlainValidator(_prompts), WithJsonSchema({"type": ["string", "array"], "items": {"type": "integer"}})
-]
-_OFF = -1
-_Logprobs = Annotated[
-    int,
-    Field(ge=_OFF, le=MAX_LOGPROBS),
-    BeforeValidator(lambda given: (0 if given else _OFF) if isinstance(given, bool) else given),
-]
+_OFF = _UNBOUNDED = -1  # of log probabilities; of tokens: as many as there is room for
+_Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+_Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 
-class CompletionRequest(Generating, OfMlxLm, OfLlamaCpp):
-    """A request for completions."""
+class CompletionRequest(Generating):
+    """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
+    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it."""
 
-    prompt: _Prompts = Field(
-        description=f"Text, token ids, or a list of either; at most {MAX_ANSWERS} answers, all choices together"
-    )
-    max_tokens: CountOrNone | None = Field(
-        None, description=f"Token limit of an answer; {DEFAULT_TOKENS} if not given. With echo also 0: the prompt alone"
-    )
-    max_completion_tokens: CountOrNone | None = Field(None, description="Takes precedence over max_tokens")
-    n: Choices = Field(1, description="Number of answers for each prompt")
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Must equal n")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream")
-    logprobs: _Logprobs | None = Field(
-        None,
-        description="Log probabilities of each token and of this many of the most likely ones; `true` is 0, "
-        "`false` and -1 are off. Offsets are those in the text",
-    )
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="The same of the prompt's tokens, in a field of this name as vLLM has it; not with stream"
-    )
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="With logprobs: also returns this many of the most likely tokens"
-    )
-    echo: bool = Field(
-        False, description="Each answer begins with its prompt; with logprobs, also with those of its tokens"
-    )
-    suffix: Annotated[Any, Refused("a model cannot be made to end at a given text", EMPTY)] = None
-    add_special_tokens: Annotated[Any, Refused("the tokenizer always adds its own", (True,))] = None
+    refused = COMPLETIONS
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    max_tokens: _Most = DEFAULT_TOKENS
+    max_completion_tokens: _Most | None = None  # takes precedence
+    n: Choices = 1
+    best_of: Choices | None = None
+    stream_options: StreamOptions = StreamOptions()
+    logprobs: Annotated[
+        int,
+        Field(ge=_OFF, le=MAX_LOGPROBS),
+        BeforeValidator(lambda given: (0 if given else _OFF) if isinstance(given, bool) else given),
+    ] = _OFF
+    prompt_logprobs: _Top | None = None
+    top_logprobs: _Top = 0
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +108,7 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
     if request.prompt_logprobs is not None and request.stream:
         raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
-    limits = (request.max_completion_tokens, request.max_tokens, DEFAULT_TOKENS)
-    most = next(limit for limit in limits if limit is not None)
+    most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if not most and not request.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
     shape = shape_of(request, request.stream_options, num_top, model)
@@ -133,17 +117,12 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
     if scored and number > 1:
         raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
     sampling |= {"prompt_logprobs": max(scored)} if scored else {}
-    asks = tuple(Ask(prompt, sampling, max(1, most), number) for prompt in prompts)
-    return Completions(asks, shape, request.echo, request.prompt_logprobs, most > 0)
+    asks = tuple(Ask(prompt, sampling, None if most == _UNBOUNDED else max(1, most), number) for prompt in prompts)
+    return Completions(asks, shape, request.echo, request.prompt_logprobs, most != 0)
 
 
 def _num_top(request: CompletionRequest) -> int | None:
-    wanted, top = request.logprobs, request.top_logprobs or 0
-    if wanted is not None and wanted > _OFF:
-        return max(wanted, top)
-    if top:
-        raise Problem(400, "top_logprobs needs logprobs", param="top_logprobs")
-    return None
+    return max(request.logprobs, request.top_logprobs) if request.logprobs > _OFF or request.top_logprobs else None
 
 
 # -- the answer ------------------------------------------------------------------------------------

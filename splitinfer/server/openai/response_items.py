@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS
-from splitinfer.server.fields import Fields, Ignored, Kinds, Refused, Second, Several
-from splitinfer.server.openai.chat import STRICT
-from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
+from splitinfer.server.fields import Fields, Kinds, Several
+from splitinfer.server.openai.generating import Entries, Word, allowed, as_choice
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
 from splitinfer.server.problem import invalid
 
@@ -32,66 +31,39 @@ from splitinfer.server.problem import invalid
 
 
 _TOLD = ("description", "parameters", "strict")
-_OTHER_TOOL = "the model sees functions only, so it never calls it"
-
-
-def names_direct(callers: Any) -> bool:
-    """Whether the model itself may call a tool."""
-    return isinstance(callers, list) and "direct" in callers
+_FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of functions only, so it calls no other tool
 
 
 class ResponseFunction(Fields):
-    """A function of responses"""
+    """What the model is told of a function. ``strict``: as in a chat."""
 
     type: Literal["function"]
     name: str
-    description: Any = Field(None, description="Shown to the model")
-    parameters: dict[str, Any] | None = Field(None, description="Its schema, shown to the model")
-    strict: Any = Field(None, description=STRICT)
-    defer_loading: Annotated[Any, Ignored("the model sees all functions from the start")] = None
-    output_schema: Annotated[Any, Ignored("the result of a call is read as text")] = None
-    allowed_callers: Annotated[
-        Any,
-        Refused("only the model calls tools; nothing else runs here", is_neutral=names_direct, said='["direct"]'),
-    ] = None
-    async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
+    description: Any = None
+    parameters: dict[str, Any] | None = None
+    strict: Any = None
 
 
 class Namespace(Fields):
-    """A namespace of functions"""
-
     type: Literal["namespace"]
-    name: str = Field(description="The model sees its functions as `namespace__name`")
-    description: Annotated[Any, Ignored("its functions have their own descriptions")] = None
-    tools: Annotated[
-        list[Annotated[ResponseFunction | None, Kinds("type", others=_OTHER_TOOL)]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ]
+    name: str
+    tools: list[Annotated[ResponseFunction | None, _FUNCTIONS]] = Field(max_length=MAX_TOOLS, fail_fast=True)
 
 
 class AllowedFunctions(Fields):
-    """A choice of allowed functions"""
-
     type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"] = Field("auto", description="Whether one must be called")
-    tools: Entries = Field(description="The other tools are not shown to the model")
+    mode: Literal["auto", "required"] = "auto"
+    tools: Entries
 
 
 class NamedFunction(Fields):
-    """The function to call"""
-
     type: Literal["function"]
     name: str
 
 
-ResponseTools = Annotated[
-    list[Annotated[ResponseFunction | Namespace | None, Kinds("type", others=_OTHER_TOOL)]],
-    Field(max_length=MAX_TOOLS, fail_fast=True),
-]
-FunctionChoice = Annotated[
-    str | AllowedFunctions | NamedFunction,
-    Kinds("type", words=("auto", "none", "required"), no_words=NOT_FORCED),
-]
+ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
+Choice = Word | AllowedFunctions | NamedFunction
+FunctionChoice = Annotated[Choice, Kinds("type"), BeforeValidator(as_choice)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +88,7 @@ def told_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def functions_of(
-    tools: Sequence[ResponseFunction | Namespace | None], namespace: str | None = None
-) -> list[Function]:  # fmt: skip
+def functions_of(tools: Sequence[ResponseFunction | Namespace | None], namespace: str | None = None) -> list[Function]:
     """The functions of a request, also those in namespaces."""
     found: list[Function] = []
     for tool in tools:
@@ -130,15 +100,15 @@ def functions_of(
     return found
 
 
-def callable_names(choice: str | AllowedFunctions | NamedFunction, functions: Sequence[Function]) -> frozenset[str]:
+def callable_names(choice: Choice, functions: Sequence[Function]) -> frozenset[str]:
     """The names of the functions that the model may call, as it is told them.
 
     Raises:
         Problem: 400, a choice allows one that is not there.
     """
     names = [one.told_name for one in functions]
-    if isinstance(choice, str):
-        return frozenset(() if choice == "none" else names)
+    if isinstance(choice, Word):
+        return frozenset(() if choice.type == "none" else names)
     if isinstance(choice, NamedFunction):
         if choice.name not in names:
             raise invalid("tool_choice", f"tool_choice must name one of the tools, not {choice.name!r:.60}")
@@ -150,50 +120,25 @@ def callable_names(choice: str | AllowedFunctions | NamedFunction, functions: Se
 
 
 _MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
-_BY_ID = Ignored("the call is found by its id")
 
 
-def is_direct(caller: Any) -> bool:
-    """Whether the model itself has called a tool."""
-    return isinstance(caller, dict) and caller.get("type") == "direct"
-
-
-BY_MODEL = Refused(
-    "only the model calls tools; nothing else runs here", is_neutral=is_direct, said='{"type": "direct"}'
-)
-
-
-class _Item(Fields):
-    id: Annotated[Any, Ignored("nothing is stored here")] = None
-    status: Annotated[Any, Ignored("items are taken as they are")] = None
-
-
-class MessageItem(_Item):
-    """An item with a message"""
-
+class MessageItem(Fields):
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    phase: Annotated[Any, Ignored("the items of an answer become one message for the model's template")] = None
 
 
 class ReasoningText(Fields):
-    """A part of reasoning, or of its summary"""
+    """A part of reasoning, or of its summary."""
 
-    type: Any = None
     text: str
 
 
-_Texts = Several[ReasoningText]
-
-
-class ReasoningItem(_Item):
-    """An item with reasoning"""
-
+class ReasoningItem(Fields):
     type: Literal["reasoning"]
-    content: _Texts | None = None
-    summary: _Texts | None = Field(None, description="Used if there is no content")
-    encrypted_content: str | None = Field(None, description="This server's own; otherwise the summary is used")
+    content: Several[ReasoningText] | None = None
+    summary: Several[ReasoningText] | None = None
+    encrypted_content: str | None = None
 
     @property
     def text(self) -> str:
@@ -205,12 +150,10 @@ def _joined(parts: Sequence[ReasoningText] | None) -> str:
     return "\n".join(part.text for part in parts or ())
 
 
-class _CallItem(_Item):
+class _CallItem(Fields):
     call_id: str
     name: str
-    namespace: str | None = Field(None, description="Part of the function's name that the model sees")
-    caller: Annotated[Any, BY_MODEL] = None
-    async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
+    namespace: str | None = None
 
     def _told(self, arguments: Any) -> dict[str, Any]:
         function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
@@ -218,8 +161,6 @@ class _CallItem(_Item):
 
 
 class FunctionCallItem(_CallItem):
-    """An item with a call"""
-
     type: Literal["function_call"]
     arguments: str
 
@@ -228,71 +169,48 @@ class FunctionCallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """An item with a custom call"""
+    """Told as an object, because templates know no other arguments."""
 
     type: Literal["custom_tool_call"]
-    input: str = Field(description="Shown to the model as an object, because templates support no other arguments")
+    input: str
 
     def told(self) -> dict[str, Any]:
         return self._told({"input": self.input})
 
 
-class OutputItem(_Item):
-    """An item with the result of a call"""
+class OutputItem(Fields):
+    """The result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Content = ""
-    name: Annotated[Any, _BY_ID] = None
-    namespace: Annotated[Any, _BY_ID] = None
-    caller: Annotated[Any, BY_MODEL] = None
+    output: Content = Field(default_factory=list)
 
 
-_REFUSED = {
-    "only OpenAI's servers can run it, or read its result": (
-        "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools", "mcp_approval_request",
-        "mcp_approval_response", "mcp_call",
-    ),
-    "only its author can read it": ("compaction",),
-    "a conversation is taken as it is": ("compaction_trigger",),
-    "a request has one configuration": ("configuration_update",),
-    "give them as tools": ("additional_tools",),
-    "the model was shown functions only": (
-        "tool_search_call", "tool_search_output", "computer_call", "computer_call_output", "local_shell_call",
-        "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output",
-    ),
-    "no programs of the model are run here": ("program", "program_output"),
-    "nothing is stored here; give the item itself; clients do so with store: false": ("item_reference",),
-}  # fmt: skip
+def _items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
-_Items = Annotated[
-    list[
-        Annotated[
-            Item | None,
-            Kinds(
-                "type",
-                default="message",
-                refused={kind: why for why, kinds in _REFUSED.items() for kind in kinds},
-                left_out={"web_search_call": "OpenAI's servers ran it; its results are in the message that follows"},
-            ),
-        ]
-    ],
+_KINDS = Kinds(
+    "type",
+    default="message",
+    left_out="web_search_call".__eq__,  # OpenAI's servers ran it; its results are in the message that follows
+    why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
+)
+Input = Annotated[
+    list[Annotated[Item | None, _KINDS]],
     Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
+    BeforeValidator(_items),
 ]
-Input = Annotated[str | _Items, Second(list)]
 _PACKED = "splitinfer-1:"
 
 
-def conversation(instructions: str | None, given: str | Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or
-    items."""
+def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
+    """The messages for a template. ``instructions``: the system's words, if any."""
     made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    if isinstance(given, str):
-        made.append({"role": "user", "content": given})
-    else:
-        for item in given:
-            if item is not None:
-                _add(made, _told(item))
+    for item in items:
+        if item is not None:
+            _add(made, _told(item))
     return tuple(merged_systems(made))
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece
-from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText, token_logprob
+from splitinfer.server.openai.chat_writer import TokenText, token_logprob
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
 from splitinfer.server.spans import Usage
@@ -104,7 +104,7 @@ class ResponseWriter:
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
-            "service_tier": ONLY_TIER,
+            "service_tier": "default",
         }
 
     # -- items ---------------------------------------------------------------------------------

@@ -10,15 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.asking import answered
-from splitinfer.server.body import read_json
-from splitinfer.server.fields import read
+from splitinfer.server.body import read_request
 from splitinfer.server.health import models_document
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of
 from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
-from splitinfer.server.pictures import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import EventStream, event
@@ -29,7 +27,7 @@ _DONE = event("[DONE]")
 def openai_routes(service: Service) -> list[ApiRoute]:
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        ask, shape = await read_json(request, lambda body: chat_ask(read(ChatRequest, body), service.model))
+        ask, shape = await read_request(request, ChatRequest, lambda one: chat_ask(one, service.model))
         answer_id, created = f"chatcmpl-{request.state.request_id}", int(time.time())
         return await answered(
             service,
@@ -40,7 +38,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 answer_id,
                 created,
                 shape,
-                service.llm.token_bytes,
+                service.token_text,
                 fingerprint=service.fingerprint,
                 usage_now=lambda: answer.usage,
             ),
@@ -49,7 +47,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        wanted = await read_json(request, lambda body: completions_of(read(CompletionRequest, body), service.model))
+        wanted = await read_request(request, CompletionRequest, lambda one: completions_of(one, service.model))
         answer_id, created = f"cmpl-{request.state.request_id}", int(time.time())
         return await answered(
             service,
@@ -60,7 +58,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 answer_id,
                 created,
                 wanted,
-                service.llm.token_bytes,
+                service.token_text,
                 service.fingerprint,
                 usage_now=lambda: answer.usage,
                 prompt_of=lambda choice: answer.requests[choice],
@@ -115,17 +113,17 @@ async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> Asyn
 def responses_routes(service: Service) -> list[ApiRoute]:
     async def responses(request: Request) -> Response | EventStream:
         key = service.caller(request)
-        ask, shape = await read_json(request, lambda body: response_ask(read(ResponseRequest, body), service.model))
+        ask, shape = await read_request(request, ResponseRequest, lambda one: response_ask(one, service.model))
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
-        writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
+        writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.token_text)
         events = _response_events if shape.streams else None
         return await answered(service, request, key, [ask], lambda _: writer, events, lambda: _named(writer.ping()))
 
     async def input_tokens(request: Request) -> Response:
         key = service.caller(request)
-        chat = await read_json(request, lambda body: read(InputRequest, body).chat())
+        chat = await read_request(request, InputRequest, InputRequest.chat)
         with service.admitted(key):
-            number = await num_tokens(service.llm, chat, service.conversations)
+            number = await service.reader.num_tokens(chat, request.state.size)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
     return [

@@ -36,12 +36,11 @@ def params(**changes: Any) -> splitinfer.SamplingParams:
 
 
 def test_texts_token_ids_and_streams_give_the_same(llm: LLM) -> None:
-    tokens = llm.encode(TALE)
+    tokens = llm.tokenizer.encode(TALE)
     outs = llm.generate([TALE, tokens], params())
     assert [out.token_ids for out in outs] == [plain_greedy(TARGET, tokens, 16)] * 2
     assert (outs[0].num_prompt_tokens, outs[0].finish_reason) == (len(tokens), "length")
     assert outs[0].token_times == sorted(outs[0].token_times)
-    assert llm.tokenizer is not None
     assert outs[0].text == llm.tokenizer.decode(outs[0].token_ids)
     events = list(llm.stream(TALE, params()))
     assert [t for event in events for t in event.token_ids] == outs[0].token_ids
@@ -112,15 +111,15 @@ def test_whoever_leaves_aborts(llm: LLM) -> None:
 
 
 def test_a_next_turn_computes_only_what_is_new_until_the_session_is_forgotten(llm: LLM) -> None:
-    start = llm.encode("A turn that nobody else takes, ")
+    start = llm.tokenizer.encode("A turn that nobody else takes, ")
 
     def cached(tokens: list[int], session: str) -> int:
         return llm.submit(tokens, params(max_tokens=1), session=session).result().num_cached_tokens
 
     so_far = start + llm.submit(start, params(), session="s").result().token_ids
-    turn = [*so_far, *llm.encode(" and then")]
+    turn = [*so_far, *llm.tokenizer.encode(" and then")]
     assert cached(turn, "s") == len(so_far) - 1  # the last token's KV was never needed
-    assert cached([*turn[:20], *llm.encode(" but the queen")], "t") == 20
+    assert cached([*turn[:20], *llm.tokenizer.encode(" but the queen")], "t") == 20
     llm.forget("s")
     assert cached(turn, "s") == 20, "that is the other's, too"
     for session in "st":
@@ -235,7 +234,8 @@ def test_a_closed_llm_says_so_to_everybody() -> None:
 def test_the_name_of_a_layout_is_enough() -> None:
     """Its worker is a process of this machine. Two threads may close at once: none leaves before it is gone."""
     llm = LLM("demo.yaml")
-    assert tokens_of(llm, llm.encode(TALE), max_tokens=8) == plain_greedy(TARGET, llm.encode(TALE), 8)
+    tokens = llm.tokenizer.encode(TALE)
+    assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(TARGET, tokens, 8)
     closing = [threading.Thread(target=llm.close) for _ in range(2)]
     for thread in closing:
         thread.start()

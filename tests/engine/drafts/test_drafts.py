@@ -140,7 +140,7 @@ def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..
 def test_stop_strings_inside_a_block(pipeline: Open) -> None:
     dice = Dice(1.0)
     with pipeline("demo", [3, 9], drafter=lambda: dice) as there:
-        tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter who"))
+        tokens = tuple(there.llm.tokenizer.encode("Once upon a time there was a poor woodcutter who"))
         params = SamplingParams(max_tokens=30, ignore_eos=True)
         (whole,) = there.outputs(Ask(tokens, params, flight=Flight()))
         dice.answers[tokens] = whole.token_ids
@@ -176,7 +176,7 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
 )
 def test_the_demo_pair(draft: str, pipeline: Open) -> None:
     with pipeline("demo", [3, 9], draft=draft) as there:
-        tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter who"))
+        tokens = tuple(there.llm.tokenizer.encode("Once upon a time there was a poor woodcutter who"))
         there.answers(Ask(tokens, SamplingParams(20, 0.8, seed=3, ignore_eos=True), flight=Flight(3, 4, 2)))
         counts = there.stats["speculation"]
         assert counts["drafter"] == draft

@@ -218,7 +218,7 @@ def test_a_drafter_is_no_model_and_layers_where_it_names_none(pipeline: Open) ->
 def test_the_shipped_drafter_is_mostly_right_and_changes_no_token(pipeline: Open) -> None:
     """Its first drafts are right at about 0.85 of the places of a greedy tale."""
     with pipeline("demo", [5, 7], draft="demo-drafter") as there:
-        tokens = tuple(there.llm.encode("Once upon a time there was a poor woodcutter"))
+        tokens = tuple(there.llm.tokenizer.encode("Once upon a time there was a poor woodcutter"))
         there.answers(Ask(tokens, SamplingParams(24), flight=Flight(3)))
         counts = there.stats["speculation"]
     assert sum(counts["accepted_at"]) > 0.5 * sum(counts["tried_at"]) > 5

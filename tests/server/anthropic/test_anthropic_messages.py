@@ -42,6 +42,8 @@ def test_a_thread_is_refused_so_that_clients_do_without_one():
 def test_sampling():
     got = ask(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"]).params(Recommended({}), 100)
     assert (got.max_tokens, got.temperature, got.top_p, got.top_k, got.stop) == (9, 0.5, 0.9, 5, ("END",))
+    got = ask(seed=3, min_p=0.1, stop="A", stop_sequences=["B"]).params(Recommended({}), 100)
+    assert (got.seed, got.min_p, got.stop) == (3, 0.1, ("A", "B"))
 
 
 def test_a_conversation_as_templates_take_it():
@@ -163,12 +165,3 @@ def test_thinking_may_be_left_out():
     begun = [data["content_block"] for data in streamed if data["type"] == "content_block_start"]
     for blocks in (message.document(PIECES, Usage(1))["content"], begun):
         assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
-
-
-def test_who_asks_for_edits_is_told_that_there_were_none():
-    asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
-    _, shape = message_ask(read(MessageRequest, asked))
-    message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
-    assert message.document(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
-    assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}
-    assert "context_management" not in writer().document(PIECES, Usage(1))

@@ -32,7 +32,7 @@ HEALTH = PipelineHealth(
 class Model:
     """What of ``LLM`` figures need; it answers nothing."""
 
-    context_length, fingerprint, tokenizer = 300, "0", None
+    context_length, fingerprint, has_tokenizer = 300, "0", False
     layout = Layout((StageSpec("front", 0, 6), StageSpec("back", 6, 12, "tcp://10.0.0.7:5577")), name="two")
 
     def stats(self) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from starlette.routing import Router
 from valid_requests import Asked
 
 from splitinfer.core.metrics.requests import RequestMeters
+from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
+from splitinfer.server.keys import NOBODY
 from splitinfer.server.meters.exposition import all_families
 from splitinfer.server.meters.readings import OTHER, HttpMeters, Readings
 from splitinfer.server.meters.vllm import kv_usage
+from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
 
@@ -81,8 +84,9 @@ def test_bounds_of_sizes_end_with_the_context():
 def test_who_is_turned_away_is_counted():
     model = Model()
     model.max_running, model.seconds_until_room = 4, lambda _nth: 1.0  # type: ignore[attr-defined]
-    service = Service(cast(LLM, model), "demo")
-    service.turned_away("no room")
+    service = Service(cast(LLM, model), "demo", max_running=1)
+    with pytest.raises(Problem), service.admitted(NOBODY):
+        raise QueueFull("no room")
     assert told(replace(READINGS, http=service.meters), "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
 
 

@@ -45,6 +45,7 @@ def test_sampling():
         assert (got.max_tokens, got.temperature, got.seed, got.stop) == (16, 0.5, 3, ("END",))
         assert (got.logprobs, got.logit_bias) == (2, ((5, -100.0),))
     assert [asked(max_tokens=7, **more).asks[0].max_tokens for more in ({}, {"max_completion_tokens": 8})] == [7, 8]
+    assert asked(max_tokens=-1).asks[0].params(Recommended({}), 100).max_tokens == 100
     off = asked(repetition_penalty=0.0).asks[0].params(Recommended({"repetition_penalty": 1.2}), 10)
     assert off.repetition_penalty == 1.0, "as for mlx-lm"
 

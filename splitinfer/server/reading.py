@@ -1,0 +1,90 @@
+"""Prompts of requests become tokens: beside the event loop, and so that only long ones wait for long ones.
+
+A template and a tokenizer take a second for a megabyte or two, and pictures take longer. What is done beside the event
+loop shares a few threads, five on the smallest machine: grammars are compiled there, `/metrics` is written, large
+bodies are read. So of prompts that may take long few are read at a time, each kind in the order in which they came;
+short ones need no turn. No thread waits for another: tokenizers need no lock (``llm.prompts``).
+
+Pictures are parts of a message's text (``pictures.marks``).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from splitinfer.llm import LLM
+from splitinfer.llm.seeing import SeenPrompt
+from splitinfer.pictures.marks import has_pictures
+from splitinfer.pictures.sources import from_url
+from splitinfer.server.ask import Chat, Prompt, known_tokens
+from splitinfer.text.conversations import Conversations
+
+T = TypeVar("T")
+
+_LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
+
+
+def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
+    """A prompt without its pictures, but with the model's mark for each; and their URLs."""
+    if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
+        return prompt, []
+    messages, urls = llm.seeing.taken_out(prompt.messages)
+    return replace(prompt, messages=tuple(messages)), urls
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the prompts of one server, on its event loop. ``known``: the conversations so far, of which each prompt
+    becomes a part."""
+
+    llm: LLM
+    known: Conversations = field(default_factory=Conversations)
+    _long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    _pictures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+
+    async def read(self, prompt: Prompt, size: int) -> tuple[SeenPrompt, list[int], str | None]:
+        """A prompt with its pictures read; its tokens without them, those of a known beginning as they were computed;
+        and the text that the template made, if it is a chat. ``size``: of the request, in bytes.
+
+        Raises:
+            Problem, SplitinferError: as ``known_tokens`` and ``LLM.submit``.
+        """
+        sees = isinstance(prompt, Chat) and has_pictures(prompt.messages)
+        return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
+
+    async def num_tokens(self, prompt: Prompt, size: int) -> int:
+        """How many tokens a prompt has if it is asked now.
+
+        Raises:
+            Problem, SplitinferError: as ``read``.
+        """
+        return len((await self.read(prompt, size))[0].tokens)
+
+    async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
+        """What ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and leaves
+        gives it up; what has begun keeps its turn to the end."""
+        turns = turns or (self._long if size > _LONG else None)
+        if turns is None:
+            return await asyncio.to_thread(work)
+        await turns.acquire()
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+
+        def end(done: asyncio.Future[Any]) -> None:
+            turns.release()
+            if not done.cancelled():
+                done.exception()  # which nobody may wait for any more
+
+        working.add_done_callback(end)
+        return await asyncio.shield(working)
+
+    def _seen(self, prompt: Prompt) -> tuple[SeenPrompt, list[int], str | None]:
+        llm = self.llm
+        prompt, urls = with_marks(llm, prompt)
+        if urls:
+            llm.seeing.check(len(urls))
+        tokens, text = known_tokens(llm, prompt, self.known)
+        if not urls:
+            return SeenPrompt(tuple(tokens)), tokens, text
+        sources = [from_url(url, llm.seeing.limits.nbytes, llm.seeing.folders) for url in urls]
+        return llm.seeing.prompt(tokens, sources, llm.context_length), tokens, text

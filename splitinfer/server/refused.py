@@ -1,0 +1,144 @@
+"""Fields that would change an answer and that this server does not have: one table for each API.
+
+They are of OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama, whose clients send many of them at the
+value that asks for nothing. What changes no word of an answer is in no table: it is ignored (``fields``). So are fields
+that do nothing without one that is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitinfer.core.sampling_params import REPETITION_CONTEXT
+from splitinfer.server.fields import EMPTY, Refused
+
+Table = Mapping[str, Refused]
+
+
+def _all(why: str, *neutral: Any, names: str) -> dict[str, Refused]:
+    return {name: Refused(why, neutral) for name in names.split()}
+
+
+def _named(here: str, *neutral: Any, names: str) -> dict[str, Refused]:
+    return _all(f"its name here is {here}", *neutral, names=names)
+
+
+def _has_no_sampling(options: Any) -> bool:
+    """Whether Ollama's options are of its memory only."""
+    return isinstance(options, dict) and not options.keys() & _OLLAMAS
+
+
+_OLLAMAS = {
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "num_predict", "repeat_penalty",
+    "presence_penalty", "frequency_penalty", "mirostat",
+}  # fmt: skip
+_LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+_NO_SAMPLER = "this way of sampling is not implemented"
+_WINDOW = f"penalties look at the last {REPETITION_CONTEXT} tokens, or at the whole answer"
+_STATELESS = "nothing is stored here; give the whole conversation"
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+_SAMPLING: Table = {
+    **_all(_NO_SAMPLER, 1, names="typical_p tfs_z"),
+    **_all(_NO_SAMPLER, 0, names="mirostat dynatemp_range dry_multiplier xtc_probability n_indent"),
+    **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma"),
+    **_all(_NO_SAMPLER, 0, 1, names="min_keep"),
+    "samplers": Refused("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
+    "use_beam_search": Refused("there is no beam search", (False,)),
+    "repetition_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("repetition_penalty",)),
+    "presence_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("presence_penalty",)),
+    "frequency_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("frequency_penalty",)),
+    "repeat_last_n": Refused(_WINDOW, (-1,), only_with=_PENALTIES),
+    **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
+    **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
+    **_all("no code of a client is run here", *EMPTY, names="logits_processors"),
+    **_all("there is one model, without adapters", *EMPTY, names="adapters lora"),
+    "skip_special_tokens": Refused("special tokens are not text", (True,)),
+    "include_stop_str_in_output": Refused("an answer ends before the text that stops it", (False,)),
+    "repetition_detection": Refused("an answer ends by itself, at a stop or at its limit", EMPTY),
+    "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
+    "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
+    **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
+    "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
+}
+TEMPLATE: Table = {
+    **_all("the model has its own", "", names="chat_template template"),
+    "documents": Refused("give them as messages", EMPTY),
+    "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
+    "continue_final_message": Refused("an answer cannot be begun for the model", (False,)),
+    "mm_processor_kwargs": Refused("the model's own processor says how pictures are read", EMPTY),
+    **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
+}
+
+
+def _forms(why: str) -> Table:
+    """Names under which other servers are told the form of an answer."""
+    names = "format grammar json_schema structured_outputs guided_json guided_regex guided_choice guided_grammar"
+    return _all(why, *EMPTY, names=names)
+
+
+_OPENAI: Table = {
+    **_SAMPLING,
+    **_named("stop", *EMPTY, names="stop_sequences"),
+    "modalities": Refused("answers are text", ([], ["text"])),
+    "web_search_options": Refused("the server runs no searches"),
+}
+CHAT: Table = {
+    **_OPENAI,
+    **TEMPLATE,
+    **_forms("forms are JSON, by response_format"),
+    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
+    **_named("enable_thinking", names="think thinking"),
+    **_all("give a message of the role system", "", names="system instructions"),
+    "best_of": Refused("answers are not ranked", (1,)),
+    "functions": Refused("it is deprecated; give tools", EMPTY),
+    "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
+    "add_special_tokens": Refused("the model's template always writes its own", (False,)),
+    "echo": Refused("a chat has no text that could be repeated", (False,)),
+}
+COMPLETIONS: Table = {
+    **_OPENAI,
+    **_forms("a text is continued in any form; ask for a chat with response_format"),
+    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
+    "response_format": Refused("a text is continued in any form; ask for a chat", ({"type": "text"},)),
+    "suffix": Refused("a model cannot be made to end at a given text", EMPTY),
+    "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
+}
+RESPONSES: Table = {
+    **_OPENAI,
+    **TEMPLATE,
+    **_forms("forms are JSON, by text.format"),
+    **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens n_predict"),
+    **_named("enable_thinking", names="think thinking"),
+    **_named("instructions", "", names="system"),
+    **_all(_STATELESS, names="previous_response_id conversation prompt"),
+    "response_format": Refused("its name here is text.format", ({"type": "text"},)),
+    **_all("a response is one answer", 1, names="n best_of"),
+    "personality": Refused("the model has none; give instructions"),
+}
+"""OpenAI's API, by route: all that is refused, and where another name or another route has it, that."""
+
+ANTHROPIC: Table = {
+    **_SAMPLING,
+    **TEMPLATE,
+    **_forms("forms are JSON, by output_config.format"),
+    **_named("max_tokens", -1, names="n_predict"),
+    **_named("thinking", names="think"),
+    "response_format": Refused("its name here is output_config.format", ({"type": "text"},)),
+    **_all("a message is one answer", 1, names="n best_of"),
+    "container": Refused("nothing is run here"),
+    "mcp_servers": Refused("nothing is run here", EMPTY),
+    # What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
+    "thread": Refused(
+        f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    ),
+}
+
+# Of objects in requests.
+REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
+EARLIER_ANSWER: Table = {
+    "audio": Refused("answers are text"),
+    "function_call": Refused("it is deprecated; give tool_calls"),
+}
+CITED: Table = {"citations": Refused("answers do not cite", ({}, {"enabled": False}))}
+OUTPUT: Table = {"task_budget": Refused("the model is not told how many tokens are left")}
+PLAIN_TEMPLATE: Table = {name: why for name, why in TEMPLATE.items() if name != "add_generation_prompt"}

@@ -1,0 +1,151 @@
+"""Fields that no model of a request has: what would change the answer is refused unless it asks for nothing; everything
+else is answered, named in a header, and logged once. Through the whole application, without a model."""
+
+import logging
+from typing import Any
+
+import pytest
+from asgi import told
+from stub_model import Model
+
+from splitinfer.server import refused
+from splitinfer.server.guard import Guard
+from splitinfer.server.running import make_app
+from splitinfer.server.service import Service
+
+HI = [{"role": "user", "content": "Hello"}]
+ROUTES: dict[str, tuple[dict[str, Any], refused.Table]] = {
+    "/v1/chat/completions": ({"messages": HI}, refused.CHAT),
+    "/v1/completions": ({"prompt": "Once"}, refused.COMPLETIONS),
+    "/v1/responses": ({"input": "Hello"}, refused.RESPONSES),
+    "/v1/messages": ({"messages": HI, "max_tokens": 9}, refused.ANTHROPIC),
+}
+IDLE = [
+    "user", "audio", "function_call", "raw",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "service_tier", "prediction", "store", "moderation", "max_tool_calls", "background", "background_options",
+    "truncation", "context_management", "client_metadata", "cache_control", "betas", "compaction", "speed",
+    "user_profile_id", "workspace_id", "inference_geo", "diagnostics", "fallbacks", "fallback_credit_token",
+    "billing_policy", "cache_prompt", "id_slot", "return_tokens", "timings_per_token", "return_progress",
+    "post_sampling_probs", "response_fields", "n_keep", "n_discard", "n_probs", "mirostat_tau", "mirostat_eta",
+    "dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+    "reasoning_format", "reasoning_in_content", "thinking_forced_open", "parse_tool_calls", "parallel_slots",
+    "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "speculative.n_min",
+    "speculative.p_min", "chat_format", "penalize_nl", "length_penalty", "priority",
+    "spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "cache_salt",
+    "kv_transfer_params", "vllm_xargs", "request_id", "include_reasoning", "top_a", "xtc_threshold", "draft_model",
+    "num_draft_tokens", "role_mapping", "num_ctx", "preset", "a_field_of_next_year",
+]  # fmt: skip
+ODD: list[Any] = [None, True, False, 0, -1, 10**400, 0.5, "", "odd", [], ["odd", 1], {}, {"a": {"b": [1]}}]
+DEFAULTS: dict[str, dict[str, Any]] = {  # what programs send that write every field
+    "llama.cpp": {
+        "n_predict": -1, "n_probs": 0, "min_keep": 0, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0,
+        "tfs_z": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0, "repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
+        "mirostat_tau": 5.0, "mirostat_eta": 0.1, "logit_bias": [], "n_keep": 0, "n_indent": 0, "t_max_predict_ms": -1,
+        "grammar": "", "lora": [], "image_data": [], "json_schema": {}, "ignore_eos": False, "seed": -1, "stop": [],
+        "samplers": [
+            "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+        ],
+    },
+    "vLLM": {
+        "use_beam_search": False, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
+        "stop_token_ids": [], "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0,
+        "skip_special_tokens": True, "spaces_between_special_tokens": True, "truncate_prompt_tokens": None,
+        "prompt_logprobs": None, "allowed_token_ids": None, "bad_words": [], "add_generation_prompt": True,
+        "continue_final_message": False, "documents": None, "chat_template": None, "mm_processor_kwargs": None,
+        "guided_json": None, "structured_outputs": None, "logits_processors": None, "n": 1, "best_of": 1,
+        "reasoning_budget": -1, "modalities": ["text"],
+    },
+    "mlx-lm": {
+        "repetition_penalty": 0.0, "repetition_context_size": 20, "presence_context_size": 50,
+        "frequency_context_size": 50, "xtc_probability": 0.0, "adapters": None, "logit_bias": None,
+    },
+    "LM Studio, Ollama": {
+        "ttl": 300, "draft_model": "x", "keep_alive": "5m", "stop": "", "options": {"num_ctx": 8192}, "images": [],
+        "format": "", "top_logprobs": 2, "stream_options": {"include_usage": True},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def application() -> Guard:
+    return make_app(Service(Model(), "demo"))  # type: ignore[arg-type]
+
+
+def ask(application: Guard, route: str, **fields: Any) -> Any:
+    """What is said; an answer would begin where the engine's queue turns it away."""
+    return told(application, route, {**ROUTES[route][0], **fields})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_what_changes_no_answer_is_answered_whatever_it_is(application: Guard, route: str, value: Any):
+    assert ask(application, route, **dict.fromkeys(IDLE, value)).status == 429
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("server", DEFAULTS)
+def test_what_programs_send_that_write_every_field_is_answered(application: Guard, route: str, server: str):
+    said = ask(application, route, **DEFAULTS[server])
+    assert said.status == 429, said.json
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_would_change_the_answer_is_refused_unless_it_asks_for_nothing(application: Guard, route: str):
+    for name, one in ROUTES[route][1].items():
+        for value in (None, *one.neutral):
+            said = ask(application, route, **{name: value})
+            assert (said.status, "x-splitinfer-ignored" in said.headers) == (429, False), (name, value, said.json)
+        said = ask(application, route, **dict.fromkeys(one.only_with, 0.5), **{name: "odd"})
+        assert (said.status, said.json["error"]["message"]) == (400, f"{name} is not supported: {one.why}")
+        if one.only_with:
+            assert ask(application, route, **{name: "odd"}).status == 429
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/v1/chat/completions", {"typical_p": 0.9}),
+        ("/v1/chat/completions", {"repetition_penalty": 1.1, "repetition_context_size": 64}),
+        ("/v1/chat/completions", {"options": {"temperature": 0, "num_ctx": 8192}}),
+        ("/v1/chat/completions", {"think": False}),
+        ("/v1/chat/completions", {"grammar": "root ::= x"}),
+        ("/v1/completions", {"suffix": "x"}),
+        ("/v1/completions", {"guided_regex": "x"}),
+        ("/v1/responses", {"max_tokens": 5}),
+        ("/v1/responses", {"reasoning": {"mode": "pro"}}),
+        ("/v1/messages", {"mcp_servers": [{"type": "url"}]}),
+        ("/v1/messages", {"repeat_penalty": 1.1}),
+    ],
+)
+def test_these_would_change_it(application: Guard, route: str, fields: dict[str, Any]):
+    said = ask(application, route, **fields)
+    assert (said.status, said.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_their_names_come_back_in_a_header_and_stand_in_the_log_once(caplog: pytest.LogCaptureFixture):
+    application, route = make_app(Service(Model(), "demo")), "/v1/chat/completions"  # type: ignore[arg-type]
+    caplog.set_level(logging.INFO, "splitinfer.server.guard")
+    inside = {"messages": [{**HI[0], "timestamp": 1}], "stream_options": {"include_obfuscation": True}}
+    for _ in range(2):
+        said = ask(application, route, user="u", temperature=0.5, store=False, **inside)
+        assert said.headers["x-splitinfer-ignored"] == "user, store, timestamp, include_obfuscation"
+    assert [line for line in caplog.messages if "no effect" in line] == [
+        f"requests have the field {name}, which has no effect here"
+        for name in ("user", "store", "timestamp", "include_obfuscation")
+    ]
+    assert "x-splitinfer-ignored" not in ask(application, route, temperature=0.5, user=None).headers
+    both = told(application, "/v1/messages/count_tokens", {"messages": HI, "metadata": {}, "stream": True})
+    assert (both.status, both.headers["x-splitinfer-ignored"]) == (200, "metadata, stream")
+
+
+def test_no_name_leaves_the_header_or_makes_it_long(application: Guard, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "splitinfer.server.guard")
+    hostile = {"a\r\nSet-Cookie: b=c": 1, "\u043a\u043b\u044e\u0447": 1, "x" * 100_000: 1, "a, b": 1, "": 1}
+    said = ask(application, "/v1/messages", **hostile, **{f"field_{i}": i for i in range(5000)})
+    names = said.headers["x-splitinfer-ignored"].split(", ")
+    assert names[:4] == ["aSet-Cookiebc", "x" * 40, "ab", "field_0"]
+    assert (said.status, len(names), "set-cookie" in said.headers) == (429, 32, False)
+    assert all("\n" not in line for line in caplog.messages)
