@@ -167,8 +167,8 @@ _RUNNING = (
     ),
     Fault(
         "the stage before may connect after its session",
-        f"{_WORKER}/worker.py",
-        '        self._access.expect("")\n',
+        f"{_WORKER}/handshake.py",
+        "                self._access.begin()\n",
         "",
     ),
     Fault(

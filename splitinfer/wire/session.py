@@ -6,20 +6,15 @@ ends use the same table, so a message that is illegal to send is also illegal to
     control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
                    FREE -Profile-> PROFILING -Progress*, Profiled-> FREE
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
-                   READY -Compress-> READY                            (every worker but the last)
                    READY -ClockAsk-> TIMING -ClockTell-> READY        (repeatedly, before the first step)
-                   READY -Echo-> ECHOING -Echoed-> READY              (likewise)
-                   READY -MeasureNext-> MEASURING -Measured-> READY
                    READY -Step, Result-> READY                        (first worker; last worker)
                    READY -Void-> READY                                (every worker but the last)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
-                   FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
     weights        LOADING -AskManifest, AskRanges, and their answers-> LOADING   (the worker asks)
                    NEW -Hello-> GREETED -Welcome-> FREE -AskManifest-> READING -the same-> READING   (a reader asks)
     anywhere later -Refuse or Fault-> OVER
 
-A coordinator that only measures links sends the same to workers that have loaded nothing: from FREE back to FREE, with
-Expect in place of Load.
+A coordinator that only looks at workers sends ClockAsk and Probe from FREE, and is FREE again after the reply.
 """
 
 from enum import Enum
@@ -40,12 +35,8 @@ class State(Enum):
     READY = "ready"
     JOINING = "joining"
     TIMING = "timing"
-    ECHOING = "echoing"
-    MEASURING = "measuring"
-    FREE_JOINING = "joining, with nothing loaded"
     FREE_TIMING = "timing, with nothing loaded"
-    FREE_ECHOING = "echoing, with nothing loaded"
-    FREE_MEASURING = "measuring, with nothing loaded"
+    PROBING = "probing"
     STREAM = "stream"  # a data link that carries steps
     READING = "reading"  # a link on which weights are taken from a worker
     OVER = "over"
@@ -79,7 +70,6 @@ _TABLE: dict[Move, State] = {
     (State.FREE, "down", "load"): State.LOADING,
     (State.PROFILING, "up", "progress"): State.PROFILING,
     (State.PROFILING, "up", "refuse"): State.OVER,
-    (State.FREE, "down", "expect"): State.FREE,
     (State.FREE, "down", "step"): State.STREAM,
     (State.STREAM, "down", "step"): State.STREAM,
     (State.STREAM, "up", "fault"): State.OVER,
@@ -88,7 +78,6 @@ _TABLE: dict[Move, State] = {
     (State.LOADING, "up", "ready"): State.READY,
     (State.LOADING, "up", "refuse"): State.OVER,
     (State.LOADING, "up", "fault"): State.OVER,
-    (State.READY, "down", "compress"): State.READY,
     (State.READY, "down", "step"): State.READY,
     (State.READY, "down", "void"): State.READY,
     (State.READY, "up", "result"): State.READY,
@@ -99,13 +88,9 @@ _TABLE: dict[Move, State] = {
     **_weights(State.LOADING, "up", "down"),
     **_exchange(State.READY, "connect", State.JOINING, "connected"),
     **_exchange(State.READY, "clockask", State.TIMING, "clocktell"),
-    **_exchange(State.READY, "echo", State.ECHOING, "echoed"),
-    **_exchange(State.READY, "measurenext", State.MEASURING, "measured"),
     **_exchange(State.FREE, "profile", State.PROFILING, "profiled"),
-    **_exchange(State.FREE, "connect", State.FREE_JOINING, "connected"),
     **_exchange(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
-    **_exchange(State.FREE, "echo", State.FREE_ECHOING, "echoed"),
-    **_exchange(State.FREE, "measurenext", State.FREE_MEASURING, "measured"),
+    **_exchange(State.FREE, "probe", State.PROBING, "probed"),
 }
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
-from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -119,7 +119,7 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     stage = draw(st.integers(0, len(layers) - 1))
     return messages.Load(
         draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number),
-        draw(values(bytes)), draw(st.sampled_from(KV_FORMATS)), draw(text),
+        draw(values(bytes)), draw(st.sampled_from(KV_FORMATS)),
         draw(st.booleans()), draw(number), draw(values(tuple[messages.Peer, ...])), draw(values(tuple[str, ...])),
     )  # fmt: skip
 
@@ -167,10 +167,6 @@ def _fetches() -> st.SearchStrategy[Fetch]:
     return st.builds(lambda i, key, a, n: Fetch(i, key, a, a + n), values(int), values(bytes), start, length)
 
 
-def _echoes() -> st.SearchStrategy[messages.Echo]:
-    return st.builds(messages.Echo, st.integers(0, MOST_BYTES))
-
-
 def _ranges() -> st.SearchStrategy[messages.Range]:
     begin, nbytes = st.integers(0, 2**62), st.integers(1, messages.MOST_RANGE)
     return st.builds(lambda file, begin, n: messages.Range(file, begin, begin + n), values(str), begin, nbytes)
@@ -185,11 +181,13 @@ def _link_figures() -> st.SearchStrategy[LinkMeasurement]:
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
     Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads, messages.Profile: _profiles,
-    messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
+    messages.Connect: lambda: st.builds(
+        messages.Connect, values(messages.NextStage), st.sampled_from(("none", *CODECS))
+    ),
     messages.Void: lambda: st.lists(
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
     ).map(lambda pairs: messages.Void(tuple(pairs))),
-    messages.Echo: _echoes, LinkMeasurement: _link_figures,
+    LinkMeasurement: _link_figures,
     messages.Range: _ranges,
     messages.AskRanges: lambda: st.lists(_ranges(), min_size=1, max_size=4).map(
         lambda ranges: messages.AskRanges(tuple(ranges))
@@ -213,7 +211,7 @@ PLAN = StepPlan(
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message
     for message in (
-        messages.Hello("coordinator", "studio", "5f3a", VERSIONS),
+        messages.Hello("coordinator", "studio", "5f3a", VERSIONS, "ab" * 32),
         messages.Welcome("mini", VERSIONS, "gpu", 12 * 10**9),
         messages.Refuse("it is busy"),
         messages.Profile("owner/name", "auto", "k8v4", again=True),
@@ -228,7 +226,6 @@ EXAMPLES: dict[str, Message] = {
             kv_tokens=8192,
             kv_root=b"root",
             kv_format="k8v4",
-            upstream_key="ab" * 32,
             float32_head=True,
             max_tokens=32_768,
             peers=(messages.Peer("mini", "tcp://10.0.0.3:5577", "cd" * 32),),
@@ -238,18 +235,12 @@ EXAMPLES: dict[str, Message] = {
         messages.Ready(
             1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), TensorSpec("bfloat16", (4096,)), "gpu"
         ),
-        messages.Expect("ab" * 32),
-        messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
-        messages.Connected(),
-        messages.Connect("rdma://10.0.0.3:5577?backend=ring", "", "tcp://10.0.0.3:5577"),
+        messages.Connect(messages.NextStage("rdma://10.0.0.3:5577?backend=ring", "", "tcp://10.0.0.3:5577"), "int8"),
         messages.Connected("tcp in place of rdma: no cable"),
-        messages.Compress("int8"),
+        messages.Probe(messages.NextStage("tcp://10.0.0.3:5577", "ab" * 32)),
+        messages.Probed(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf), "tcp in place of rdma: no cable"),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),
-        messages.Echo(65536),
-        messages.Echoed(),
-        messages.MeasureNext(),
-        messages.Measured(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf)),
         messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5)))),
         messages.Void(((3, 7), (4, 7))),
         messages.Result(
@@ -437,8 +428,9 @@ def test_extra_and_missing_fields_are_refused(kind: str):
     assert f"a {kind} message with a wrong surprise" in refused(packed(kind, surprise=1))
     whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
     optional = {
-        "progress": {"text"}, "step": {"figures", "packing"}, "connect": {"fallback"}, "connected": {"note"},
-        "load": {"max_tokens", "peers", "reader_keys", "drafter", "drafter_fingerprint"}, "askmanifest": {"model"},
+        "progress": {"text"}, "step": {"figures", "packing"}, "connect": {"codec"}, "connected": {"note"},
+        "hello": {"upstream_key"}, "probed": {"note"}, "askmanifest": {"model"},
+        "load": {"max_tokens", "peers", "reader_keys", "drafter", "drafter_fingerprint"},
     }.get(kind, set())  # fmt: skip
     for name in set(whole) - {"kind"} - optional:
         lacking = {key: value for key, value in whole.items() if key != name}
@@ -459,15 +451,13 @@ def test_extra_fields_deep_inside_are_refused():
         ("welcome", "free_bytes", 1.5),
         ("load", "bounds", [0, 20, 20]),
         ("ready", "rewind", "none"),
-        ("echo", "reply_bytes", -1),
-        ("echo", "reply_bytes", MOST_BYTES + 1),
-        ("echo", "reply_bytes", 2**63),
-        ("measured", "figures", {"latency_p50": -0.1, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("measured", "figures", {"latency_p50": 0.2, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": math.inf, "down": 1.0, "up": 1.0}),
-        ("measured", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 0.0, "up": 1.0}),
-        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 1.0, "up": math.nan}),
+        ("connect", "codec", "auto"),
+        ("probed", "figures", {"latency_p50": -0.1, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("probed", "figures", {"latency_p50": 0.2, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": math.inf, "down": 1.0, "up": 1.0}),
+        ("probed", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 0.0, "up": 1.0}),
+        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 1.0, "up": math.nan}),
         ("step", "tensor", None),  # a plan with tokens, and no hidden states
         ("step", "tensor", {"dtype": "float32", "shape": [4, 64]}),
         ("step", "tensor", {"dtype": "float32", "shape": []}),

@@ -16,9 +16,8 @@ HELLO = [("down", "hello"), ("up", "welcome")]
 PROFILE = [("down", "profile"), ("up", "progress"), ("up", "progress"), ("up", "profiled")]
 LOADED = [*HELLO, ("down", "load"), ("up", "progress"), ("up", "progress"), ("up", "ready")]
 CLOCK = [("down", "clockask"), ("up", "clocktell")]
-ECHO = [("down", "echo"), ("up", "echoed")]
 CONNECT = [("down", "connect"), ("up", "connected")]
-MEASURE = [("down", "measurenext"), ("up", "measured")]
+PROBE = [("down", "probe"), ("up", "probed")]
 JOINED = [*LOADED, *CONNECT]
 STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result"), ("up", "result")]
 STREAM = [*HELLO, ("down", "step"), ("down", "step")]
@@ -42,24 +41,19 @@ CONVERSATIONS = {
     ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
-    "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
     "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
-    "links measured before the first step": [*JOINED, *ECHO, *ECHO, *MEASURE, *CLOCK, *STEPS],
-    "failed when asked for an echo": [*LOADED, ("down", "echo"), ("up", "fault")],
-    "failed when it measured the link to the next stage": [*JOINED, ("down", "measurenext"), ("up", "fault")],
-    "only looked at": [*HELLO, ("down", "expect"), *ECHO, *CLOCK, *CONNECT, *MEASURE, *ECHO],
-    "looked at, and then used": [*HELLO, *ECHO, *CLOCK, ("down", "load"), ("up", "ready"), *STEPS],
+    "only looked at": [*HELLO, *CLOCK, *CLOCK, *PROBE, *PROBE],
+    "looked at, and then used": [*HELLO, *PROBE, *CLOCK, ("down", "load"), ("up", "ready"), *STEPS],
     **{
         f"failed with nothing loaded, asked to {kind}": [*HELLO, ("down", kind), ("up", "fault")]
-        for kind in ("connect", "clockask", "echo", "measurenext")
+        for kind in ("clockask", "probe")
     },
     "two stages: steps and results on one link": [*LOADED, *STEPS, ("up", "fault")],
     "a step may be sent before the link to the next stage stands": [
         *LOADED, ("down", "step"), ("down", "connect"), ("up", "connected"), ("down", "step"),
     ],
     "data link": [*STREAM, ("up", "fault")],
-    "data link, measured before the first step": [*HELLO, *ECHO, *ECHO, ("down", "step"), ("down", "step")],
-    "measured, its link too, and then used": [*HELLO, *PROFILE, *ECHO, *PROFILE, ("down", "load"), ("up", "ready")],
+    "measured, its link too, and then used": [*HELLO, *PROFILE, *PROBE, *PROFILE, ("down", "load"), ("up", "ready")],
     "refused to be measured": [*HELLO, ("down", "profile"), ("up", "progress"), ("up", "refuse")],
     "failed while it was measured": [*HELLO, ("down", "profile"), ("up", "fault")],
     "refused at the door": [("down", "hello"), ("up", "refuse")],

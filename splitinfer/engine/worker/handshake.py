@@ -66,11 +66,19 @@ class Acceptor:
         self._listener.close()
         self._thread.join(timeout=1.0)
 
+    @property
+    def owner(self) -> Connection | None:
+        """The coordinator that was let in last, until its session is over."""
+        with self._lock:
+            return self._owner
+
     def release(self, owner: Connection | None) -> None:
-        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it."""
+        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it.
+        Nothing changes if another has come already."""
         with self._lock:
             if self._owner is owner:
                 self._owner = None
+                self._access.begin()
 
     def _accept_all(self) -> None:
         while True:
@@ -139,7 +147,7 @@ class Acceptor:
             return self._readers.reason_against
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
-            if hello.role == "upstream":
+            if hello.role in ("upstream", "probe"):
                 belongs = busy and self._owner is not None and self._owner.session_id == hello.session
                 return None if belongs else "this worker does not belong to that pipeline"
             if hello.role != "coordinator":
@@ -148,12 +156,15 @@ class Acceptor:
                 owner = f"{self._owner.name} ({self._owner.link.address})"
                 return f"the worker is busy with {owner}; try again when it is done"
             self._owner = connection
+            self._access.begin(hello.upstream_key)
         return None
 
     def _is_allowed(self, role: str, key: str | None) -> bool:
         match role:
             case "upstream":
                 return self._access.may_send_hidden_states(key)
+            case "probe":
+                return self._access.may_send_hidden_states(key) or self._access.may_coordinate(key)
             case "reader":
                 return self._access.may_read_weights(key)
             case _:

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
-from splitinfer.engine.links.probe import NextStage, reply_to
+from splitinfer.engine.links.next_stage import connect
+from splitinfer.engine.links.probe import probe_next, reply_to
 from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import check_step
@@ -45,7 +45,6 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
-from splitinfer.engine.worker.next_stage import connect
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
@@ -57,17 +56,12 @@ from splitinfer.wire.messages import (
     AskManifest,
     ClockAsk,
     ClockTell,
-    Compress,
     Connect,
     Connected,
-    Echo,
-    Echoed,
-    Expect,
     Fault,
     Load,
-    Measured,
-    MeasureNext,
     Message,
+    Probe,
     Profile,
     Result,
     Step,
@@ -114,7 +108,7 @@ class Worker:
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
-        self._downstream: NextStage | None = None
+        self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._upkeep = Upkeep(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -205,8 +199,14 @@ class Worker:
             return
         if not self._is_in_session(connection):
             return
-        message = connection.receive(item)
-        if connection.role == "upstream" and not isinstance(message, Step | Echo):
+        if connection.role == "probe":
+            connection.link.send(reply_to(item))
+        else:
+            self._act(connection, connection.receive(item), item, received)
+
+    def _act(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
+        """Act on a message."""
+        if connection.role == "upstream" and not isinstance(message, Step):
             kind = codec.kind_of(message)
             raise ProtocolError(
                 f"the previous stage sends only hidden states, but {connection.name} sent a {kind} message"
@@ -223,64 +223,43 @@ class Worker:
                 self._holder.load(connection, message, self._weights)
             case Connect():
                 self._connect_next(connection, message)
-            case Compress():
-                self._holder.loaded().runner.use_codec(message.codec)
-            case _:
-                self._reply(connection, message, item, received)
-
-    def _reply(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
-        """Reply to a message that leaves the stage as it is."""
-        match message:
+            case Probe():
+                connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
             case ClockAsk():
                 connection.send(ClockTell(received, time.monotonic()))
-            case Echo():
-                connection.send(Echoed(), *reply_to(message, frame))
-            case MeasureNext():
-                connection.send(Measured(self._measure_next()))
-            case Expect():
-                self._access.expect(message.upstream_key)
             case AskManifest():
                 raise ProtocolError("weights are asked for on a link of its own, in the role 'reader'")
 
     def _is_in_session(self, connection: Connection) -> bool:
-        """Whether a connection belongs to the session; a new coordinator's begins one. Frames of earlier ones are late,
-        and ignored."""
-        if connection.link.closed is not None:
+        """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of
+        earlier ones are late, and ignored."""
+        owner = self._acceptor.owner
+        if owner is None or owner.session_id != connection.session_id or connection.link.closed is not None:
             return False
-        if connection.role == "coordinator" and connection is not self._owner:
+        if owner is not self._owner:
             self._end_session("another coordinator connected")
-            self._owner = connection
+            self._owner = owner
             self._watch_machine()  # loading takes minutes
-            log.info("serving %s (%s)", connection.name, connection.link.address)
-        if connection.role == "upstream":
-            if self._owner is None or self._owner.session_id != connection.session_id:
-                return False
+            log.info("serving %s (%s)", owner.name, owner.link.address)
+        if connection is not owner:
             self._upstream = connection
         return True
-
-    def _measure_next(self) -> LinkMeasurement:
-        if self._downstream is None:
-            raise ProtocolError("the link to the next stage does not exist yet, so it cannot be measured")
-        try:
-            return self._downstream.measure()
-        except (PeerError, TransportError) as error:
-            raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
 
     # -- the coordinator's commands ----------------------------------------------------------
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
-        if message.key and self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, but the next stage requires an encrypted link")
-        following, note = connect(message, self.name, connection.session_id, self._own_key)
+        following, note = connect(message.following, "upstream", self.name, connection.session_id, self._own_key)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
-        self._downstream = NextStage(following, lambda item: self._deliver(following, item))
+        self._downstream = following
+        following.link.deliver_to(lambda item: self._deliver(following, item))
+        self._holder.loaded().runner.use_codec(message.codec)
         connection.send(Connected(note))
 
     def _own_key(self) -> KeyPair:
         if self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, and has no key for encrypted links")
+            raise PeerError(f"{self.name} was started with --insecure, but another worker requires an encrypted link")
         return self._keys.own()
 
     # -- steps -------------------------------------------------------------------------------
@@ -314,7 +293,7 @@ class Worker:
         step: Step,
         received: float,
         owner: Connection,
-        following: NextStage | None,
+        following: Connection | None,
         launched: Launched,
     ) -> None:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
@@ -344,7 +323,7 @@ class Worker:
         if connection is self._owner:
             log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
             self._end_session("the coordinator is gone")
-        elif self._owner is not None and connection.session_id == self._owner.session_id:
+        elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
             self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
 
     def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
@@ -368,8 +347,8 @@ class Worker:
                 connection.link.close(reason)
         if self._downstream is not None:
             self._downstream.link.close(reason)
+        self._acceptor.release(self._owner)
         self._owner = self._upstream = self._downstream = None
         self._steps.drop()
-        self._access.expect("")
         if self._holder.stage is not None:
             self._holder.stage.rest()
