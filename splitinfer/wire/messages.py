@@ -13,6 +13,7 @@ Hidden states are not in a message: they are in the frame's parts, and ``Step.te
 read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
@@ -257,6 +258,10 @@ class ClockTell:
 
     received: float
     told: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.received + self.told):
+            raise ValueError(f"no clock tells {self.received} s and {self.told} s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,15 @@ def _fetches() -> st.SearchStrategy[Fetch]:
     return st.builds(lambda i, key, a, n: Fetch(i, key, a, a + n), values(int), values(bytes), start, length)
 
 
+def _figures() -> st.SearchStrategy[StageFigures]:
+    counts, times, took = st.integers(0, 10**12), st.floats(-1e9, 1e9), st.floats(0, 1e9)
+    return st.builds(
+        lambda stage, computed, *more: StageFigures(stage, *sorted(computed), *more),
+        counts, st.tuples(times, times), times, counts, times, counts, took, counts, counts, took,
+        values(tuple[int, ...]), values(tuple[bytes, ...]), values(tuple[str, ...]), took,
+    )  # fmt: skip
+
+
 def _ranges() -> st.SearchStrategy[messages.Range]:
     begin, nbytes = st.integers(0, 2**62), st.integers(1, messages.MOST_RANGE)
     return st.builds(lambda file, begin, n: messages.Range(file, begin, begin + n), values(str), begin, nbytes)
@@ -187,8 +196,9 @@ _CAREFUL = {
     messages.Void: lambda: st.lists(
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
     ).map(lambda pairs: messages.Void(tuple(pairs))),
-    LinkMeasurement: _link_figures,
+    LinkMeasurement: _link_figures, StageFigures: _figures,
     messages.Range: _ranges,
+    messages.ClockTell: lambda: st.builds(messages.ClockTell, st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)),
     messages.AskRanges: lambda: st.lists(_ranges(), min_size=1, max_size=4).map(
         lambda ranges: messages.AskRanges(tuple(ranges))
     ),
@@ -466,6 +476,25 @@ def test_extra_fields_deep_inside_are_refused():
 )
 def test_impossible_values_are_refused(kind: str, name: str, value: Any):
     assert f"the peer sent a {kind} message with a wrong" in refused(packed(kind, **{name: value}))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"started": math.nan}, {"ended": math.inf}, {"ended": 1.0}, {"received": -math.inf}, {"sent": 1e300},
+    {"copying": -1.0}, {"copying": math.nan}, {"fetching": math.inf}, {"drafting": -0.5}, {"bytes_sent": -1},
+    {"rows": -1}, {"unfit": -1}, {"bytes_copied": -1}, {"stage": -1},
+], ids=str)  # fmt: skip
+def test_figures_that_no_stage_has_are_refused(wrong: dict[str, Any]):
+    """Each enters a sum, and a sum with one of these would never be right again."""
+    own = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["figures"][0]
+    assert "a step message with a wrong figures.0" in refused(packed("step", figures=[{**own, **wrong}]))
+    result = msgpack.unpackb(encode(EXAMPLES["result"]), use_list=False)["result"]
+    header = packed("result", result={**result, "figures": [{**own, **wrong}]})
+    assert "a result message with a wrong result.figures.0" in refused(header)
+
+
+@pytest.mark.parametrize("name", ["received", "told"])
+def test_a_clock_tells_a_time(name: str):
+    assert "a clocktell message" in refused(packed("clocktell", **{name: math.nan}))
 
 
 def _step(**changes: Any) -> bytes:

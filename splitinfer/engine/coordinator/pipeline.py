@@ -283,6 +283,8 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
+            if [each.stage for each in message.result.figures] != list(range(1, self.num_stages)):
+                raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
             return message.result
         return None
 

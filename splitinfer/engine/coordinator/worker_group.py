@@ -4,7 +4,6 @@ A group is fail-stop: the first lost worker ends it, with one error that names t
 after that makes a new group; what the old one's links still deliver is ignored.
 """
 
-import math
 import queue
 import threading
 import time
@@ -23,7 +22,7 @@ from splitinfer.engine.links.probe import probe_next
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.grammar.masks import MaskSender
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -182,8 +181,6 @@ class WorkerGroup:
         asked = time.monotonic()
         worker.send(ClockAsk())
         reply, event = self._reply(ClockTell)
-        if not math.isfinite(reply.received) or not math.isfinite(reply.told):
-            raise ProtocolError(f"worker {worker.spec.name} sent an invalid time")
         return exchange(asked, reply.received, reply.told, event.at)
 
     def probe(self, worker: WorkerHandle) -> Probed:
