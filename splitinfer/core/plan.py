@@ -152,21 +152,6 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class RowMask:
-    """The tokens that may be chosen for one row with logits of a sequence's slice (``grammar.masks``).
-
-    ``row``: counted from the slice's first row with logits. The mask is the one in slot ``base``, or none at -1, but
-    for the ``difference``, and is kept in slot ``slot``.
-    """
-
-    seq_id: int
-    row: int
-    slot: int
-    base: int
-    difference: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class Save:
     """Stores a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
 

@@ -20,7 +20,7 @@ from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.core.plan import RowMask, StageFigures, StepPlan, StepResult, TensorSpec
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
 PROTOCOL_VERSION = 19
@@ -269,15 +269,16 @@ class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
     ``tensor`` is ``None`` for a plan without slices, which only frees. Each hidden state may be followed by a row of
-    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masks``: of the rows that may not get every
-    token, for the last stage.
+    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``: the rows that may not get every
+    token, as (sequence, row with logits); the last stage finds their masks one after another in the frame's last part,
+    with a bit for each token.
     """
 
     plan: StepPlan
     tensor: TensorSpec | None
     figures: tuple[StageFigures, ...] = ()
     packing: Packing | None = None
-    masks: tuple[RowMask, ...] = ()
+    masked: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0

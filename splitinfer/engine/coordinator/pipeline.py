@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from splitinfer.core.kv.block_tree import DiskBlock
@@ -30,12 +30,12 @@ from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
+from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.grammar.masks import Masked
 from splitinfer.wire.messages import Progress, Ready, Result, Void
 from transports import LinkClosed, TransportError
 
@@ -225,24 +225,20 @@ class Pipeline:
         """The tokens that may be sampled."""
         return self._config.vocab_size
 
-    def send(
-        self, step: StepInFlight, done: Finished, masks: Iterable[Masked] = (), ahead: Encoded | None = None
-    ) -> StepResult | None:
+    def send(self, step: StepInFlight, done: Finished, masks: RawMasks) -> StepResult | None:
         """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows. ``ahead``: what was
-        encoded while the step was computed.
+        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows.
 
         Raises:
             WorkerLost: the step cannot be sent.
         """
         if self.num_stages == 1:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
-        worker_group, out = self._worker_group, Outgoing.of(done)
-        handle = worker_group.workers[0]
+        handle, out = self._worker_group.workers[0], Outgoing.of(done)
         step.figures = out.figures
         try:
             with self._sending:
-                send_step(handle.link, handle.session, out, (), worker_group.masks.encode(masks), ahead)
+                send_step(handle.link, handle.session, out, (), masks)
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:

@@ -23,7 +23,6 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
-from splitinfer.grammar.masks import MaskSender
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
@@ -92,8 +91,6 @@ class WorkerGroup:
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
-        self.masks = MaskSender()
-        """The masks that the last stage has: none when a group begins."""
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
         """Connect to one worker and complete the handshake, within ``timeout`` seconds each.

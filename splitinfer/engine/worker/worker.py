@@ -36,9 +36,10 @@ from splitinfer.engine.links.next_stage import connect
 from splitinfer.engine.links.probe import probe_next, reply_to
 from splitinfer.engine.links.sending import Outgoing, send_step
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.stage.checks import check_step
+from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.upkeep import Upkeep
 from splitinfer.engine.versions import machine_name
@@ -48,7 +49,6 @@ from splitinfer.engine.worker.holder import Abandoned, StageHolder
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
@@ -268,16 +268,14 @@ class Worker:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
         self._take_void()
-        check_step(step, frame, stage.command.longest)
+        hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
-        parts = tuple(memoryview(part) for part in frame.parts)
-        hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
-        masks, runner = stage.runner.read_masks(step.masks), stage.runner
-        launched = runner.launch(step.plan, hidden, masks, self._steps.under_way())
+        runner = stage.runner
+        launched = runner.launch(step.plan, hidden, runner.read_masks(raw), self._steps.under_way())
         self._weights.stepped()
         assert self._owner is not None
-        send = partial(self._send, stage, step, received, self._owner, self._downstream)
+        send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
     def _take_void(self) -> None:
@@ -291,6 +289,7 @@ class Worker:
         self,
         stage: LoadedStage,
         step: Step,
+        masks: RawMasks,
         received: float,
         owner: Connection,
         following: Connection | None,
@@ -299,8 +298,8 @@ class Worker:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
         thread that waits for steps, if there is one.
 
-        ``step``, ``received``: its message, and when that came, in seconds. ``owner``, ``following``: as they were at
-        its launch."""
+        ``step``, ``masks``, ``received``: its message, what came with it for the last stage, and when, in seconds.
+        ``owner``, ``following``: as they were at its launch."""
         done = stage.runner.finish(launched)
         owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
         if stage.command.is_last:
@@ -311,7 +310,7 @@ class Worker:
         else:
             out = Outgoing.of(done, received)
             try:
-                send_step(following.link, following.session, out, (*step.figures, out.figures), step.masks)
+                send_step(following.link, following.session, out, (*step.figures, out.figures), masks)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
