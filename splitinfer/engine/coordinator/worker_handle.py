@@ -69,8 +69,7 @@ class WorkerHandle:
 
     def send(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
-        self.session.sending(message)
-        self.link.send(Frame(codec.encode(message), parts))
+        self.link.send(Frame(self.session.encode(message), parts))
 
     def receive(self, item: Frame | LinkClosed) -> Message:
         """Read one message.
@@ -82,8 +81,7 @@ class WorkerHandle:
         """
         if isinstance(item, LinkClosed):
             raise self.lost(item.reason)
-        message = codec.decode(item.header)
-        self.session.received(message)
+        message = self.session.decode(item.header)
         if isinstance(message, Refuse):
             raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
         if isinstance(message, Fault):

@@ -8,7 +8,6 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, NextStage, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, KeyPair, LinkTimeout, TransportUnavailable
@@ -25,8 +24,6 @@ def connect(
         PeerError: the next stage cannot be reached, or refuses.
     """
     session = Session(opened=True)
-    hello = Hello(role, name, session_id, own_versions())
-    session.sending(hello)
     options = options_to(to.key, own_key)
     try:
         link, note = reach(to.address, to.fallback, CONNECT_TIMEOUT, options)
@@ -36,9 +33,8 @@ def connect(
         why = error if error.unreachable is None else explain_here(error.unreachable, machine_name())
         raise PeerError(f"{name} cannot reach the next stage at {to.address}: {why}") from error
     try:
-        link.send(Frame(codec.encode(hello)))
-        reply = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
-        session.received(reply)
+        link.send(Frame(session.encode(Hello(role, name, session_id, own_versions()))))
+        reply = session.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
         if isinstance(reply, Refuse):
             raise PeerError(f"{name} was refused by the next stage at {to.address}: {reply.reason}")
     except BaseException:

@@ -8,7 +8,6 @@ from splitinfer.core.plan import StageFigures, StepPlan
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.models.hidden_states import Sent, to_parts
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Step
 from splitinfer.wire.session import Session
 from transports import Frame, Link
@@ -40,5 +39,4 @@ def send_step(link: Link, session: Session, out: Outgoing, figures: tuple[StageF
     """
     message = Step(out.plan, out.sent.spec, figures, out.sent.packing, tuple(masks))
     parts = (*out.sent.parts, memoryview(b"".join(masks.values()))) if masks else out.sent.parts
-    session.sending(message)
-    link.send(Frame(codec.encode(message), parts))
+    link.send(Frame(session.encode(message), parts))

@@ -18,7 +18,6 @@ from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.errors import ProtocolError
 from splitinfer.models.memory import free_bytes
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
@@ -113,8 +112,7 @@ class Acceptor:
         """Reply to a link's first frame. Returns a list with the connection, empty if it was refused."""
         session = Session(opened=False)
         try:
-            hello = codec.decode(frame.header)
-            session.received(hello)
+            hello = session.decode(frame.header)
             assert isinstance(hello, Hello)
             connection = Connection(link, hello.role, one_line(hello.name, _NAME_LENGTH), hello.session, session)
             reason = self._reason_against(connection, hello)

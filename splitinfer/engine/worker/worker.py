@@ -53,7 +53,6 @@ from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    AskManifest,
     ClockAsk,
     ClockTell,
     Connect,
@@ -206,11 +205,6 @@ class Worker:
 
     def _act(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
         """Act on a message."""
-        if connection.role == "upstream" and not isinstance(message, Step):
-            kind = codec.kind_of(message)
-            raise ProtocolError(
-                f"the previous stage sends only hidden states, but {connection.name} sent a {kind} message"
-            )
         match message:
             case Step():
                 self._launch(message, item, received)
@@ -227,8 +221,6 @@ class Worker:
                 connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
             case ClockAsk():
                 connection.send(ClockTell(received, time.monotonic()))
-            case AskManifest():
-                raise ProtocolError("weights are asked for on a link of its own, in the role 'reader'")
 
     def _is_in_session(self, connection: Connection) -> bool:
         """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of
