@@ -18,32 +18,7 @@ from enum import Enum
 
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import codec
-from splitinfer.wire.messages import (
-    AskManifest,
-    AskRanges,
-    ClockAsk,
-    ClockTell,
-    Connect,
-    Connected,
-    Fault,
-    Hello,
-    Load,
-    Message,
-    Probe,
-    Probed,
-    Profile,
-    Profiled,
-    Progress,
-    Ready,
-    Refuse,
-    Result,
-    Step,
-    TellManifest,
-    TellRange,
-    Unavailable,
-    Void,
-    Welcome,
-)
+from splitinfer.wire import messages as m
 
 
 class Phase(Enum):
@@ -55,24 +30,24 @@ class Phase(Enum):
     END = "end"
 
 
-Kinds = frozenset[type[Message]]
+Kinds = frozenset[type[m.Message]]
 
-_ASKS: Kinds = frozenset({AskManifest, AskRanges})
-_TELLS: Kinds = frozenset({TellManifest, TellRange, Unavailable})
+_ASKS: Kinds = frozenset({m.AskManifest, m.AskRanges})
+_TELLS: Kinds = frozenset({m.TellManifest, m.TellRange, m.Unavailable})
 _NOTHING: Kinds = frozenset()
-_HANDSHAKE: tuple[Kinds, Kinds] = frozenset({Hello}), frozenset({Welcome, Refuse})
+_HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.Refuse})
 
 _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
-        _TELLS | {Profile, Probe, ClockAsk, Load},
-        _ASKS | {Progress, Profiled, Probed, ClockTell, Ready, Refuse, Fault},
+        _TELLS | {m.Profile, m.Probe, m.ClockAsk, m.Load},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.ClockTell, m.Ready, m.Refuse, m.Fault},
     ),
     ("coordinator", Phase.RUN): (
-        frozenset({Connect, ClockAsk, Step, Void}),
-        frozenset({Connected, ClockTell, Result, Fault}),
+        frozenset({m.Connect, m.ClockAsk, m.Step, m.Void}),
+        frozenset({m.Connected, m.ClockTell, m.Result, m.Fault}),
     ),
-    ("upstream", Phase.RUN): (frozenset({Step}), frozenset({Fault})),
-    ("reader", Phase.RUN): (_ASKS, _TELLS | {Fault}),
+    ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),
+    ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
 }
 _AFTER_WELCOME = {"coordinator": Phase.LOAD, "upstream": Phase.RUN, "reader": Phase.RUN}
 
@@ -93,7 +68,7 @@ class Session:
         self._sends, self._receives = (down, up) if self._opened else (up, down)
         self.phase = phase
 
-    def encode(self, message: Message) -> bytes:
+    def encode(self, message: m.Message) -> bytes:
         """The header of a message that is about to be sent.
 
         Raises:
@@ -102,7 +77,7 @@ class Session:
         self._take(message, self._sends, "about to send")
         return codec.encode(message)
 
-    def decode(self, header: bytes | memoryview) -> Message:
+    def decode(self, header: bytes | memoryview) -> m.Message:
         """The message of a header that was received.
 
         Raises:
@@ -112,18 +87,18 @@ class Session:
         self._take(message, self._receives, "the peer sent")
         return message
 
-    def _take(self, message: Message, allowed: Kinds, who: str) -> None:
+    def _take(self, message: m.Message, allowed: Kinds, who: str) -> None:
         if type(message) not in allowed:
             kind = codec.kind_of(message)
             raise ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
         match message:
-            case Step() | Result():
+            case m.Step() | m.Result():
                 return
-            case Hello():
+            case m.Hello():
                 self._role = message.role
-            case Welcome():
+            case m.Welcome():
                 self._enter(_AFTER_WELCOME.get(self._role, Phase.END))
-            case Ready():
+            case m.Ready():
                 self._enter(Phase.RUN)
-            case Refuse() | Fault():
+            case m.Refuse() | m.Fault():
                 self._enter(Phase.END)
