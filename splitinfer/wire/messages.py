@@ -282,8 +282,9 @@ class Step:
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
-        if rows not in (self.plan.num_tokens, 2 * self.plan.num_tokens):
-            raise ValueError(f"step {self.plan.step} has {self.plan.num_tokens} tokens and {rows} hidden states")
+        tokens = self.plan.num_tokens
+        if rows not in (tokens, 2 * tokens):
+            raise ValueError(f"step {self.plan.step} has {tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
             raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")
 
