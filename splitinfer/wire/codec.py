@@ -3,8 +3,8 @@
 A header is one msgpack map with the message's fields and its ``kind``. It is not trusted: unknown kinds, missing or
 extra fields, wrong types and impossible plans all raise ProtocolError.
 
-Of pydantic only the compiled validators are used: they read the step of one token in 6 µs. Checks in Python took as long
-for that step, twice as long for eight blocks of drafts, and are more code to get wrong.
+Of pydantic only the compiled validators are used: they read the step of one token in 6 µs. Checks in Python took as
+long for that step, twice as long for eight blocks of drafts, and are more code to get wrong.
 """
 
 from typing import Any, get_args
