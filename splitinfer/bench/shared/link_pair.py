@@ -11,9 +11,10 @@ without this package: a DEALER that connects, a ROUTER that listens, no framing,
 thread between the socket and its reader. A failed command is answered with {"error": ...}.
 """
 
+import contextlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -133,17 +134,26 @@ class End:
         options = LinkOptions(checksum_parts=checksum, security=security)
         listener = listen(address, options=options)
         self._open.append(listener)
-
-        threading.Thread(target=lambda: _answer(listener.accept(_SECONDS)), name="answers", daemon=True).start()
+        self._answer(lambda: listener.accept(_SECONDS))
         return {"address": listener.address, "key": None if pair is None else pair.public}
 
     def _listen_bare(self) -> str:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.LINGER = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-
-        threading.Thread(target=lambda: _answer(_Bare(socket)), name="answers", daemon=True).start()
+        self._answer(lambda: _Bare(socket))
         return f"{BARE}:tcp://127.0.0.1:{port}"
+
+    def _answer(self, accept: Callable[[], Carrier]) -> None:
+        """Answer all probes, on a thread of its own."""
+
+        def until_it_ends() -> None:
+            with contextlib.suppress(TransportError, zmq.ZMQError):
+                link = accept()
+                while True:
+                    link.send(reply_to(link.recv()))
+
+        threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
 
     def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Carrier:
         if address.startswith(f"{BARE}:"):
@@ -163,15 +173,6 @@ class End:
         if self._link is None:
             raise ValueError("there is no link to measure")
         return [astuple(measure(self._link)) for _ in range(times)]
-
-
-def _answer(link: Carrier) -> None:
-    """Answer probes until the link ends."""
-    try:
-        while True:
-            link.send(reply_to(link.recv()))
-    except (TransportError, zmq.ZMQError):
-        return
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
-          -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
+          -> Probe     -> measure a link to the next stage -> Probed
+          -> a probe's frame -> another frame (``engine.links.probe``)
           -> Void      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
