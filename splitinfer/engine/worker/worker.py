@@ -107,7 +107,7 @@ class Worker:
         self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
-        self._upstream: Connection | None = None
+        self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._upkeep = Upkeep(self._inbox)
@@ -235,7 +235,7 @@ class Worker:
             self._watch_machine()  # loading takes minutes
             log.info("serving %s (%s)", owner.name, owner.link.address)
         if connection is not owner:
-            self._upstream = connection
+            self._guests[connection.role] = connection
         return True
 
     # -- the coordinator's commands ----------------------------------------------------------
@@ -334,13 +334,12 @@ class Worker:
 
     def _end_session(self, reason: str) -> None:
         """Forget the session; keep the weights for the next one."""
-        for connection in (self._upstream, self._owner):
+        for connection in (*self._guests.values(), self._owner, self._downstream):
             if connection is not None:
                 connection.link.close(reason)
-        if self._downstream is not None:
-            self._downstream.link.close(reason)
         self._acceptor.release(self._owner)
-        self._owner = self._upstream = self._downstream = None
+        self._owner = self._downstream = None
+        self._guests = {}
         self._steps.drop()
         if self._holder.stage is not None:
             self._holder.stage.rest()
