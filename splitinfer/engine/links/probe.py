@@ -9,7 +9,7 @@ the thread that computes steps: these pay for waking it, too.
 import random
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from struct import Struct
 from typing import Protocol
 
@@ -51,14 +51,7 @@ def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], 
 
 def measure(link: Carrier) -> LinkMeasurement:
     """Measure a link at whose other end every frame gets its ``reply_to``; some 0.3 s. Raises as ``ask``."""
-    asking = probe()
-    exchange = next(asking)
-    while True:
-        try:
-            exchange = asking.send(ask(link, exchange))
-        except StopIteration as done:
-            figures: LinkMeasurement = done.value
-            return figures
+    return probe(partial(ask, link))
 
 
 def ask(link: Carrier, exchange: Exchange) -> float:
