@@ -130,10 +130,10 @@ _RUNNING = (
         "",
     ),
     Fault(
-        "a mask of an earlier step is used again",
-        f"{_STAGE}/masking.py",
-        "if kept is None or kept[0] is not words:",
-        "if kept is None:",
+        "a row gets the mask of another",
+        f"{_STAGE}/checks.py",
+        "masks[at * size : (at + 1) * size]",
+        "masks[:size]",
     ),
     Fault(
         "rows of answers cross a link in a lossy codec, too",
@@ -174,7 +174,7 @@ _RUNNING = (
     Fault(
         "a worker's heartbeats do not tell its progress",
         f"{_WORKER}/worker.py",
-        "        owner.link.beat(self._num_steps)\n",
+        "        owner.link.beat(done.plan.step + 1)",
         "",
     ),
     Fault(
