@@ -3,8 +3,8 @@
 A step's masks are begun when it is planned, on a thread of their own, which lets the GIL go while llguidance works. The
 first stage launches the step meanwhile. Who sends it waits for them; a pipeline of one stage waits before it samples.
 
-A mask goes as it is, 19 KB for 152,000 tokens: 0.15 ms of a gigabit link. To send what differs from an earlier one took
-0.6 ms of both processors for a mask that was new, and saved those bytes only for masks that come again.
+A mask goes as it is, 19 KB for 152,000 tokens: 0.15 ms of a gigabit link, 0.02 of a quicker one. What differs from the
+nearest of the masks before, packed, took 0.07 to 0.16 ms of both processors, and a table of masks at both ends.
 """
 
 from collections.abc import Mapping
