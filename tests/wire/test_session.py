@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from test_codec import EXAMPLES
+from every_message import EXAMPLES
 
 from splitinfer.errors import ProtocolError
 from splitinfer.wire.codec import encode
