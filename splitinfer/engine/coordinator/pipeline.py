@@ -30,7 +30,7 @@ from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.links.sending import Outgoing, send_step
+from splitinfer.engine.links.sending import Outgoing
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import RawMasks
@@ -236,9 +236,10 @@ class Pipeline:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
         handle, out = self._worker_group.workers[0], Outgoing.of(done)
         step.figures = out.figures
+        message, parts = out.message((), masks)
         try:
             with self._sending:
-                send_step(handle.link, handle.session, out, (), masks)
+                handle.send(message, *parts)
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:

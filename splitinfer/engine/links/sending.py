@@ -9,8 +9,6 @@ from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.models.hidden_states import Sent, to_parts
 from splitinfer.wire.messages import Step
-from splitinfer.wire.session import Session
-from transports import Frame, Link
 
 
 class Outgoing(NamedTuple):
@@ -29,14 +27,9 @@ class Outgoing(NamedTuple):
         figures = replace(done.figures, received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)
         return cls(done.plan, sent, figures)
 
-
-def send_step(link: Link, session: Session, out: Outgoing, figures: tuple[StageFigures, ...], masks: RawMasks) -> None:
-    """Send a completed step to the next stage. ``figures``: of stages so far; the first keeps its own. ``masks``: for
-    the last one.
-
-    Raises:
-        LinkClosed, TransportError: it cannot be sent.
-    """
-    message = Step(out.plan, out.sent.spec, figures, out.sent.packing, tuple(masks))
-    parts = (*out.sent.parts, memoryview(b"".join(masks.values()))) if masks else out.sent.parts
-    link.send(Frame(session.encode(message), parts))
+    def message(self, figures: tuple[StageFigures, ...], masks: RawMasks) -> tuple[Step, tuple[memoryview, ...]]:
+        """What is sent to the next stage, and the payload. ``figures``: of stages so far; the first keeps its own.
+        ``masks``: for the last one."""
+        step = Step(self.plan, self.sent.spec, figures, self.sent.packing, tuple(masks))
+        parts = self.sent.parts
+        return step, (*parts, memoryview(b"".join(masks.values()))) if masks else parts

@@ -35,7 +35,7 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.next_stage import connect
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.links.sending import Outgoing, send_step
+from splitinfer.engine.links.sending import Outgoing
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
@@ -302,8 +302,9 @@ class Worker:
             raise ProtocolError("a step came before the next stage was connected")
         else:
             out = Outgoing.of(done, received)
+            message, parts = out.message((*step.figures, out.figures), masks)
             try:
-                send_step(following.link, following.session, out, (*step.figures, out.figures), masks)
+                following.send(message, *parts)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
