@@ -127,7 +127,7 @@ def test_a_conversation_begins_with_its_prompts_not_with_its_answers(
             talks.append(said)
             stats[len(talks)] = there.stats
     assert talks[0] == talks[1] == talks[2]
-    assert stats[2]["cached_tokens"] == 70 + 70 + 24 + 5
+    assert stats[2]["cached_tokens"] == 70 + 70 + SAMPLED.params.max_tokens + 5
     assert stats[3]["fetched_tokens"] > 0
 
 
