@@ -121,8 +121,8 @@ class Settings(ServingOptions):
     codec: Annotated[
         str | None,
         Option(
-            "Codec of prompts' hidden states on every link: none (exact), fp16, fp8, int8, or auto, which takes int8 "
-            "where the link is so slow that it pays. The tokens depend on it. Default: the layout's.",
+            "Codec of prompts' hidden states on every link: none (exact), fp16, fp8 or int8. The tokens depend on it. "
+            "Default: the layout's.",
             _LINKS,
             choices=CODECS,
         ),

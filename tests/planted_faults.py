@@ -130,10 +130,10 @@ _RUNNING = (
         "",
     ),
     Fault(
-        "a mask of an earlier step is used again",
-        f"{_STAGE}/masking.py",
-        "if kept is None or kept[0] is not words:",
-        "if kept is None:",
+        "a row gets the mask of another",
+        f"{_STAGE}/checks.py",
+        "masks[at * size : (at + 1) * size]",
+        "masks[:size]",
     ),
     Fault(
         "rows of answers cross a link in a lossy codec, too",
@@ -167,8 +167,8 @@ _RUNNING = (
     ),
     Fault(
         "the stage before may connect after its session",
-        f"{_WORKER}/worker.py",
-        '        self._access.expect("")\n',
+        f"{_WORKER}/handshake.py",
+        "                self._access.begin()\n",
         "",
     ),
     Fault(

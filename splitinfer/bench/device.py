@@ -45,7 +45,7 @@ _LONG_CHUNKS = 8
 _AFTER = 50  # gaps after a prompt
 _BEFORE = 30  # gaps before a long prompt comes
 _OBJECTIVE = 3.0  # usual gaps
-_ROUNDS, _BYTES = 500, 4096  # of round trips
+_PROBES = 20  # of the link
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def measure(options: Options) -> dict[str, Any]:
         cases: dict[str, list[dict[str, Any]]] = {"one_stream": [], "groups": [], "after_prompt": [], "long_prompt": []}
         for number in range(options.trials):
             say(f"trial {number + 1} of {options.trials}")
-            hop = statistics.median(pair.round_trips(_BYTES, _ROUNDS)) / 2
+            hop = statistics.median(each.latency_p50 for each in pair.probe(_PROBES))
             cases["one_stream"].append(trials.one_stream(number, hop))
             cases["groups"].append(trials.groups(number))
             cases["after_prompt"].append(trials.after_prompt(number))

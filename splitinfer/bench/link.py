@@ -1,14 +1,15 @@
 """``splitinfer bench --mode link``: what links cost over the sockets below them.
 
-Two processes on this machine for each kind of link exchange round trips of 4 KB, the size of a generated token, and of
-4 MB, the size of a prompt's chunk, beside the same over bare ZeroMQ. All pairs are connected from the start and take
-turns trial by trial, so ratios are of the same moments. An idle pair shows what heartbeats cost.
+Two processes on this machine for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
+(``engine.links.probe``), beside the same over bare ZeroMQ. All pairs are connected from the start and take turns trial
+by trial, so ratios are of the same moments. An idle pair shows what heartbeats cost.
 """
 
-import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,11 +20,12 @@ from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import range_of, say
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.errors import PeerError
 from transports import known
 
-SIZES = {"4 KB": (4096, 1000), "4 MB": (4 * 2**20, 40)}  # bytes, and rounds in a trial
-MOST_ROUND, LEAST_BANDWIDTH = 1.6, 0.7  # goals for tcp, 4 KB and 4 MB, relative to bare ZeroMQ
+PROBES = 20  # in a trial
+MOST_LATENCY, LEAST_BANDWIDTH = 1.6, 0.7  # goals for tcp, relative to bare ZeroMQ
 _IDLE_SECONDS = 10.0
 
 
@@ -48,27 +50,18 @@ def measure(options: Options) -> dict[str, Any]:
     """
     on = machine.describe()
     with _pairs(kinds()) as (pairs, left_out):
-        times: dict[str, dict[str, list[list[float]]]] = {
-            pair.kind.name: {size: [] for size in SIZES} for pair in pairs
-        }
+        trials: dict[str, list[LinkMeasurement]] = {pair.kind.name: [] for pair in pairs}
         for trial in range(options.trials):
             say(f"trial {trial + 1} of {options.trials}")
-            for size, (num_bytes, rounds) in SIZES.items():
-                for pair in pairs:
-                    times[pair.kind.name][size].append(sorted(pair.round_trips(num_bytes, rounds)))
+            for pair in pairs:
+                trials[pair.kind.name].append(_median(pair.probe(PROBES)))
         idle = _idle_shares(pairs)
     bare = pairs[0].kind.name
     return {
         "measured_on": on,
         "trials": options.trials,
         "left_out": left_out,
-        "links": {
-            name: {
-                **{size: _figures(trials, times[bare][size], SIZES[size][0]) for size, trials in by_size.items()},
-                "idle_share": idle[name],
-            }
-            for name, by_size in times.items()
-        },
+        "links": {name: {**_figures(found, trials[bare]), "idle_share": idle[name]} for name, found in trials.items()},
     }
 
 
@@ -101,46 +94,47 @@ def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]
             pair.close()
 
 
-def _figures(trials: Sequence[Sequence[float]], bare: Sequence[Sequence[float]], num_bytes: int) -> dict[str, Any]:
-    """Figures of round trips: for each trial, their seconds in ascending order."""
-    p50, p99, bare_p50 = (_at(trials, 0.5), _at(trials, 0.99), _at(bare, 0.5))
+def _median(probes: Sequence[LinkMeasurement]) -> LinkMeasurement:
+    """The median of each figure."""
+    return LinkMeasurement(*(statistics.median(figure) for figure in zip(*map(astuple, probes), strict=True)))
+
+
+def _figures(trials: Sequence[LinkMeasurement], bare: Sequence[LinkMeasurement]) -> dict[str, Any]:
+    """The figures of a link beside those of bare ZeroMQ in the same trials."""
+    latencies, theirs = ([each.latency_p50 for each in some] for some in (trials, bare))
+    down, down_bare = ([each.down for each in some] for some in (trials, bare))
     return {
-        "p50": summarize(p50),
-        "p99": summarize(p99),
-        "bytes_per_second": summarize([2 * num_bytes / seconds for seconds in p50]),
-        "p50_to_bare": ratios(p50, bare_p50),
-        "bandwidth_to_bare": ratios(bare_p50, p50),
+        "latency_p50": summarize(latencies),
+        "latency_p99": summarize([each.latency_p99 for each in trials]),
+        "down": summarize(down),
+        "up": summarize([each.up for each in trials]),
+        "latency_to_bare": ratios(latencies, theirs),
+        "bandwidth_to_bare": ratios(down, down_bare),
     }
-
-
-def _at(trials: Sequence[Sequence[float]], share: float) -> list[float]:
-    return [times[math.ceil(share * len(times)) - 1] for times in trials]
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     """A table of all links, and what comes of the goals."""
     table = Table(
-        "", "4 KB p50, µs", "p99", "to bare", "4 MB p50, ms", "p99", "GB/s", "bandwidth to bare", "idle, %",
-        title="Round trips between two processes of this machine", title_justify="left",
+        "", "latency p50, µs", "p99", "to bare", "down, GB/s", "up", "down to bare", "idle, %",
+        title="Links between two processes of this machine, one way", title_justify="left",
     )  # fmt: skip
     for name, link in found["links"].items():
-        small, large = link["4 KB"], link["4 MB"]
+        p50, p99, down, up = (link[one]["median"] for one in ("latency_p50", "latency_p99", "down", "up"))
         table.add_row(
-            name, f"{small['p50']['median'] * 1e6:.1f}", f"{small['p99']['median'] * 1e6:.0f}",
-            range_of(small["p50_to_bare"]), f"{large['p50']['median'] * 1e3:.2f}",
-            f"{large['p99']['median'] * 1e3:.2f}", f"{large['bytes_per_second']['median'] / 1e9:.2f}",
-            range_of(large["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
+            name, f"{p50 * 1e6:.1f}", f"{p99 * 1e6:.0f}", range_of(link["latency_to_bare"]), f"{down / 1e9:.2f}",
+            f"{up / 1e9:.2f}", range_of(link["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
         )  # fmt: skip
     return [table, *_notes(found)]
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
     ours = found["links"]["tcp"]
-    small, large = ours["4 KB"]["p50_to_bare"]["median"], ours["4 MB"]["bandwidth_to_bare"]["median"]
+    latency, bandwidth = ours["latency_to_bare"]["median"], ours["bandwidth_to_bare"]["median"]
     notes = [
-        f"tcp, 4 KB: {small:.2f} of the bare round trip, wanted is {MOST_ROUND} at most: {_met(small <= MOST_ROUND)}",
-        f"tcp, 4 MB: {large:.2f} of the bare bandwidth, wanted is {LEAST_BANDWIDTH} at least: "
-        f"{_met(large >= LEAST_BANDWIDTH)}",
+        f"tcp: {latency:.2f} of the bare latency, wanted is {MOST_LATENCY} at most: {_met(latency <= MOST_LATENCY)}",
+        f"tcp: {bandwidth:.2f} of the bare bandwidth, wanted is {LEAST_BANDWIDTH} at least: "
+        f"{_met(bandwidth >= LEAST_BANDWIDTH)}",
     ]
     return notes + [f"left out: {why}" for why in found["left_out"].values()]
 

@@ -31,12 +31,11 @@ from splitinfer.bench.shared.systems import Stages, open_stages, plain_layout, v
 from splitinfer.bench.shared.texts import own_or_read
 from splitinfer.bench.shared.workload import Task, made_up
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.wire_codec import AUTO, CODECS, FP16, NONE, bytes_per_row
-from splitinfer.engine.links.codecs import seconds_per_row
+from splitinfer.core.wire_codec import CODECS, FP16, NONE, bytes_per_row
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.codecs import pack, unpack
+from splitinfer.models.codecs import pack, seconds_per_row, unpack
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from transports.emulated import LinkProfile, installed
@@ -45,7 +44,7 @@ _LENGTH = 400  # tokens of a passage
 _OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
 _SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
 _AS_IT_IS, _SLOWED = "as it is", "slow"
-_SYSTEMS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
+_SYSTEMS = ((_AS_IT_IS, NONE), *((_SLOWED, codec) for codec in (NONE, *CODECS)))
 _WIDTH = 4096
 _ROWS = 256
 _LARGE = (7, 1500, 3000)  # channels that are always large

@@ -231,6 +231,11 @@ def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
 
 
 def _check_codec(stage: StageSpec, layout: str, *, is_first: bool) -> None:
+    if stage.codec == "auto":
+        raise LayoutError(
+            f"codec 'auto' of stage {stage.name!r} of layout {layout} no longer exists: write none, which is exact, or "
+            "int8, fp8 or fp16 where `splitinfer doctor` finds that it is faster"
+        )
     if stage.codec not in CODECS:
         raise LayoutError(
             f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is unknown; known: {', '.join(CODECS)}"

@@ -17,6 +17,8 @@ from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.picture import Picture
 from splitinfer.core.sampling_params import SamplingParams
 
+_FAR = 1e12  # seconds, or bytes; no clock and no step has more
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
@@ -147,21 +149,6 @@ class Slice:
     def _verified(self) -> tuple[int, ...]:
         """The drafts that have a row before them."""
         return self.token_ids[len(self.token_ids) - self.num_logits + 1 :] if self.num_drafts else ()
-
-
-@dataclass(frozen=True, slots=True)
-class RowMask:
-    """The tokens that may be chosen for one row with logits of a sequence's slice (``grammar.masks``).
-
-    ``row``: counted from the slice's first row with logits. The mask is the one in slot ``base``, or none at -1, but
-    for the ``difference``, and is kept in slot ``slot``.
-    """
-
-    seq_id: int
-    row: int
-    slot: int
-    base: int
-    difference: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +299,9 @@ class StageFigures:
     drafting: seconds of making drafts behind the step, after ``ended``.
     written: keys of blocks written to its disk since the last figures.
     notes: what the device says of this step besides; nothing is learned from the times of a step with notes.
+
+    Raises:
+        ValueError: times or counts that no step has.
     """
 
     stage: int
@@ -329,6 +319,14 @@ class StageFigures:
     written: tuple[Key, ...] = ()
     notes: tuple[str, ...] = ()
     drafting: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = abs(self.started) + abs(self.ended) + abs(self.received) + abs(self.sent)
+        took = self.copying + self.fetching + self.drafting
+        counts = (self.stage, self.bytes_sent, self.bytes_copied, self.rows, self.unfit)
+        is_sound = times + took < _FAR and self.started <= self.ended  # not so where any is no number
+        if not is_sound or min(self.copying, self.fetching, self.drafting, *counts) < 0 or max(counts) > _FAR:
+            raise ValueError(f"stage {self.stage} reports times or counts of a step that no step has")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@
     fp16    one float16 a value; a row with a value beyond its range is sent unchanged and counted
     fp8     E4M3, one float32 scale for each 128 values, which puts their largest at 448
     int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row are sent apart, exactly
-    auto    int8 or none for each link, whichever is faster; chosen when the pipeline is opened
 
 A link transfers the residual stream, where a few values may be thousands of times the others: one of them would take
 the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, and in int8 separate spikes ("spike
@@ -16,17 +15,16 @@ rounding, row by row, and give the same tokens. Generated rows are few bytes; th
 It follows that only KV of prompts can be reused (``core.kv.prefix_cache``), since the same token, first generated and
 then part of the next prompt, is sent in two forms.
 
-Pure: names, sizes, and which is faster.
+Pure: names, sizes, and when packing is faster.
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
-NONE, FP16, FP8, INT8, AUTO = "none", "fp16", "fp8", "int8", "auto"
+NONE, FP16, FP8, INT8 = "none", "fp16", "fp8", "int8"
 CODECS = (FP16, FP8, INT8)  # the codecs that pack
-NAMES = (NONE, *CODECS, AUTO)
+NAMES = (NONE, *CODECS)
 
 GROUP = 128  # values that share a scale
 SPIKES = 8  # values of a row that int8 sends apart
@@ -145,9 +143,3 @@ def runs_of(rows: Iterable[int]) -> tuple[Run, ...]:
         else:
             found.append((row, row + 1))
     return tuple(found)
-
-
-def choose(wanted: Seq[str], is_worth: Seq[bool]) -> tuple[str, ...]:
-    """The codec of each link as configured; ``auto`` packs where ``is_worth`` is true."""
-    links = zip(wanted, is_worth, strict=True)
-    return tuple((INT8 if worth else NONE) if name == AUTO else name for name, worth in links)

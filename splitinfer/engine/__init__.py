@@ -14,7 +14,6 @@ worker          the loop on the other machines
     handshake       authenticates peers that connect to a worker's port, while its engine is busy
     access          which keys may connect
     holder          the stage that it holds: loaded, kept, given up
-    next_stage      the link to the next stage
 upkeep          what both loops do besides acting on events
 stage           one stage, the same on coordinator and workers
     loader          a Load command becomes a stage in memory
@@ -29,7 +28,7 @@ device          what computes a step, and when it is done
     device, mlx_device, emulated    the interface; MLX; an emulated accelerator
     steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
-links           connects by rdma, or by tcp where that is unavailable; measures links; chooses their codecs
+links           connects by rdma, or by tcp where that is unavailable; measures links
 
 Requests wait for the threads of links as they do for the engine's own, so both are scheduled alike (``system.qos``).
 """

@@ -212,7 +212,7 @@ class PipelineSetup:
 
 def _packs(pipeline: Pipeline) -> bool:
     """Whether any link packs hidden states."""
-    return any(codec != NONE for codec in pipeline.codecs or ())
+    return any(codec != NONE for codec in pipeline.codecs)
 
 
 def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:

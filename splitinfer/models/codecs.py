@@ -5,15 +5,22 @@ is in float32 for rows of any dtype: a scale in bfloat16 would nearly double int
 step's graph, and computed with it.
 """
 
+import statistics
+import time
+from math import prod
+
 import mlx.core as mx
 import numpy as np
 
+from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import FP8, FP16, GROUP, INT8, SPIKES, Column, columns
+from splitinfer.models.tensors import dtype_of
 
 _MOST_FP16 = 65504.0
 _MOST_E4M3 = 448.0
 _MOST_INT8 = 127.0
 _LEAST_SCALE = 1e-30  # of a group of zeros, so that nothing is divided by zero
+_ROWS, _TRIALS = 256, 3  # packed and unpacked to see how long it takes
 
 Arrays = tuple[mx.array, ...]
 
@@ -47,6 +54,19 @@ def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
     codes, scales, spikes, places = arrays
     rest = _unscaled(codes.astype(mx.float32), scales)
     return mx.put_along_axis(rest, places.astype(mx.uint32), spikes, axis=-1).astype(dtype)
+
+
+def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float:
+    """Seconds for packing and unpacking a row on this machine, ``num_rows`` at once; the median of some trials."""
+    dtype = dtype_of(row.dtype)
+    rows = mx.random.normal((num_rows, prod(row.shape))).astype(dtype)
+    mx.eval(rows)
+    found = []
+    for _ in range(_TRIALS + 1):  # the first compiles kernels
+        began = time.perf_counter()
+        mx.eval(unpack(codec, pack(codec, rows)[1], dtype))
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[1:]) / num_rows
 
 
 def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:

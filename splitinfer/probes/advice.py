@@ -21,9 +21,9 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import CODECS, MOST_WIDTH, NONE, bytes_per_row, is_faster, packs
 from splitinfer.demo import DEMO_MODELS
-from splitinfer.engine.links.codecs import seconds_per_row
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import read_config
+from splitinfer.models.codecs import seconds_per_row
 from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 

@@ -4,9 +4,8 @@
          ^-----------------------------------------------'            results: the last worker's link to the coordinator
 
 Each link is measured in a session of its own, so that a failing one does not affect the others: the coordinator
-connects, sends its requests and disconnects. Between two workers, the first is asked to open the link and to measure
-it; the coordinator then reaches both over tcp, whatever the link's transport, so that no RDMA group is set up for
-nothing.
+connects to the workers over tcp, and it, or the first of two workers, opens the link itself, by its own transport, and
+measures it (``engine.links.probe``).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.errors import PeerError
 from splitinfer.probes.advice import LinkAdvice
-from splitinfer.wire.messages import Welcome
+from splitinfer.wire.messages import Probed, Welcome
 from transports import KeyPair, TransportError
 
 Progress = Callable[[str], None]
@@ -56,7 +55,7 @@ class LinkSurvey:
     def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
         self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
-        self._seen: dict[int, WorkerSeen] = {}
+        self._seen: dict[str, WorkerSeen] = {}  # by name
 
     def run(self) -> tuple[list[WorkerSeen], list[LinkSeen]]:
         """Connect to all workers and measure every link that can be measured; end the local workers."""
@@ -65,7 +64,7 @@ class LinkSurvey:
         finally:
             for worker in self._locals.values():
                 worker.stop()
-        return [self._seen[stage] for stage in range(1, len(self._layout.stages))], links
+        return [self._seen[spec.name] for spec in self._layout.stages[1:]], links
 
     def _links(self) -> list[LinkSeen]:
         stages = self._layout.stages
@@ -73,67 +72,58 @@ class LinkSurvey:
         if len(stages) > 2:
             last = replace(stages[-1], link_transport=OVER_TCP)  # whatever carries hidden states to it
             seen = LinkSeen(last.name, stages[0].name, _transport(last), "results", None)
-            links.append(self._measured(seen, [len(stages) - 1], _measure_own))
+            links.append(self._measured(seen, [last]))
         return links
 
     def _link(self, stage: int) -> LinkSeen:
         """The link by which a stage receives its hidden states."""
         before, spec = self._layout.stages[stage - 1 : stage + 1]
         seen = LinkSeen(before.name, spec.name, _transport(spec), "hidden states", None)
-        if stage == 1:
-            return self._measured(seen, [1], _measure_own)
-        return self._measured(seen, [stage - 1, stage], _measure_between)
+        return self._measured(seen, [spec] if stage == 1 else [before, spec])
 
-    def _measured(
-        self, link: LinkSeen, needed: Sequence[int], measure: Callable[[WorkerGroup], LinkMeasurement]
-    ) -> LinkSeen:
-        """The link with its figures, or the problem. ``needed``: the stages whose workers take part."""
+    def _measured(self, link: LinkSeen, needed: Sequence[StageSpec]) -> LinkSeen:
+        """The link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
+        beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        notes: list[str] = []
-        worker_group = WorkerGroup(lambda _: None, lambda _, progress: notes.append(progress.text), self._own)
+        worker_group = WorkerGroup(lambda _: None, lambda *_: None, self._own)
         try:
             if problem := self._connect(worker_group, needed):
                 return replace(link, problem=problem)
-            for stage, clock in zip(needed, worker_group.prepare_to_measure(), strict=True):
-                self._seen[stage] = replace(self._seen[stage], clock=clock)
-            figures, note = measure(worker_group), " ".join(notes)
-            return replace(link, figures=figures, note=note, transport="tcp" if note else link.transport)
+            for spec, clock in zip(needed, worker_group.read_clocks(), strict=True):
+                self._seen[spec.name] = replace(self._seen[spec.name], clock=clock)
+            found = _probe(worker_group)
+            transport = "tcp" if found.note else link.transport
+            return replace(link, figures=found.figures, note=found.note, transport=transport)
         except (PeerError, TransportError) as error:
             return replace(link, problem=str(error))
         finally:
             worker_group.close("the links were measured")
 
-    def _connect(self, worker_group: WorkerGroup, needed: Sequence[int]) -> str:
+    def _connect(self, worker_group: WorkerGroup, needed: Sequence[StageSpec]) -> str:
         """Connect to these workers; the first problem, or "". One that could not be reached before is not retried."""
         problems = []
-        for stage in needed:
-            if stage not in self._seen or not self._seen[stage].problem:
-                self._seen[stage] = self._reach(worker_group, stage, over_tcp=len(needed) > 1)
-            problems.append(self._seen[stage].problem)
+        for spec in needed:
+            if spec.name not in self._seen or not self._seen[spec.name].problem:
+                self._seen[spec.name] = self._reach(worker_group, spec)
+            problems.append(self._seen[spec.name].problem)
         return next(filter(None, problems), "")
 
-    def _reach(self, worker_group: WorkerGroup, stage: int, *, over_tcp: bool) -> WorkerSeen:
-        spec = self._layout.stages[stage]
+    def _reach(self, worker_group: WorkerGroup, spec: StageSpec) -> WorkerSeen:
         address = str(spec.address)
         try:
             if spec.is_local:
                 address = self._locals[spec.name].address()
-            worker_group.connect(
-                stage, replace(spec, link_transport=OVER_TCP) if over_tcp else spec, address, self._timeout
-            )
+            worker_group.connect(1, replace(spec, link_transport=OVER_TCP), address, self._timeout)
             worker_group.workers[-1].spec = spec  # how the stage before it connects
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, None, str(error))
         return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome, None)
 
 
-def _measure_own(worker_group: WorkerGroup) -> LinkMeasurement:
-    return worker_group.measure_link(worker_group.workers[0])
-
-
-def _measure_between(worker_group: WorkerGroup) -> LinkMeasurement:
-    worker_group.connect_stages()
-    return worker_group.measure_next(worker_group.workers[0])
+def _probe(worker_group: WorkerGroup) -> Probed:
+    if len(worker_group.workers) == 1:
+        return worker_group.probe(*worker_group.workers)
+    return worker_group.probe_between(*worker_group.workers)
 
 
 def _transport(spec: StageSpec) -> str:

@@ -2,5 +2,5 @@
 
 messages   the messages, as frozen dataclasses
 codec      messages to frame headers and back
-session    the state machine of a link: which message may follow which
+session    one end of a link: what may be sent and received in its four phases
 """

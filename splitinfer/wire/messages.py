@@ -1,29 +1,29 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
-    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured,
-                               Result, Fault
-    worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, ClockAsk, Step, Void
+    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, ClockTell, Result, Fault
+    worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
+    whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
     whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
 
 A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
 worker on a link of its own, in the role "reader".
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
-read them. So are the bytes of a manifest and of weights, and those of ``Echo`` and ``Echoed``, which mean
-nothing. Goodbyes and heartbeats belong to the transport.
+read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
-from splitinfer.core.plan import RowMask, StageFigures, StepPlan, StepResult, TensorSpec
-from splitinfer.core.wire_codec import CODECS, NONE, Packing
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
+from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 
 
@@ -47,13 +47,14 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a link. ``role``: "coordinator", "upstream" for the stage before, or "reader" for who takes
-    weights and nothing else."""
+    """The first message on a link. ``role``: "coordinator", "upstream" for the stage before, "probe" for who only
+    measures this link, or "reader" for who takes weights and nothing else."""
 
     role: str
     name: str
     session: str  # one run of a coordinator; links of another run are refused
     versions: Versions
+    upstream_key: str = ""  # of the stage before, which may connect in this session; empty: its link is not encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,6 @@ class Load:
     kv_tokens: int  # tokens of KV that must fit in memory
     kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
-    upstream_key: str  # the key of the stage before, which may send hidden states; empty: its link is not encrypted
     float32_head: bool  # for the last stage: compute the norm and the head in float32
     max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
     peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
@@ -201,18 +201,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
-    """Admit the stage before, which owns ``upstream_key``, although nothing is loaded.
-
-    There is no reply: the reply to the next message is sent after this one has been carried out.
-    """
-
-    upstream_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Open the data link to the next stage at ``address``, which owns ``key``; without a key, unencrypted.
+class NextStage:
+    """Where the next stage is: at ``address``, with ``key``; without a key, its link is not encrypted.
 
     ``fallback``: the address to use where the transport of ``address`` is unavailable; empty: there is none.
     """
@@ -223,21 +213,38 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """The data link to the next stage is open. ``note``: why it lacks the preferred transport; empty: it has it."""
+class Probe:
+    """Open a link to the next stage only to measure it, with nothing loaded."""
 
+    following: NextStage
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The figures of that link; ``down`` is towards the next stage. ``note``: as in ``Connected``."""
+
+    figures: LinkMeasurement
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Compress:
-    """Send the hidden states of prompts to the next stage in ``codec`` (``core.wire_codec``)."""
+class Connect:
+    """Open the data link to the next stage, and send it the hidden states of prompts in ``codec``
+    (``core.wire_codec``)."""
 
-    codec: str
+    following: NextStage
+    codec: str = NONE
 
     def __post_init__(self) -> None:
-        if self.codec not in (NONE, *CODECS):
-            raise ValueError(f"codec {self.codec!r:.20} is unknown; known: {', '.join((NONE, *CODECS))}")
+        if self.codec not in NAMES:
+            raise ValueError(f"codec {self.codec!r:.20} is unknown; known: {', '.join(NAMES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The data link to the next stage is open. ``note``: why it lacks the preferred transport; empty: it has it."""
+
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,33 +259,9 @@ class ClockTell:
     received: float
     told: float
 
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """Reply with ``reply_bytes`` bytes, whatever came with this; for link measurements."""
-
-    reply_bytes: int
-
     def __post_init__(self) -> None:
-        if not 0 <= self.reply_bytes <= MOST_BYTES:
-            raise ValueError(f"an echo of {self.reply_bytes} bytes; it may have {MOST_BYTES:,}")
-
-
-@dataclass(frozen=True, slots=True)
-class Echoed:
-    """The reply to Echo; the bytes are in the frame's parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureNext:
-    """Measure the data link to the next stage, and reply with its figures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The figures of the link to the next stage; ``down`` is towards that stage."""
-
-    figures: LinkMeasurement
+        if not math.isfinite(self.received + self.told):
+            raise ValueError(f"no clock tells {self.received} s and {self.told} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,20 +269,22 @@ class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
     ``tensor`` is ``None`` for a plan without slices, which only frees. Each hidden state may be followed by a row of
-    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masks``: of the rows that may not get every
-    token, for the last stage.
+    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``: the rows that may not get every
+    token, as (sequence, row with logits); the last stage finds their masks one after another in the frame's last part,
+    with a bit for each token.
     """
 
     plan: StepPlan
     tensor: TensorSpec | None
     figures: tuple[StageFigures, ...] = ()
     packing: Packing | None = None
-    masks: tuple[RowMask, ...] = ()
+    masked: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
-        if rows not in (self.plan.num_tokens, 2 * self.plan.num_tokens):
-            raise ValueError(f"step {self.plan.step} has {self.plan.num_tokens} tokens and {rows} hidden states")
+        tokens = self.plan.num_tokens
+        if rows not in (tokens, 2 * tokens):
+            raise ValueError(f"step {self.plan.step} has {tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
             raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")
 
@@ -394,7 +379,7 @@ class Unavailable:
 
 
 Message = (
-    Hello | Welcome | Refuse | Profile | Profiled | Load | Progress | Ready | Expect | Connect | Connected | Compress
-    | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
+    Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
+    | ClockAsk | ClockTell | Step | Void | Result | Fault
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

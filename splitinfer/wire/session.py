@@ -1,143 +1,104 @@
-"""The state machine of a link: which message may follow which.
+"""Bytes to messages and back on one link, and which message may come when.
 
-All transitions are in ``_TABLE``. Messages of the end that opened the link go "down", those of the other end "up". Both
-ends use the same table, so a message that is illegal to send is also illegal to receive.
+A link has four phases, and the role that its Hello names says what is allowed in each. Messages of the end that opened
+the link go "down", those of the other end "up". Both ends use the same table, so a message that is illegal to send is
+also illegal to receive.
 
-    control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
-                   FREE -Profile-> PROFILING -Progress*, Profiled-> FREE
-                   READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
-                   READY -Compress-> READY                            (every worker but the last)
-                   READY -ClockAsk-> TIMING -ClockTell-> READY        (repeatedly, before the first step)
-                   READY -Echo-> ECHOING -Echoed-> READY              (likewise)
-                   READY -MeasureNext-> MEASURING -Measured-> READY
-                   READY -Step, Result-> READY                        (first worker; last worker)
-                   READY -Void-> READY                                (every worker but the last)
-    data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
-                   FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
-    weights        LOADING -AskManifest, AskRanges, and their answers-> LOADING   (the worker asks)
-                   NEW -Hello-> GREETED -Welcome-> FREE -AskManifest-> READING -the same-> READING   (a reader asks)
-    anywhere later -Refuse or Fault-> OVER
+    role         hello          load                      run                  end
+    coordinator  the handshake  questions, then the load  steps and results    no message
+    upstream     the handshake                            steps                no message
+    reader       the handshake                            weights              no message
+    probe        the handshake                                                 no message, but frames (``links.probe``)
 
-A coordinator that only measures links sends the same to workers that have loaded nothing: from FREE back to FREE, with
-Expect in place of Load.
+Welcome ends the first phase, and Ready the second; Refuse or Fault ends the link. The table does not say whether a
+reply was asked for: an end that does not wait for one ignores it.
 """
 
 from enum import Enum
 
 from splitinfer.errors import ProtocolError
-from splitinfer.wire.codec import kind_of
-from splitinfer.wire.messages import Message
+from splitinfer.wire import codec
+from splitinfer.wire import messages as m
 
 
-class State(Enum):
-    """The states of a link."""
+class Phase(Enum):
+    """The phases of a link."""
 
-    NEW = "new"
-    GREETED = "greeted"
-    FREE = "free"
-    PROFILING = "profiling"
-    LOADING = "loading"
-    READY = "ready"
-    JOINING = "joining"
-    TIMING = "timing"
-    ECHOING = "echoing"
-    MEASURING = "measuring"
-    FREE_JOINING = "joining, with nothing loaded"
-    FREE_TIMING = "timing, with nothing loaded"
-    FREE_ECHOING = "echoing, with nothing loaded"
-    FREE_MEASURING = "measuring, with nothing loaded"
-    STREAM = "stream"  # a data link that carries steps
-    READING = "reading"  # a link on which weights are taken from a worker
-    OVER = "over"
+    HELLO = "hello"
+    LOAD = "load"
+    RUN = "run"
+    END = "end"
 
 
-Move = tuple[State, str, str]  # state, direction, kind
+Kinds = frozenset[type[m.Message]]
 
+_ASKS: Kinds = frozenset({m.AskManifest, m.AskRanges})
+_TELLS: Kinds = frozenset({m.TellManifest, m.TellRange, m.Unavailable})
+_NOTHING: Kinds = frozenset()
+_HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.Refuse})
 
-def _exchange(state: State, request: str, waiting: State, reply: str) -> dict[Move, State]:
-    """The transitions of a request whose reply leads back to the same state."""
-    return {
-        (state, "down", request): waiting,
-        (waiting, "up", reply): state,
-        (waiting, "up", "fault"): State.OVER,
-    }
-
-
-_TOLD = ("tellmanifest", "tellrange", "unavailable")
-
-
-def _weights(state: State, asking: str, telling: str) -> dict[Move, State]:
-    """The transitions of asks for weights and their answers, any number of which may be under way."""
-    asks = {(state, asking, kind): state for kind in ("askmanifest", "askranges")}
-    return {**asks, **{(state, telling, kind): state for kind in _TOLD}}
-
-
-_TABLE: dict[Move, State] = {
-    (State.NEW, "down", "hello"): State.GREETED,
-    (State.GREETED, "up", "welcome"): State.FREE,
-    (State.GREETED, "up", "refuse"): State.OVER,
-    (State.FREE, "down", "load"): State.LOADING,
-    (State.PROFILING, "up", "progress"): State.PROFILING,
-    (State.PROFILING, "up", "refuse"): State.OVER,
-    (State.FREE, "down", "expect"): State.FREE,
-    (State.FREE, "down", "step"): State.STREAM,
-    (State.STREAM, "down", "step"): State.STREAM,
-    (State.STREAM, "up", "fault"): State.OVER,
-    (State.FREE, "up", "fault"): State.OVER,
-    (State.LOADING, "up", "progress"): State.LOADING,
-    (State.LOADING, "up", "ready"): State.READY,
-    (State.LOADING, "up", "refuse"): State.OVER,
-    (State.LOADING, "up", "fault"): State.OVER,
-    (State.READY, "down", "compress"): State.READY,
-    (State.READY, "down", "step"): State.READY,
-    (State.READY, "down", "void"): State.READY,
-    (State.READY, "up", "result"): State.READY,
-    (State.READY, "up", "fault"): State.OVER,
-    (State.FREE, "down", "askmanifest"): State.READING,
-    (State.READING, "up", "fault"): State.OVER,
-    **_weights(State.READING, "down", "up"),
-    **_weights(State.LOADING, "up", "down"),
-    **_exchange(State.READY, "connect", State.JOINING, "connected"),
-    **_exchange(State.READY, "clockask", State.TIMING, "clocktell"),
-    **_exchange(State.READY, "echo", State.ECHOING, "echoed"),
-    **_exchange(State.READY, "measurenext", State.MEASURING, "measured"),
-    **_exchange(State.FREE, "profile", State.PROFILING, "profiled"),
-    **_exchange(State.FREE, "connect", State.FREE_JOINING, "connected"),
-    **_exchange(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
-    **_exchange(State.FREE, "echo", State.FREE_ECHOING, "echoed"),
-    **_exchange(State.FREE, "measurenext", State.FREE_MEASURING, "measured"),
+_ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
+    ("coordinator", Phase.LOAD): (
+        _TELLS | {m.Profile, m.Probe, m.ClockAsk, m.Load},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.ClockTell, m.Ready, m.Refuse, m.Fault},
+    ),
+    ("coordinator", Phase.RUN): (
+        frozenset({m.Connect, m.ClockAsk, m.Step, m.Void}),
+        frozenset({m.Connected, m.ClockTell, m.Result, m.Fault}),
+    ),
+    ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),
+    ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
 }
+_AFTER_WELCOME = {"coordinator": Phase.LOAD, "upstream": Phase.RUN, "reader": Phase.RUN}
 
 
 class Session:
-    """The state of one end of a link. ``opened``: whether this end opened it.
+    """One end of a link. ``opened``: whether this end opened it.
 
-    Steps and results, which leave the state as it is, may be sent on another thread than everything else.
+    Messages that leave the phase as it is, as steps and results do, may be sent on another thread than all others.
     """
 
     def __init__(self, *, opened: bool) -> None:
-        self._out, self._in = ("down", "up") if opened else ("up", "down")
-        self.state = State.NEW
+        self._opened, self._role = opened, ""
+        self._enter(Phase.HELLO)
 
-    def sending(self, message: Message) -> None:
-        """Make the transition of a message that is about to be sent.
+    def _enter(self, phase: Phase) -> None:
+        nothing = _NOTHING, _NOTHING
+        down, up = _HANDSHAKE if phase is Phase.HELLO else _ALLOWED.get((self._role, phase), nothing)
+        self._sends, self._receives = (down, up) if self._opened else (up, down)
+        self.phase = phase
+
+    def encode(self, message: m.Message) -> bytes:
+        """The header of a message that is about to be sent.
 
         Raises:
             ProtocolError: it is not allowed now (an error of this end).
         """
-        self._move(self._out, kind_of(message))
+        self._take(message, self._sends, "about to send")
+        return codec.encode(message)
 
-    def received(self, message: Message) -> None:
-        """Make the transition of a message that was received.
+    def decode(self, header: bytes | memoryview) -> m.Message:
+        """The message of a header that was received.
 
         Raises:
-            ProtocolError: it is not allowed now (an error of the peer).
+            ProtocolError: it is no message, or not allowed now (an error of the peer).
         """
-        self._move(self._in, kind_of(message))
+        message = codec.decode(header)
+        self._take(message, self._receives, "the peer sent")
+        return message
 
-    def _move(self, direction: str, kind: str) -> None:
-        following = _TABLE.get((self.state, direction, kind))
-        if following is None:
-            prefix = "the peer sent" if direction == self._in else "about to send"
-            raise ProtocolError(f"{prefix} a {kind} message, which cannot follow in state '{self.state.value}'")
-        self.state = following
+    def _take(self, message: m.Message, allowed: Kinds, who: str) -> None:
+        if type(message) not in allowed:
+            kind = codec.kind_of(message)
+            raise ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
+        match message:
+            case m.Step() | m.Result():
+                return
+            case m.Hello():
+                self._role = message.role
+            case m.Welcome():
+                self._enter(_AFTER_WELCOME.get(self._role, Phase.END))
+            case m.Ready():
+                self._enter(Phase.RUN)
+            case m.Refuse() | m.Fault():
+                self._enter(Phase.END)

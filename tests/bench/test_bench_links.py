@@ -1,6 +1,7 @@
 """`splitinfer bench --mode link` as a process, and the ends of its links."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import psutil
@@ -16,7 +17,7 @@ from splitinfer.errors import PeerError
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SIZES", {"4 KB": (4096, 20), "4 MB": (4 * 2**20, 4)})
+    monkeypatch.setattr(links, "PROBES", 2)
     monkeypatch.setattr(links, "_IDLE_SECONDS", 0.5)
 
 
@@ -30,13 +31,10 @@ def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str])
     assert list(found["links"])[:2] == ["bare ZeroMQ", "tcp"]
     assert set(found["links"]) | set(found["left_out"]) == {kind.name for kind in kinds()}
     for name, link in found["links"].items():
-        for size in ("4 KB", "4 MB"):
-            figures = link[size]
-            assert len(figures["p50"]["values"]) == 2
-            assert 0 < figures["p50"]["median"] <= figures["p99"]["median"] < 5
-            assert (figures["p50_to_bare"]["median"] == 1) == (name == "bare ZeroMQ")
-        rates, seconds = (link["4 MB"][what]["values"] for what in ("bytes_per_second", "p50"))
-        assert rates == pytest.approx([2 * 4 * 2**20 / each for each in seconds])
+        assert len(link["latency_p50"]["values"]) == 2
+        assert 0 < link["latency_p50"]["median"] <= link["latency_p99"]["median"] < 5
+        assert (link["latency_to_bare"]["median"] == 1) == (name == "bare ZeroMQ")
+        assert (link["down"]["median"] or math.inf) > 0  # JSON has no infinity
         assert 0 <= link["idle_share"] < 0.5
     assert any("bandwidth, wanted is 0.7 at least" in line for line in lines)
 
@@ -48,12 +46,11 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_the_beginning_is_not_counted(pair: Pair) -> None:
-    assert len(pair.round_trips(100, 20)) == 18
-    assert all(seconds > 0 for seconds in pair.round_trips(100_000, 5))
+def test_a_link_is_measured_as_often_as_is_asked(pair: Pair) -> None:
+    assert [each.down > 0 < each.latency_p50 for each in pair.probe(2)] == [True, True]
 
 
 def test_an_end_that_dies_is_said(pair: Pair) -> None:
     psutil.Process(pair._ends[1].pid).kill()
     with pytest.raises(PeerError, match="tcp, encrypted: LinkClosed"):
-        pair.round_trips(10, 100_000)
+        pair.probe(1000)

@@ -14,98 +14,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import psutil
+from every_message import EXAMPLES, mutate
 
-from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import (
-    Fetch,
-    NewSequence,
-    SampledSlice,
-    SampledToken,
-    Save,
-    Slice,
-    StageFigures,
-    StepPlan,
-    StepResult,
     TensorSpec,
 )  # fmt: skip
-from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import CODECS, Packing
 from splitinfer.errors import ProtocolError
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, Sent, to_parts
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
-from splitinfer.wire.messages import (
-    AskManifest,
-    AskRanges,
-    ClockAsk,
-    ClockTell,
-    Echo,
-    Fault,
-    Hello,
-    Load,
-    Measured,
-    Message,
-    Profile,
-    Profiled,
-    Progress,
-    Range,
-    Refuse,
-    Result,
-    Step,
-    TellRange,
-    Versions,
-    Welcome,
-)
 from transports import FrameError, LinkOptions
 from transports.framing import Kind, decode, encode
 
-VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
-PLAN = StepPlan(
-    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 3, 2),), (4, 9),
-    (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
-)  # fmt: skip
-SPEC = TensorSpec("bfloat16", (3, 8))
-PRINT = Fingerprint("c", {"f": FileFingerprint(9, "t", None)})
-MESSAGES: list[Message] = [
-    Hello("coordinator", "studio", "0123abc", VERSIONS),
-    Welcome("mini", VERSIONS, "cpu", 2**34),
-    Refuse("no"),
-    Profile("demo", "auto", "exact", False),
-    Profiled('{"layers": {}}'),
-    Load("demo", "auto", 1, (0, 6, 12), PRINT, 2048, 4096, b"root", "exact", "", False),
-    Progress("load", 3, 9, "file"),
-    ClockAsk(),
-    ClockTell(5.25, 5.5),
-    Echo(4096),
-    Measured(LinkMeasurement(0.001, 0.002, 1e9, 1e9)),
-    Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
-    Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
-    Fault("broken", True, False),
-    AskManifest("3f" * 16),
-    AskRanges((Range("config.json", 0, 9), Range("model.safetensors", 4096, 8192))),
-    TellRange(Range("model.safetensors", 4096, 8192), 0xFFFF0001),
-]
+MESSAGES = [*EXAMPLES.values()]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
-
-
-def mutate(data: bytes, chance: random.Random) -> bytes:
-    """``data`` with one to four small accidents."""
-    out = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(out) + 1)
-        match chance.randrange(5):
-            case 0 if at < len(out):
-                out[at] ^= 1 << chance.randrange(8)
-            case 1:
-                del out[at : at + chance.randint(1, 8)]
-            case 2:
-                out[at:at] = chance.randbytes(chance.randint(1, 8))
-            case 3 if at < len(out):
-                out[at] = chance.choice((0, 1, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF))
-            case _:
-                out[at:at] = out[: chance.randint(0, 16)]
-    return bytes(out)
 
 
 def through_framing(chance: random.Random) -> str:

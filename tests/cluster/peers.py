@@ -79,7 +79,7 @@ def load(**changes: Any) -> Load:
     """The order for the second half of the demo model."""
     model = changes.get("model", MODEL)
     print_ = open_model(model if model == MODEL else MODEL).fingerprint()
-    order = Load(MODEL, "auto", 1, (0, NUM_LAYERS // 2, NUM_LAYERS), print_, 2048, 512, b"", "exact", "", False)
+    order = Load(MODEL, "auto", 1, (0, NUM_LAYERS // 2, NUM_LAYERS), print_, 2048, 512, b"", "exact", False)
     return replace(order, **changes)
 
 

@@ -27,9 +27,9 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     AskManifest,
     Connect,
-    Echo,
     Fault,
     Message,
+    NextStage,
     Ready,
     Refuse,
     Result,
@@ -214,7 +214,7 @@ WRONG_STEPS: dict[str, Said] = {
     "a token of 64 bits": step(at(1, 0, 2**64 - 1), new=(new(1),)),
     "hello again": (hello(),),
     "the worker's own words": (Result(StepResult(0)),),
-    "an address that is none": (Connect("garbage\n" * 1000, ""),),
+    "an address that is none": (Connect(NextStage("garbage\n" * 1000, "")),),
 }
 
 # A penalty reads the logits of the tokens before; MLX does not check where it reads.
@@ -290,7 +290,7 @@ def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: 
     threads = victim.process.num_threads()
     with transports.listen("tcp://127.0.0.1:0") as listener:
         with ready(victim) as peer:
-            peer.say(Connect(listener.address, ""))
+            peer.say(Connect(NextStage(listener.address, "")))
             link = listener.accept(peers.SECONDS)
             link.recv(peers.SECONDS)
             link.send(Frame(answer))
@@ -301,13 +301,13 @@ def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: 
 
 
 @pytest.mark.nightly
-def test_echoes_that_nobody_reads_take_no_memory(victim: RunningWorker):
+def test_replies_to_probes_that_nobody_reads_take_no_memory(victim: RunningWorker):
     """Two thousand times the most that one may ask for, 8 GB, on a connection that is never read from."""
     before = victim.rss
-    packets = (
-        encode(Kind.DATA, seq=i, header=codec.encode(m))[0] for i, m in enumerate([hello(), *[Echo(MOST_BYTES)] * 2000])
-    )
-    with peers.raw(victim.address) as connection:
+    headers = [codec.encode(hello("probe", session="one")), *[MOST_BYTES.to_bytes(4, "little")] * 2000]
+    packets = (encode(Kind.DATA, seq=i, header=header)[0] for i, header in enumerate(headers))
+    with unknown(victim) as owner, peers.raw(victim.address) as connection:
+        assert isinstance(owner.say(hello(session="one")).hear(), Welcome)
         open_link(connection)
         for packet in map(bytes, packets):
             connection.sendall(b"\x02" + len(packet).to_bytes(8, "big") + packet)

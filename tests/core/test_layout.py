@@ -142,6 +142,17 @@ def test_workers_may_share_a_host_and_be_local_together():
     assert [stage.is_local for stage in layout.stages] == [False, False, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("codec", "sentence"),
+    [
+        ("auto", "codec 'auto' of stage 'mini' of layout x.yaml no longer exists: write none, which is exact, or"),
+        ("zip", "codec 'zip' of stage 'mini' of layout x.yaml is unknown; known: none, fp16, fp8, int8"),
+    ],
+)
+def test_an_unknown_codec_is_refused(codec: str, sentence: str):
+    assert sentence in error_of(*lay_out([("studio", 40, None), ("mini", 13, MINI, {"codec": codec})]))
+
+
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(
         LayoutError, match=r"dtype 'int8' of layout x.yaml is unknown; known: auto, float32, float16, bfloat16"

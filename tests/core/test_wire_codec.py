@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.wire_codec import (
-    AUTO,
     CODECS,
     FP8,
     FP16,
@@ -13,7 +12,6 @@ from splitinfer.core.wire_codec import (
     NONE,
     Packing,
     bytes_per_row,
-    choose,
     columns,
     is_faster,
     packs,
@@ -41,7 +39,7 @@ def test_rows_whose_places_cannot_be_written(codec: str, width: int):
         columns(codec, width)
 
 
-@pytest.mark.parametrize("codec", [NONE, AUTO, "zip"])
+@pytest.mark.parametrize("codec", [NONE, "auto", "zip"])
 def test_what_does_not_pack_has_no_columns(codec: str):
     with pytest.raises(ValueError, match=f"unknown; known: {', '.join(CODECS)}"):
         columns(codec, 64)
@@ -52,10 +50,6 @@ def test_sixteen_bits_in_sixteen_bits_are_of_no_use():
     assert not packs(FP16, 4096, "bfloat16")
     assert packs(INT8, 4096, "bfloat16")
     assert not packs(NONE, 4096, "float32")
-
-
-def test_auto_packs_only_where_that_is_faster():
-    assert choose((AUTO, FP8, AUTO, NONE), (True, True, False, True)) == (INT8, FP8, NONE, NONE)
 
 
 def test_faster_means_clearly_faster():
@@ -72,7 +66,7 @@ def test_runs_that_contradict_themselves(runs: tuple[tuple[int, int], ...]):
         Packing(INT8, runs)
 
 
-@pytest.mark.parametrize("codec", [NONE, AUTO, "zip"])
+@pytest.mark.parametrize("codec", [NONE, "auto", "zip"])
 def test_packing_is_by_a_codec_that_packs(codec: str):
     with pytest.raises(ValueError, match="unknown; known"):
         Packing(codec, ((0, 1),))

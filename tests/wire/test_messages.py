@@ -10,7 +10,7 @@ HERE = Versions(1, "0.1.0", "0.32.4", "0.32.2")
 
 
 def order(stage: int, *bounds: int) -> Load:
-    return Load("m", "auto", stage, bounds, Fingerprint("c"), 100, 10, b"", "exact", "", False)
+    return Load("m", "auto", stage, bounds, Fingerprint("c"), 100, 10, b"", "exact", False)
 
 
 @pytest.mark.parametrize(

@@ -1,155 +1,101 @@
-"""Both ends walk the same table, and only along what the conversations need."""
+"""Both ends of a link go by one table: what they say passes, all else does not, and nothing follows the end."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import product
 
 import pytest
-from test_codec import EXAMPLES
+from every_message import EXAMPLES
 
 from splitinfer.errors import ProtocolError
-from splitinfer.wire.session import Session, State
+from splitinfer.wire.codec import encode
+from splitinfer.wire.messages import Fault, Hello, Message, Versions
+from splitinfer.wire.session import Phase, Session
 
 Word = tuple[str, str]  # direction, kind
-WORDS: tuple[Word, ...] = tuple(itertools.product(("down", "up"), EXAMPLES))
 
-HELLO = [("down", "hello"), ("up", "welcome")]
-PROFILE = [("down", "profile"), ("up", "progress"), ("up", "progress"), ("up", "profiled")]
-LOADED = [*HELLO, ("down", "load"), ("up", "progress"), ("up", "progress"), ("up", "ready")]
+ROLES = ("coordinator", "upstream", "reader", "probe")
+WELCOME = [("down", "hello"), ("up", "welcome")]
+LOADED = [*WELCOME, ("down", "load"), ("up", "progress"), ("up", "ready")]
 CLOCK = [("down", "clockask"), ("up", "clocktell")]
-ECHO = [("down", "echo"), ("up", "echoed")]
-CONNECT = [("down", "connect"), ("up", "connected")]
-MEASURE = [("down", "measurenext"), ("up", "measured")]
-JOINED = [*LOADED, *CONNECT]
-STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result"), ("up", "result")]
-STREAM = [*HELLO, ("down", "step"), ("down", "step")]
+PROBE = [("down", "probe"), ("up", "probed")]
+PROFILE = [("down", "profile"), ("up", "progress"), ("up", "profiled")]
+STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "void"), ("down", "step"), ("up", "result")]
 
-CONVERSATIONS = {
-    "control link of a worker in the middle": [*JOINED, ("up", "fault")],
-    "control link of the last worker, in which steps arrive on the data link": [
-        *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
-    ],
-    "weights copied while it loads": [
-        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askranges"),
-        ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "tellrange"),
-        ("up", "ready"), *STEPS,
-    ],
-    "no weights to copy": [
-        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "unavailable"), ("up", "progress"), ("up", "refuse"),
-    ],
-    "a reader": [
-        *HELLO, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
+CONVERSATIONS: list[tuple[str, list[Word]]] = [
+    ("coordinator", [*LOADED, ("down", "connect"), ("up", "connected"), *CLOCK, *CLOCK, *STEPS, ("up", "fault")]),
+    ("coordinator", [*WELCOME, *CLOCK, *PROFILE, *PROBE, *PROBE, ("down", "load"), ("up", "ready"), *STEPS]),
+    ("coordinator", [
+        *WELCOME, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askranges"),
+        ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "unavailable"), ("up", "refuse"),
+    ]),
+    ("coordinator", [*WELCOME, ("down", "load"), ("up", "fault")]),
+    ("upstream", [*WELCOME, ("down", "step"), ("down", "step"), ("up", "fault")]),
+    ("reader", [
+        *WELCOME, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
         ("down", "askranges"), ("up", "tellrange"), ("up", "fault"),
-    ],
-    "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
-    "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
-    "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
-    "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
-    "links measured before the first step": [*JOINED, *ECHO, *ECHO, *MEASURE, *CLOCK, *STEPS],
-    "failed when asked for an echo": [*LOADED, ("down", "echo"), ("up", "fault")],
-    "failed when it measured the link to the next stage": [*JOINED, ("down", "measurenext"), ("up", "fault")],
-    "only looked at": [*HELLO, ("down", "expect"), *ECHO, *CLOCK, *CONNECT, *MEASURE, *ECHO],
-    "looked at, and then used": [*HELLO, *ECHO, *CLOCK, ("down", "load"), ("up", "ready"), *STEPS],
-    **{
-        f"failed with nothing loaded, asked to {kind}": [*HELLO, ("down", kind), ("up", "fault")]
-        for kind in ("connect", "clockask", "echo", "measurenext")
-    },
-    "two stages: steps and results on one link": [*LOADED, *STEPS, ("up", "fault")],
-    "a step may be sent before the link to the next stage stands": [
-        *LOADED, ("down", "step"), ("down", "connect"), ("up", "connected"), ("down", "step"),
-    ],
-    "data link": [*STREAM, ("up", "fault")],
-    "data link, measured before the first step": [*HELLO, *ECHO, *ECHO, ("down", "step"), ("down", "step")],
-    "measured, its link too, and then used": [*HELLO, *PROFILE, *ECHO, *PROFILE, ("down", "load"), ("up", "ready")],
-    "refused to be measured": [*HELLO, ("down", "profile"), ("up", "progress"), ("up", "refuse")],
-    "failed while it was measured": [*HELLO, ("down", "profile"), ("up", "fault")],
-    "refused at the door": [("down", "hello"), ("up", "refuse")],
-    "refused to load": [*HELLO, ("down", "load"), ("up", "progress"), ("up", "refuse")],
-    "failed to load": [*HELLO, ("down", "load"), ("up", "fault")],
-    "failed to join": [*LOADED, ("down", "connect"), ("up", "fault")],
-    "failed before it was asked anything": [*HELLO, ("up", "fault")],
-}  # fmt: skip
+    ]),
+    ("probe", WELCOME),
+    *((role, [("down", "hello"), ("up", "refuse")]) for role in (*ROLES, "king")),
+]  # fmt: skip
+
+
+def message(role: str, kind: str) -> Message:
+    return Hello(role, "n", "s", Versions(1, "", "", "")) if kind == "hello" else EXAMPLES[kind]
 
 
 class Ends:
     """The two sessions of one link."""
 
-    def __init__(self, words: Sequence[Word] = ()) -> None:
-        self.opener, self.answerer = Session(opened=True), Session(opened=False)
+    def __init__(self, role: str, words: Sequence[Word] = ()) -> None:
+        self.role, self.opener, self.answerer = role, Session(opened=True), Session(opened=False)
         for word in words:
-            self.say(word)
+            assert self.may(word), word
 
-    def moves(self, word: Word) -> tuple[Callable[[], None], Callable[[], None]]:
-        """What the word's sender and its receiver do."""
+    def may(self, word: Word) -> bool:
+        """Say something; whether both ends let it pass. They must be of one opinion."""
         direction, kind = word
         sender, receiver = (self.opener, self.answerer) if direction == "down" else (self.answerer, self.opener)
-        return lambda: sender.sending(EXAMPLES[kind]), lambda: receiver.received(EXAMPLES[kind])
-
-    def say(self, word: Word) -> None:
-        for move in self.moves(word):
-            move()
-        assert self.opener.state is self.answerer.state
-
-
-def complaint(move: Callable[[], None]) -> str | None:
-    """What is said against a move, if anything."""
-    try:
-        move()
-    except ProtocolError as error:
-        return str(error)
-    return None
-
-
-def is_legal(before: Sequence[Word], word: Word) -> bool:
-    """Whether a word may follow; both ends must be of one opinion, and stay where they are if it may not."""
-    ends = Ends(before)
-    state = ends.opener.state
-    sent, received = (complaint(move) for move in ends.moves(word))
-    assert ends.opener.state is ends.answerer.state
-    if sent is None and received is None:
-        return True
-    rest = f"a {word[1]} message, which cannot follow in state '{state.value}'"
-    assert (sent, received) == (f"about to send {rest}", f"the peer sent {rest}")
-    assert ends.opener.state is state
-    return False
+        said, before = message(self.role, kind), self.opener.phase
+        complaints = []
+        for take in (lambda: sender.encode(said), lambda: receiver.decode(encode(said))):
+            try:
+                take()
+            except ProtocolError as error:
+                complaints.append(str(error))
+        assert self.opener.phase is self.answerer.phase
+        if not complaints:
+            return True
+        rest = f"a {kind} message, which has no place in the phase '{before.value}'"
+        assert complaints == [f"about to send {rest}", f"the peer sent {rest}"]
+        assert self.opener.phase is before
+        return False
 
 
-def roads() -> dict[State, list[Word]]:
-    """The shortest way to every state that can be reached, found by trying every word in every state."""
-    found: dict[State, list[Word]] = {State.NEW: []}
-    queue = [State.NEW]
-    while queue:
-        before = found[queue.pop(0)]
-        for word in WORDS:
-            if is_legal(before, word):
-                state = Ends([*before, word]).opener.state
-                if state not in found:
-                    found[state] = [*before, word]
-                    queue.append(state)
-    return found
+@pytest.mark.parametrize(("role", "words"), CONVERSATIONS)
+def test_conversations(role: str, words: list[Word]) -> None:
+    Ends(role, words)
 
 
-ROADS = roads()
+def test_a_phase_allows_what_conversations_need_and_no_more() -> None:
+    """Also that nothing follows the end, and a probe's link has no messages."""
+    needed: dict[tuple[str, Phase], set[Word]] = {}
+    roads: dict[tuple[str, Phase], list[Word]] = {}
+    for role, words in CONVERSATIONS:
+        for at, word in enumerate([*words, None]):
+            place = role, Ends(role, words[:at]).opener.phase
+            roads.setdefault(place, words[:at])
+            needed.setdefault(place, set()).update([] if word is None else [word])
+    for (role, phase), road in roads.items():
+        allowed = {word for word in product(("down", "up"), EXAMPLES) if Ends(role, road).may(word)}
+        welcome = {("up", "welcome")} if role == "king" and phase is Phase.HELLO else set()  # which no worker sends
+        assert allowed - welcome == needed[role, phase], (role, phase)
+    assert {phase for _, phase in roads} == set(Phase)
 
 
-def test_every_state_can_be_reached():
-    assert set(ROADS) == set(State)
-
-
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_conversations(name: str):
-    Ends(CONVERSATIONS[name])
-
-
-def test_only_what_conversations_need_may_be_said():
-    used: dict[State, set[Word]] = {state: set() for state in State}
-    for words in CONVERSATIONS.values():
-        ends = Ends()
-        for word in words:
-            used[ends.opener.state].add(word)
-            ends.say(word)
-    assert used == {state: {word for word in WORDS if is_legal(ROADS[state], word)} for state in State}
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_nothing_follows_the_end(word: Word):
-    assert not is_legal([*HELLO, ("up", "fault")], word)
+def test_a_header_that_is_no_message_changes_nothing() -> None:
+    session = Session(opened=False)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        session.decode(b"\xc1")
+    with pytest.raises(ProtocolError, match="a fault message, which has no place in the phase 'hello'"):
+        session.decode(encode(Fault("x", False, False)))
+    assert session.phase is Phase.HELLO

@@ -1,23 +1,21 @@
-"""Two processes of this machine and a link between them, for round trips; and, run as a program, one end of it.
+"""Two processes of this machine and a link between them, to be measured; and, run as a program, one end of it.
 
 One JSON line in, one out:
 
     {"listen": "tcp://127.0.0.1:0", "curve": false, "checksum": true} -> {"address": ..., "key": ...}
     {"connect": ..., "key": ..., "checksum": true}                    -> {}
-    {"ping": 4096, "rounds": 1000}                                    -> {"seconds": [...]}
+    {"probe": 3}                                                      -> {"figures": [three measurements]}
 
-The listening end echoes every frame from then on. The address ``bare`` stands for ZeroMQ without this package: a DEALER
-that connects, a ROUTER that listens, no framing, no checksums, no heartbeats, and no thread between the socket and its
-reader. A failed command is answered with {"error": ...}.
+The listening end answers every probe from then on (``engine.links.probe``). The address ``bare`` stands for ZeroMQ
+without this package: a DEALER that connects, a ROUTER that listens, no framing, no checksums, no heartbeats, and no
+thread between the socket and its reader. A failed command is answered with {"error": ...}.
 """
 
-import math
-import random
+import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import psutil
@@ -25,14 +23,14 @@ import zmq
 
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess, serve_commands
-from splitinfer.errors import ModelError, PeerError
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.engine.links.probe import Carrier, measure, reply_to
+from splitinfer.errors import ModelError, PeerError, ProtocolError
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect, listen
 
-_COLD = 0.1  # share of a trial's rounds, the first ones, that is not counted
 BARE = "bare"
 _SECONDS = 20.0  # to connect, and for one answer
 _SWITCH = 0.0005  # seconds, as in a worker
-Round = Callable[[memoryview], None]  # one round trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +64,9 @@ class Pair:
             self.close()
             raise
 
-    def round_trips(self, num_bytes: int, rounds: int) -> list[float]:
-        """Seconds of each round trip, the cold ones left out."""
-        found = self._ask(self._ends[0], {"ping": num_bytes, "rounds": rounds})["seconds"]
-        return list(found[math.ceil(rounds * _COLD) :])
+    def probe(self, times: int) -> list[LinkMeasurement]:
+        """Measure the link so many times."""
+        return [LinkMeasurement(*each) for each in self._ask(self._ends[0], {"probe": times})["figures"]]
 
     def processor_seconds(self) -> float:
         """Processor seconds of one end so far, on average."""
@@ -93,11 +90,28 @@ class Pair:
 # -- inside the child ----------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Bare:
+    """A socket of ZeroMQ. ``sender``: the name of the peer that a ROUTER answers."""
+
+    socket: "zmq.Socket[bytes]"
+    sender: list[bytes] = field(default_factory=list)
+
+    def send(self, frame: Frame, /) -> None:
+        self.socket.send_multipart([*self.sender, frame.header, *frame.parts], copy=False)
+
+    def recv(self, _timeout: float | None = None, /) -> Frame:
+        received = self.socket.recv_multipart(copy=False)
+        if self.socket.type == zmq.ROUTER:
+            self.sender = [received.pop(0).bytes]
+        return Frame(received[0].bytes, tuple(part.buffer for part in received[1:]))
+
+
 class End:
     """The end of a link that this process is told to be."""
 
     def __init__(self) -> None:
-        self._round: Round | None = None
+        self._link: Carrier | None = None
         self._open: list[Any] = []  # must live as long as this process
 
     def handle(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -106,10 +120,10 @@ class End:
             if "listen" in options:
                 return self._listen(str(options["listen"]), curve=bool(options["curve"]), checksum=options["checksum"])
             if "connect" in options:
-                self._round = self._connect(str(options["connect"]), options["key"], checksum=options["checksum"])
+                self._link = self._connect(str(options["connect"]), options["key"], checksum=options["checksum"])
                 return {}
-            return {"seconds": self._ping(int(options["ping"]), int(options["rounds"]))}
-        except (TransportError, zmq.ZMQError, ValueError, RuntimeError) as error:
+            return {"figures": self._probe(int(options["probe"]))}
+        except (TransportError, ProtocolError, zmq.ZMQError, ValueError, RuntimeError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _listen(self, address: str, *, curve: bool, checksum: bool | None) -> dict[str, Any]:
@@ -120,76 +134,45 @@ class End:
         options = LinkOptions(checksum_parts=checksum, security=security)
         listener = listen(address, options=options)
         self._open.append(listener)
-
-        def echo() -> None:
-            with listener.accept(_SECONDS) as link:
-                while True:
-                    frame = link.recv()
-                    link.send(Frame(frame.header, frame.parts))
-
-        self._start(echo)
+        self._answer(lambda: listener.accept(_SECONDS))
         return {"address": listener.address, "key": None if pair is None else pair.public}
 
     def _listen_bare(self) -> str:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.LINGER = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-
-        def echo() -> None:
-            while True:
-                socket.send_multipart(socket.recv_multipart(copy=False), copy=False)
-
-        self._start(echo)
+        self._answer(lambda: _Bare(socket))
         return f"{BARE}:tcp://127.0.0.1:{port}"
 
-    def _start(self, echo: Callable[[], None]) -> None:
+    def _answer(self, accept: Callable[[], Carrier]) -> None:
+        """Answer all probes, on a thread of its own."""
+
         def until_it_ends() -> None:
-            try:
-                echo()
-            except (TransportError, zmq.ZMQError):
-                return
+            with contextlib.suppress(TransportError, zmq.ZMQError):
+                link = accept()
+                while True:
+                    link.send(reply_to(link.recv()))
 
-        threading.Thread(target=until_it_ends, name="echo", daemon=True).start()
+        threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
 
-    def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Round:
+    def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Carrier:
         if address.startswith(f"{BARE}:"):
             return self._connect_bare(address.removeprefix(f"{BARE}:"))
         security = None if key is None else Security(KeyPair.make(), key)
         options = LinkOptions(checksum_parts=checksum, security=security)
-        link = connect(address, timeout=_SECONDS, options=options)
-        self._open.append(link)
+        return connect(address, timeout=_SECONDS, options=options)
 
-        def round_trip(payload: memoryview) -> None:
-            link.send(Frame(b"ping", (payload,)))
-            frame = link.recv(_SECONDS)
-            if sum(memoryview(part).nbytes for part in frame.parts) != payload.nbytes:
-                raise RuntimeError("the echo differs from what was sent")
-
-        return round_trip
-
-    def _connect_bare(self, address: str) -> Round:
+    def _connect_bare(self, address: str) -> Carrier:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.LINGER = 0
         socket.RCVTIMEO = int(_SECONDS * 1000)
         socket.connect(address)
+        return _Bare(socket)
 
-        def round_trip(payload: memoryview) -> None:
-            socket.send_multipart([b"ping", payload], copy=False)
-            if len(socket.recv_multipart(copy=False)[1].buffer) != payload.nbytes:
-                raise RuntimeError("the echo differs from what was sent")
-
-        return round_trip
-
-    def _ping(self, num_bytes: int, rounds: int) -> list[float]:
-        if self._round is None:
-            raise ValueError("there is no link to ping")
-        payload = memoryview(random.Random(num_bytes).randbytes(num_bytes))
-        found = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            self._round(payload)
-            found.append(time.perf_counter() - began)
-        return found
+    def _probe(self, times: int) -> list[tuple[float, ...]]:
+        if self._link is None:
+            raise ValueError("there is no link to measure")
+        return [astuple(measure(self._link)) for _ in range(times)]
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ where the smallest meaningful measurement takes longer.
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 MOST_BYTES = 4 * 2**20  # of one frame
 _LEAST_BYTES, _GROWTH = 64 * 2**10, 4
@@ -65,42 +66,38 @@ class Exchange:
     back: int
 
 
-_SMALL = Exchange(_SMALL_BYTES, _SMALL_BYTES)
-Timings = Generator[Exchange, float, list[float]]
+Ask = Callable[[Exchange], float]
+"""Makes an exchange; its seconds."""
 
 
-def probe() -> Generator[Exchange, float, LinkMeasurement]:
-    """Yields each exchange to make, receives the seconds it took by ``send``, and returns the measurement."""
-    yield _SMALL  # wakes threads and fills caches; not counted
-    small = yield from _repeat(_SMALL, _NUM_SMALL, _SMALL_SECONDS)
+def probe(ask: Ask) -> LinkMeasurement:
+    """Measure a link by exchanges."""
+    small_one = Exchange(_SMALL_BYTES, _SMALL_BYTES)
+    ask(small_one)  # wakes threads and fills caches; not counted
+    small = _repeat(partial(ask, small_one), _NUM_SMALL, _SMALL_SECONDS)
     usual = statistics.median(small)
-    down, seconds_down = yield from _grow(lambda size: Exchange(size, _SMALL_BYTES), usual)
-    up, seconds_up = yield from _grow(lambda size: Exchange(_SMALL_BYTES, size), usual)
-    return figures(small, (down, seconds_down), (up, seconds_up))
+    down = _grow(lambda size: ask(Exchange(size, _SMALL_BYTES)), usual)
+    up = _grow(lambda size: ask(Exchange(_SMALL_BYTES, size)), usual)
+    return figures(small, down, up)
 
 
-def _repeat(exchange: Exchange, at_most: int, seconds: float) -> Timings:
-    """Repeat an exchange: at least once, at most ``at_most`` times, and not after ``seconds`` in all."""
+def _repeat(ask: Callable[[], float], at_most: int, seconds: float) -> list[float]:
+    """Repeat an exchange: at most ``at_most`` times, and not after ``seconds`` in all."""
     times: list[float] = []
     while len(times) < at_most and sum(times) < seconds:
-        times.append((yield exchange))
+        times.append(ask())
     return times
 
 
-def _grow(of_size: Callable[[int], Exchange], small: float) -> Generator[Exchange, float, tuple[int, list[float]]]:
+def _grow(ask: Callable[[int], float], small: float) -> tuple[int, list[float]]:
     """Find the first size that takes clearly longer than a small exchange; returns it and its seconds."""
     size = _LEAST_BYTES
     while True:
-        times = yield from _repeat(of_size(size), 2, _HICCUP)
+        times = _repeat(partial(ask, size), 2, _HICCUP)
         if size >= MOST_BYTES or min(times) - small > _LONG_ENOUGH:
-            times += yield from _more(of_size(size), times)
-            return size, times
+            left = _LARGE_SECONDS - sum(times)
+            return size, times + _repeat(partial(ask, size), _NUM_LARGE - len(times), left)
         size = min(size * _GROWTH, MOST_BYTES)
-
-
-def _more(exchange: Exchange, times: Sequence[float]) -> Timings:
-    left = _LARGE_SECONDS - sum(times)
-    return (yield from _repeat(exchange, _NUM_LARGE - len(times), left))
 
 
 def figures(

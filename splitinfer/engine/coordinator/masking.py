@@ -2,6 +2,9 @@
 
 A step's masks are begun when it is planned, on a thread of their own, which lets the GIL go while llguidance works. The
 first stage launches the step meanwhile. Who sends it waits for them; a pipeline of one stage waits before it samples.
+
+A mask goes as it is, 19 KB for 152,000 tokens: 0.15 ms of a gigabit link, 0.02 of a quicker one. What differs from the
+nearest of the masks before, packed, took 0.07 to 0.16 ms of both processors, and a table of masks at both ends.
 """
 
 from collections.abc import Mapping
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.sequence import Sequence
-from splitinfer.grammar.masks import Masked
+from splitinfer.engine.stage.masking import RawMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Masking:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "masks")
 
-    def begin(self, plan: StepPlan, running: Mapping[int, Sequence]) -> "Future[list[Masked]] | None":
+    def begin(self, plan: StepPlan, running: Mapping[int, Sequence]) -> "Future[RawMasks] | None":
         """Begin with the masks of a plan; ``None`` where it has none. Call before the next plan is made."""
         asked = [
             _Asked(seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits)
@@ -46,10 +49,10 @@ class Masking:
         self._thread.shutdown()
 
 
-def _masks_of(asked: list[_Asked]) -> list[Masked]:
-    return [
-        Masked(one.seq_id, row, mask)
+def _masks_of(asked: list[_Asked]) -> RawMasks:
+    return {
+        (one.seq_id, row): mask
         for one in asked
         for row, mask in enumerate(one.rules.masks(one.answer, one.first))
         if mask is not None
-    ]
+    }

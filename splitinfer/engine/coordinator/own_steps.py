@@ -15,11 +15,9 @@ from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.links.sending import Encoded
 from splitinfer.engine.stage.launched import Launched
-from splitinfer.engine.stage.masking import Masks, mask_of
+from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.grammar.masks import Masked
 
 
 class OwnResult(NamedTuple):
@@ -46,9 +44,7 @@ class OwnSteps:
         self._steps = StepsUnderWay[Launched](failed)
         self._era = 0  # losses so far
 
-    def launch(
-        self, step: StepInFlight, receive: Callable[[], None], masks: Future[list[Masked]] | None = None
-    ) -> None:
+    def launch(self, step: StepInFlight, receive: Callable[[], None], masks: Future[RawMasks] | None = None) -> None:
         """Hand a step to the device. It is sent when the device is done with it. ``receive``: takes in results that
         have come; called where a step with drafts is done at once, before it is sent. ``masks``: of its rows.
 
@@ -62,31 +58,22 @@ class OwnSteps:
         is_done = own.device.computes_at_launch
         if is_done and step.can_be_void:
             receive()
-        ahead = None if is_done or self._pipeline.num_stages == 1 else Encoded.ahead(launched.plan, launched.graph)
         for_last = masks if self._pipeline.num_stages > 1 else None
-        self._steps.add(launched, own.wait, partial(self._send, own, step, for_last, ahead), is_done=is_done)
+        self._steps.add(launched, own.wait, partial(self._send, own, step, for_last), is_done=is_done)
 
-    def _own_masks(self, masks: Future[list[Masked]] | None) -> Masks | None:
+    def _own_masks(self, masks: Future[RawMasks] | None) -> Masks | None:
         """The masks that this machine itself applies: those of the last stage."""
         if masks is None or self._pipeline.num_stages > 1:
             return None
         size = self._pipeline.vocab_size
-        return cache(lambda: {(one.seq_id, one.row): mask_of(one.mask, size) for one in masks.result()})
+        return cache(lambda: read_masks(masks.result(), size))
 
-    def _send(
-        self,
-        own: StageRunner,
-        step: StepInFlight,
-        masks: Future[list[Masked]] | None,
-        ahead: Encoded | None,
-        launched: Launched,
-    ) -> None:
-        """Send a step that is done. ``masks``: of its rows, for the last stage. ``ahead``: its message, encoded
-        meanwhile."""
+    def _send(self, own: StageRunner, step: StepInFlight, masks: Future[RawMasks] | None, launched: Launched) -> None:
+        """Send a step that is done. ``masks``: of its rows, for the last stage."""
         done = own.finish(launched)
         with self._leaving:
             step.is_sent, plan = True, step.plan
-        result = self._pipeline.send(step, done.reduced_to(plan), () if masks is None else masks.result(), ahead)
+        result = self._pipeline.send(step, done.reduced_to(plan), {} if masks is None else masks.result())
         if result is not None:
             self._returned(OwnResult(result, time.monotonic(), self._era))
         own.store(launched)

@@ -1,8 +1,7 @@
 """The coordinator's view of all stages: opens them, sends a step through them, receives its result.
 
 Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
-time), wait until all are ready, connect each worker to the next, choose the codec of every link, read the workers'
-clocks. Then a step goes
+time), wait until all are ready, connect each worker to the next, read the workers' clocks. Then a step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
@@ -13,9 +12,10 @@ rest.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from splitinfer.core.kv.block_tree import DiskBlock
@@ -24,19 +24,18 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.wire_codec import AUTO
+from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.links.codecs import codecs_of
-from splitinfer.engine.links.sending import Encoded, Outgoing, send_step
+from splitinfer.engine.links.sending import Outgoing
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.grammar.masks import Masked
 from splitinfer.wire.messages import Progress, Ready, Result, Void
 from transports import LinkClosed, TransportError
 
@@ -68,7 +67,7 @@ class Pipeline:
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
-        self.codecs: tuple[str, ...] | None = None  # one for each link; None: not yet chosen
+        self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self.clocks = Clocks(())
         self._meanwhile: Callable[[], None] = _nothing
 
@@ -102,8 +101,10 @@ class Pipeline:
             worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
             own = self._load_own()
             self.ready = (own.offer(), *worker_group.await_ready(silence, meanwhile))
-            worker_group.connect_stages(silence)
-            self._set_codecs(own, worker_group)
+            self.codecs = tuple(map(_codec, self._config.layout.stages[1:], self.ready[1:]))
+            if self.codecs:
+                own.runner.use_codec(self.codecs[0])
+            worker_group.connect_stages(self.codecs[1:], silence)
             self.clocks = Clocks(worker_group.read_clocks())
             self.is_open = True
         except TransportError as error:
@@ -113,19 +114,6 @@ class Pipeline:
             worker_group.close("the pipeline could not be opened")
             raise
         worker_group.start_delivery()
-
-    def _set_codecs(self, own: LoadedStage, worker_group: WorkerGroup) -> None:
-        """Choose the codec of each link, once, and send it to the stages."""
-        if self.codecs is None:
-            wanted = [spec.codec for spec in self._config.layout.stages[1:]]
-            rows = [ready.hidden for ready in self.ready[1:]]
-            self.codecs = codecs_of(wanted, rows, lambda: [link.down for link in worker_group.measure_links()])
-            for stage, codec in enumerate(self.codecs, 1):
-                if wanted[stage - 1] == AUTO:
-                    self._notice(stage, Progress("link", 0, 0, f"codec auto: {codec}"))
-        if self.codecs:
-            own.runner.use_codec(self.codecs[0])
-            worker_group.set_codecs(self.codecs[1:])
 
     def regroup(self, reason: str) -> None:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
@@ -193,7 +181,6 @@ class Pipeline:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
         self._config = replace(self._config, layout=layout)
-        self.codecs = None
         if self._own is not None and not self._own.serves(self._config.load(0)):
             self._own.close()
             self._own = None
@@ -241,24 +228,21 @@ class Pipeline:
         """The tokens that may be sampled."""
         return self._config.vocab_size
 
-    def send(
-        self, step: StepInFlight, done: Finished, masks: Iterable[Masked] = (), ahead: Encoded | None = None
-    ) -> StepResult | None:
+    def send(self, step: StepInFlight, done: Finished, masks: RawMasks) -> StepResult | None:
         """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows. ``ahead``: what was
-        encoded while the step was computed.
+        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows.
 
         Raises:
             WorkerLost: the step cannot be sent.
         """
         if self.num_stages == 1:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
-        worker_group, out = self._worker_group, Outgoing.of(done)
-        handle = worker_group.workers[0]
+        handle, out = self._worker_group.workers[0], Outgoing.of(done)
         step.figures = out.figures
+        message, parts = out.message((), masks)
         try:
             with self._sending:
-                send_step(handle.link, handle.session, out, (), worker_group.masks.encode(masks), ahead)
+                handle.send(message, *parts)
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:
@@ -299,6 +283,8 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
+            if [each.stage for each in message.result.figures] != list(range(1, self.num_stages)):
+                raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
             return message.result
         return None
 
@@ -352,6 +338,15 @@ class Pipeline:
             if self._own is not None:
                 self._own.close()
             self._own = None
+
+
+def _codec(spec: StageSpec, ready: Ready) -> str:
+    """The codec of the link to a stage: the layout's, unless it would make rows no smaller."""
+    row = ready.hidden
+    if spec.codec == NONE or row is None or packs(spec.codec, math.prod(row.shape), row.dtype):
+        return spec.codec
+    log.info("codec %s does not make hidden states of %s smaller; they are sent uncompressed", spec.codec, row.dtype)
+    return NONE
 
 
 def _reason(handle: WorkerHandle) -> str:

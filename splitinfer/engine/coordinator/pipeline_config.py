@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.layout import Layout
-from splitinfer.engine.links.keys import Keys, upstream_key
+from splitinfer.engine.links.keys import Keys
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.building import mlx_vlm_of
 from splitinfer.models.checkpoint import Checkpoint
@@ -47,7 +47,6 @@ class PipelineConfig:
             max_tokens=self.max_tokens,
             kv_root=self.kv_root,
             kv_format=self.layout.kv_format,
-            upstream_key=self._upstream_key(stage),
             peers=self._others(stage),
             reader_keys=tuple(peer.key for peer in self._others(stage) if peer.key),
             float32_head=self.layout.float32_head and stage == self.layout.num_stages - 1,
@@ -56,10 +55,6 @@ class PipelineConfig:
             sees=self.sees,
             mlx_vlm="" if self.checkpoint is None else mlx_vlm_of(self.checkpoint, sees=self.sees),
         )
-
-    def _upstream_key(self, stage: int) -> str:
-        stages, keys = self.layout.stages, self.keys
-        return "" if keys is None or stage == 0 else upstream_key(stages[stage - 1], stages[stage], keys.own)
 
     def _others(self, stage: int) -> tuple[Peer, ...]:
         """The other workers, on whose machines there may be weights that this one lacks."""

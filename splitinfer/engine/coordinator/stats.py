@@ -33,7 +33,7 @@ def stats_of(
             stage["kv_budget_bytes"] = memory.budget_bytes
             stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
             stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv_stored)
-    for stage, codec in zip(stats["stages"], pipeline.codecs or (), strict=False):
+    for stage, codec in zip(stats["stages"], pipeline.codecs, strict=False):
         stage["codec"] = codec  # of the link to the next
     for stage, ready in zip(stats["stages"], pipeline.ready, strict=False):
         stage |= {

@@ -4,42 +4,37 @@ A group is fail-stop: the first lost worker ends it, with one error that names t
 after that makes a new group; what the old one's links still deliver is ignored.
 """
 
-import math
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
-from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
-from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
+from splitinfer.engine.links.probe import probe_next
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
-from splitinfer.grammar.masks import MaskSender
+from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
     ClockTell,
-    Compress,
     Connect,
     Connected,
-    Echo,
-    Echoed,
-    Expect,
     Hello,
     Load,
-    Measured,
-    MeasureNext,
     Message,
+    NextStage,
+    Probe,
+    Probed,
     Progress,
     Ready,
     Welcome,
@@ -97,8 +92,6 @@ class WorkerGroup:
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
-        self.masks = MaskSender()
-        """The masks that the last stage has: none when a group begins."""
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
         """Connect to one worker and complete the handshake, within ``timeout`` seconds each.
@@ -113,7 +106,8 @@ class WorkerGroup:
         self._note(stage, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
-            worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions()))
+            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own)
+            worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions(), before))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
             link.abort("the handshake failed")
@@ -129,15 +123,6 @@ class WorkerGroup:
         """Send every worker its Load; all load at the same time."""
         for worker, load in zip(self.workers, commands, strict=True):
             worker.send(load)
-
-    def prepare_to_measure(self) -> list[ClockReading]:
-        """Prepare workers for link measurements without loading, in place of ``load`` and ``await_ready``.
-
-        Sends every worker the key of the stage before it; returns the workers' clocks.
-        """
-        for before, worker in zip((None, *self.workers), self.workers, strict=False):
-            worker.send(Expect(upstream_key(before.spec if before else None, worker.spec, self._own)))
-        return self.read_clocks()
 
     @property
     def is_whole(self) -> bool:
@@ -160,12 +145,11 @@ class WorkerGroup:
                 ready[worker.stage] = message
         return [ready[worker.stage] for worker in self.workers]
 
-    def connect_stages(self, silence: float = SILENCE) -> None:
-        """Have every worker but the last open its data link to the next. ``silence`` as in ``await_ready``."""
-        for worker, following in zip(self.workers, self.workers[1:], strict=False):
-            address, fallback = following.spec.link_transport.addresses(following.address)
-            fallback = address_for_others(fallback) if fallback else ""
-            worker.send(Connect(address_for_others(address), following.spec.key or "", fallback))
+    def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
+        """Have every worker but the last open its data link to the next. ``codecs``: one for each of these links.
+        ``silence`` as in ``await_ready``."""
+        for worker, following, codec_name in zip(self.workers, self.workers[1:], codecs, strict=False):
+            worker.send(Connect(_where_others_find(following), codec_name))
         waiting = self.workers[:-1]
         while waiting:
             worker, message = self.next_message(waiting, silence)
@@ -177,11 +161,6 @@ class WorkerGroup:
         """Report a note about the link to a stage."""
         if note:
             self._notice(stage, Progress("link", 0, 0, note[:_MAX_NOTE]))
-
-    def set_codecs(self, codecs: Sequence[str]) -> None:
-        """Set the codec in which every worker but the last sends the hidden states of prompts."""
-        for worker, codec_name in zip(self.workers, codecs, strict=False):
-            worker.send(Compress(codec_name))
 
     def read_clocks(self) -> list[ClockReading]:
         """Read every worker's clock: a few milliseconds each, or one exchange where that takes longer."""
@@ -198,34 +177,24 @@ class WorkerGroup:
         asked = time.monotonic()
         worker.send(ClockAsk())
         reply, event = self._reply(ClockTell)
-        if not math.isfinite(reply.received) or not math.isfinite(reply.told):
-            raise ProtocolError(f"worker {worker.spec.name} sent an invalid time")
         return exchange(asked, reply.received, reply.told, event.at)
 
-    def measure_links(self) -> list[LinkMeasurement]:
-        """Measure the links between the stages, beginning with the one to the first worker; some 0.3 s each.
+    def probe(self, worker: WorkerHandle) -> Probed:
+        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: some
+        0.3 s.
 
         Raises:
-            PeerError, TransportError: a worker is gone.
+            PeerError, TransportError: the worker is gone.
         """
-        return [*map(self.measure_link, self.workers[:1]), *map(self.measure_next, self.workers[:-1])]
+        address, fallback = worker.spec.link_transport.addresses(worker.address)
+        to = NextStage(address, worker.spec.key or "", fallback)
+        return probe_next(to, machine_name(), self._session_id, self._own)
 
-    def measure_link(self, worker: WorkerHandle) -> LinkMeasurement:
-        """Measure this machine's own link to a worker."""
-        return link_probe.measure(lambda exchange: self._exchange_echo(worker, exchange))
-
-    def _exchange_echo(self, worker: WorkerHandle, exchange: Exchange) -> float:
-        asked = time.monotonic()
-        worker.send(Echo(exchange.back), *link_probe.payload(exchange.there))
-        _, event = self._reply(Echoed)
-        assert isinstance(event.item, Frame)
-        link_probe.check_reply(exchange, event.item)
-        return event.at - asked
-
-    def measure_next(self, worker: WorkerHandle) -> LinkMeasurement:
-        """Measure a worker's link to the next worker."""
-        worker.send(MeasureNext())
-        return self._reply(Measured)[0].figures
+    def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
+        """Have a worker measure a link to another, which was connected right after it; as ``probe``."""
+        worker.send(Probe(_where_others_find(following)))
+        found = self._reply(Probed)[0]
+        return replace(found, note=found.note[:_MAX_NOTE])
 
     def _reply(self, kind: type[Reply]) -> tuple[Reply, Event]:
         """Wait for a reply of this kind. Raises, too, if another worker is lost meanwhile."""
@@ -286,6 +255,14 @@ class WorkerGroup:
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put
             put(event)
+
+
+def _where_others_find(worker: WorkerHandle) -> NextStage:
+    """Where the stage before finds a worker."""
+    address, fallback = worker.spec.link_transport.addresses(worker.address)
+    return NextStage(
+        address_for_others(address), worker.spec.key or "", address_for_others(fallback) if fallback else ""
+    )
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:

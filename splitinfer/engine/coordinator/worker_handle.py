@@ -72,9 +72,8 @@ class WorkerHandle:
 
     def send(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
-        self.session.sending(message)
         self.spoken_at = time.monotonic()
-        self.link.send(Frame(codec.encode(message), parts))
+        self.link.send(Frame(self.session.encode(message), parts))
 
     def hung(self, why: str) -> WorkerLost:
         """The error for a worker whose engine hangs while its heartbeats go on, which it is from now on."""
@@ -91,8 +90,7 @@ class WorkerHandle:
         """
         if isinstance(item, LinkClosed):
             raise self.lost(item.reason)
-        message = codec.decode(item.header)
-        self.session.received(message)
+        message = self.session.decode(item.header)
         if isinstance(message, Refuse):
             raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
         if isinstance(message, Fault):

@@ -7,7 +7,6 @@ from typing import Self
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerUnreachable
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Fault, Hello, Message, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkOptions, LinkRefused, LinkTimeout, TransportError, connect
@@ -56,9 +55,8 @@ class Reader:
 
     def send(self, message: Message) -> None:
         """As ``Channel.send``."""
-        self._session.sending(message)
         try:
-            self._link.send(Frame(codec.encode(message)))
+            self._link.send(Frame(self._session.encode(message)))
         except TransportError as error:
             raise self._gone(error) from error
 
@@ -68,8 +66,7 @@ class Reader:
             frame = self._link.recv(timeout=_REPLY_SECONDS)
         except TransportError as error:
             raise self._gone(error) from error
-        message = codec.decode(frame.header)
-        self._session.received(message)
+        message = self._session.decode(frame.header)
         if isinstance(message, Refuse | Fault):
             raise Refused(f"{self.peer} refused: {message.reason}")
         return message, [memoryview(part) for part in frame.parts]

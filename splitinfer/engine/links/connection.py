@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Message
 from splitinfer.wire.session import Session
 from transports import Frame, Link
@@ -20,11 +19,8 @@ class Connection:
 
     def send(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
-        self.session.sending(message)
-        self.link.send(Frame(codec.encode(message), parts))
+        self.link.send(Frame(self.session.encode(message), parts))
 
     def receive(self, frame: Frame) -> Message:
         """Read one message. Raises ProtocolError."""
-        message = codec.decode(frame.header)
-        self.session.received(message)
-        return message
+        return self.session.decode(frame.header)

@@ -1,110 +1,99 @@
-"""The exchanges of ``core.metrics.link_measurement`` on open links: sends echoes, and replies to them.
+"""The one probe of a link: the exchanges of ``core.metrics.link_measurement``, timed by who asks.
 
-The engine that measures receives from all its links in one inbox. The coordinator waits there for the replies
-(``WorkerGroup``). A worker cannot: its inbox also holds other links' events, which come later, so the replies of the
-next stage go to a queue of their own (``NextStage``).
+A frame there has four bytes in its header, how many bytes are to come back, and as many bytes in its part as are to go
+there; the frame back has an empty header. ``plan`` and ``doctor`` open a link to a worker for this alone, in the role
+"probe", or have a worker open one to another; ``bench`` does it between two processes of its own. A worker answers on
+the thread that computes steps: these pay for waking it, too.
 """
 
-import queue
 import random
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from struct import Struct
+from typing import Protocol
 
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, probe
-from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.links.next_stage import connect
 from splitinfer.errors import PeerError, ProtocolError
-from splitinfer.wire.messages import Echo, Echoed, Fault
-from transports import Frame, LinkClosed
+from splitinfer.wire.messages import NextStage, Probed
+from transports import Frame, KeyPair, TransportError
 
 PATIENCE = 10.0  # seconds for one reply; a dead link ends sooner, and by itself
+_WANTED = Struct("<I")  # bytes that are to come back
 
 
-def measure(ask: Callable[[Exchange], float]) -> LinkMeasurement:
-    """Measure a link. ``ask`` makes one exchange and returns its seconds."""
-    asking = probe()
-    exchange = next(asking)
-    while True:
+class Carrier(Protocol):
+    """What frames can be exchanged on: a link, or, for ``bench``, what lies below links."""
+
+    def send(self, frame: Frame, /) -> None:
+        """As ``Link.send``."""
+        ...
+
+    def recv(self, timeout: float | None = None, /) -> Frame:
+        """As ``Link.recv``."""
+        ...
+
+
+def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], KeyPair]) -> Probed:
+    """Open a link to the next stage, measure it and close it again. ``name``: of the worker that does so.
+
+    Raises:
+        PeerError: the next stage cannot be reached, refuses, or does not answer as it should.
+    """
+    connection, note = connect(to, "probe", name, session_id, own_key)
+    with connection.link as link:
         try:
-            exchange = asking.send(ask(exchange))
-        except StopIteration as done:
-            figures: LinkMeasurement = done.value
-            return figures
+            return Probed(measure(link), note)
+        except (TransportError, ProtocolError) as error:
+            raise PeerError(f"{name} could not measure the link to {connection.name}: {error}") from error
+
+
+def measure(link: Carrier) -> LinkMeasurement:
+    """Measure a link at whose other end every frame gets its ``reply_to``; some 0.3 s. Raises as ``ask``."""
+    return probe(partial(ask, link))
+
+
+def ask(link: Carrier, exchange: Exchange) -> float:
+    """Make one exchange; its seconds.
+
+    Raises:
+        ProtocolError: the reply has another number of bytes than was asked for.
+        TransportError: the link is over, or nobody answers.
+    """
+    asked = time.perf_counter()
+    link.send(Frame(_WANTED.pack(exchange.back), _payload(exchange.there)))
+    reply = link.recv(PATIENCE)
+    seconds = time.perf_counter() - asked
+    if _num_bytes(reply) != exchange.back:
+        raise ProtocolError(f"{exchange.back:,} bytes were to come back, and {_num_bytes(reply):,} came")
+    return seconds
+
+
+def reply_to(frame: Frame) -> Frame:
+    """The frame back.
+
+    Raises:
+        ProtocolError: the frame there is not a probe's, or asks for or carries more bytes than is allowed.
+    """
+    if len(frame.header) != _WANTED.size or len(frame.parts) > 1:
+        raise ProtocolError(f"a probe came with a header of {len(frame.header)} bytes and {len(frame.parts)} payloads")
+    (wanted,) = _WANTED.unpack(frame.header)
+    if max(wanted, _num_bytes(frame)) > MOST_BYTES:
+        raise ProtocolError(f"a probe came with {_num_bytes(frame):,} bytes and asks for {wanted:,}")
+    return Frame(b"", _payload(wanted))
 
 
 @cache
 def _noise() -> memoryview:
-    """Random bytes, which no layer below can compress. All echoes send these, so they take no memory of their own."""
+    """Random bytes, which no layer below can compress. All frames have these, so they take no memory of their own."""
     return memoryview(random.Random(0).randbytes(MOST_BYTES))
 
 
-def payload(num_bytes: int) -> tuple[memoryview, ...]:
+def _payload(num_bytes: int) -> tuple[memoryview, ...]:
     """The parts of a frame with ``num_bytes`` bytes. These never change, so they may be sent without a copy."""
     return (_noise()[:num_bytes],) if num_bytes else ()
 
 
-def reply_to(echo: Echo, frame: Frame) -> tuple[memoryview, ...]:
-    """The parts of the reply to an echo.
-
-    Raises:
-        ProtocolError: the echo carries more bytes than is allowed.
-    """
-    if _num_bytes(frame) > MOST_BYTES or len(frame.parts) > 1:
-        raise ProtocolError(f"an echo came with {_num_bytes(frame):,} bytes in {len(frame.parts)} payloads")
-    return payload(echo.reply_bytes)
-
-
-def check_reply(exchange: Exchange, frame: Frame) -> None:
-    """Raises ProtocolError if the reply has another number of bytes than was asked for."""
-    if _num_bytes(frame) != exchange.back:
-        raise ProtocolError(f"{exchange.back:,} bytes were to be echoed, and {_num_bytes(frame):,} came")
-
-
 def _num_bytes(frame: Frame) -> int:
     return sum(memoryview(part).nbytes for part in frame.parts)
-
-
-class NextStage:
-    """A worker's data link to the next stage. What arrives on it goes to ``deliver``, except replies to ``measure``."""
-
-    def __init__(self, connection: Connection, deliver: Callable[[Frame | LinkClosed], None]) -> None:
-        self._connection, self._deliver = connection, deliver
-        self._replies: queue.SimpleQueue[tuple[Frame | LinkClosed, float]] | None = None
-        self.link, self.session = connection.link, connection.session
-        self.link.deliver_to(self._arrived)
-
-    def measure(self) -> LinkMeasurement:
-        """Measure the link. Call on the thread that sends on it.
-
-        Raises:
-            PeerError, TransportError: the next stage is gone, or does not answer.
-        """
-        self._replies = queue.SimpleQueue()
-        try:
-            return measure(self._ask)
-        finally:
-            self._replies = None
-
-    def _arrived(self, item: Frame | LinkClosed) -> None:
-        replies = self._replies
-        if replies is None:
-            self._deliver(item)
-        else:
-            replies.put((item, time.monotonic()))
-
-    def _ask(self, exchange: Exchange) -> float:
-        assert self._replies is not None
-        asked = time.monotonic()
-        self._connection.send(Echo(exchange.back), *payload(exchange.there))
-        try:
-            item, heard = self._replies.get(timeout=PATIENCE)
-        except queue.Empty:
-            raise PeerError(f"{self._connection.name} did not answer within {PATIENCE:.0f} s") from None
-        if isinstance(item, LinkClosed):
-            raise PeerError(f"{self._connection.name} is gone: {item.reason}")
-        reply = self._connection.receive(item)
-        if isinstance(reply, Fault):
-            raise PeerError(f"{self._connection.name} cannot go on: {reply.reason}")
-        assert isinstance(reply, Echoed)
-        check_reply(exchange, item)
-        return heard - asked

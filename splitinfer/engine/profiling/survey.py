@@ -18,7 +18,6 @@ from itertools import combinations, pairwise
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
@@ -28,7 +27,7 @@ from splitinfer.errors import ProtocolError, WorkerLost
 from splitinfer.machine.numbers import sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
-from splitinfer.wire.messages import Profile, Profiled, Progress
+from splitinfer.wire.messages import Probed, Profile, Profiled, Progress
 from transports import KeyPair, TransportError
 
 Notice = Callable[[str, Progress], None]  # a machine's name, its progress
@@ -63,12 +62,10 @@ class Surveyor:
         with self._group(workers) as group:
             machines, links = self._profiles(group), list[LinkProfile]()
             for handle in group.workers:
-                links += self._both_ways(self.here, handle.spec.name, partial(group.measure_link, handle))
+                links += self._both_ways(self.here, handle.spec.name, partial(group.probe, handle))
         for first, second in combinations(workers, 2):
             with self._group([first, second]) as group:
-                group.prepare_to_measure()
-                group.connect_stages()
-                links += self._both_ways(first.name, second.name, partial(group.measure_next, group.workers[0]))
+                links += self._both_ways(first.name, second.name, partial(group.probe_between, *group.workers))
         return machines, links
 
     # -- links -------------------------------------------------------------------------------
@@ -87,9 +84,9 @@ class Surveyor:
         finally:
             group.close("everything was measured")
 
-    def _both_ways(self, source: str, target: str, measure: Callable[[], LinkMeasurement]) -> list[LinkProfile]:
+    def _both_ways(self, source: str, target: str, probe: Callable[[], Probed]) -> list[LinkProfile]:
         self.notice(f"{source} to {target}", Progress("link", 0, 0))
-        figures = measure()
+        figures = probe().figures
         latency = figures.latency_p50
         return [LinkProfile(source, target, latency, figures.down), LinkProfile(target, source, latency, figures.up)]
 

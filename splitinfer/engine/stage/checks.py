@@ -1,8 +1,11 @@
 """What is not true of a step that a stage can carry out. Peers are not trusted: each error ends the session."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from splitinfer.core.plan import StepPlan
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import ProtocolError
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.wire.messages import Step
@@ -33,15 +36,28 @@ def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:
     return hidden.num_rows if isinstance(hidden, ReceivedRows) else hidden.shape[0]
 
 
-def check_step(step: Step, frame: Frame, longest: int) -> None:
-    """Compare a message with its payload, and its positions with the ``longest`` sequence that there is room for.
+def payload_of(step: Step, frame: Frame, longest: int) -> tuple[ReceivedRows | None, RawMasks]:
+    """The hidden states and masks that came with a step. Its positions are compared with the ``longest`` sequence that
+    there is room for.
 
     Raises:
         ProtocolError: they cannot be right.
     """
-    if (step.tensor is not None) != bool(frame.parts):
+    parts = tuple(memoryview(part) for part in frame.parts)
+    masks, parts = (parts[-1:], parts[:-1]) if step.masked else ((), parts)
+    if (step.tensor is not None) != bool(parts) or len(masks) != bool(step.masked):
         raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
     if step.tensor is not None and len(step.tensor.shape) != 2:
         raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
     if any(part.end > longest for part in step.plan.slices):
         raise ProtocolError(f"step {step.plan.step} goes beyond the {longest:,} tokens that the stage has room for")
+    hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
+    return hidden, _cut(masks[0].cast("B"), step.masked) if masks else {}
+
+
+def _cut(masks: memoryview, rows: Sequence[tuple[int, int]]) -> RawMasks:
+    """The masks of these rows, which follow each other."""
+    size, rest = divmod(masks.nbytes, len(rows))
+    if rest:
+        raise ProtocolError(f"{masks.nbytes:,} bytes came as {len(rows)} masks of one size")
+    return {place: masks[at * size : (at + 1) * size] for at, place in enumerate(rows)}

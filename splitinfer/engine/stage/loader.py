@@ -110,7 +110,6 @@ class LoadedStage:
             own,
             kv_tokens=command.kv_tokens,
             max_tokens=command.max_tokens,
-            upstream_key=command.upstream_key,
             peers=command.peers,
             reader_keys=command.reader_keys,
         )

@@ -5,16 +5,18 @@ Where a mask leaves one token, which is so of all that a grammar forces, that is
 such a row needs no logits (``models.rows.Part.known``).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-from splitinfer.core.plan import RowMask, Slice
+from splitinfer.core.plan import Slice
 from splitinfer.engine.stage.row import Mask, Row
-from splitinfer.grammar.masks import MaskReceiver
+from splitinfer.errors import ProtocolError
+
+RawMasks = Mapping[tuple[int, int], bytes | memoryview]
+"""By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
 
 RowMasks = dict[tuple[int, int], Mask]
 """By sequence and row with logits."""
@@ -35,14 +37,28 @@ def _fitted(allowed: mx.array, width: int) -> mx.array:
     return allowed[:width] if width <= allowed.size else mx.pad(allowed, (0, width - allowed.size))
 
 
-def _of_words(words: NDArray[np.uint32], vocab_size: int) -> Mask:
-    allowed = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+def mask_of(raw: bytes | memoryview, vocab_size: int) -> Mask:
+    """A mask of its bytes."""
+    allowed = np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
     return Mask(mx.array(allowed), int(allowed.argmax()) if np.count_nonzero(allowed) == 1 else None)
 
 
-def mask_of(raw: bytes, vocab_size: int) -> Mask:
-    """A mask of its bytes."""
-    return _of_words(np.frombuffer(raw, np.uint32), vocab_size)
+def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
+    """The masks of a step's rows.
+
+    Raises:
+        ProtocolError: one is not of ``vocab_size`` tokens.
+    """
+    size = 4 * -(-vocab_size // 32)
+    wrong = next((len(raw) for raw in masks.values() if len(raw) != size), size)
+    if wrong != size:
+        raise ProtocolError(f"a mask has {wrong:,} bytes; for {vocab_size:,} tokens it has {size:,}")
+    return {place: mask_of(raw, vocab_size) for place, raw in masks.items()}
+
+
+def blank_mask(vocab_size: int) -> Mask:
+    """A mask to be filled."""
+    return Mask(mx.array(np.zeros(vocab_size, np.bool_)))
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
@@ -55,35 +71,3 @@ def known_rows(part: Slice, rows: Sequence[Row], masks: Masks) -> set[int]:
     """Those of a slice's tokens behind which only one may come, by number: they want no logits."""
     first = len(part.token_ids) - part.num_logits
     return {first + i for i, row in enumerate(with_masks((part,), rows, masks())) if row.only is not None}
-
-
-class StageMasks:
-    """The masks that the last stage has, as differences come in; each is unpacked once."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._receiver = MaskReceiver(vocab_size)
-        self._masks: dict[int, tuple[NDArray[np.uint32], Mask]] = {}  # by slot
-
-    def clear(self) -> None:
-        """Begin again."""
-        self._receiver.clear()
-        self._masks.clear()
-
-    def blank(self) -> Mask:
-        """A mask to be filled."""
-        return Mask(mx.array(np.zeros(self._vocab_size, np.bool_)))
-
-    def read(self, masks: Iterable[RowMask]) -> RowMasks:
-        """The masks of a step's rows.
-
-        Raises:
-            ProtocolError: one cannot be read.
-        """
-        return {place: self._mask(*found) for place, found in self._receiver.decode(masks).items()}
-
-    def _mask(self, slot: int, words: NDArray[np.uint32]) -> Mask:
-        kept = self._masks.get(slot)
-        if kept is None or kept[0] is not words:
-            kept = self._masks[slot] = words, _of_words(words, self._vocab_size)
-        return kept[1]

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.plan import RowMask, SampledSlice, Slice, StageFigures, StepPlan
+from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Work
 from splitinfer.engine.device.mlx_device import memory_errors
@@ -29,7 +29,7 @@ from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
-from splitinfer.engine.stage.masking import Masks, StageMasks, known_rows, with_masks
+from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, known_rows, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
@@ -76,7 +76,7 @@ class StageRunner:
         self.pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
         self._sampler, self._tower = Sampler(vocab_size), tower
-        self._masks = StageMasks(vocab_size)
+        self._vocab_size = vocab_size
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
@@ -111,7 +111,6 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
-        self._masks.clear()
         self._void.clear()
         self._failure = None
         self.pool.clear()
@@ -146,16 +145,15 @@ class StageRunner:
         if not self._model.is_last:  # which knows by itself, and says so in its results
             self._void |= set(slices)
 
-    def read_masks(self, masks: tuple[RowMask, ...]) -> Masks | None:
-        """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last. Call
-        for each step in order: masks are differences to those before.
+    def read_masks(self, masks: RawMasks) -> Masks | None:
+        """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last.
 
         Raises:
             ProtocolError: one cannot be read.
         """
         if not masks or not self._model.is_last:
             return None
-        found = self._masks.read(masks)
+        found = read_masks(masks, self._vocab_size)
         return lambda: found
 
     @memory_errors
@@ -291,7 +289,7 @@ class StageRunner:
         )
 
     def _prepare(self, likely: Likely) -> PreparedStep:
-        slices, masks = likely.slices, {seq_id: self._masks.blank() for seq_id in likely.masked}
+        slices, masks = likely.slices, {seq_id: blank_mask(self._vocab_size) for seq_id in likely.masked}
         parts = [Part(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None

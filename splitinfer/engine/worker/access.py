@@ -22,18 +22,23 @@ class AccessControl:
         self._upstream = ""
         self._readers: frozenset[str] = frozenset()
 
-    def expect(self, upstream: str, readers: Iterable[str] = ()) -> None:
-        """Set the key of the stage before, for this session; empty: no such stage connects. ``readers``: the keys of
-        other workers that may take weights."""
+    def begin(self, upstream: str = "") -> None:
+        """Another session begins, or the last one is over. ``upstream``: the key of the stage before; empty: no stage
+        connects with a key."""
         with self._lock:
-            self._upstream, self._readers = upstream, frozenset(filter(None, readers))
+            self._upstream, self._readers = upstream, frozenset()
+
+    def let_read(self, readers: Iterable[str]) -> None:
+        """Let the owners of these keys take weights in this session."""
+        with self._lock:
+            self._readers = frozenset(filter(None, readers))
 
     def may_coordinate(self, key: str | None) -> bool:
         """Whether the owner of ``key`` may be this worker's coordinator."""
         return self._keys is None or (key is not None and self._keys.admits(key))
 
     def may_send_hidden_states(self, key: str | None) -> bool:
-        """Whether the owner of ``key`` may send hidden states."""
+        """Whether the owner of ``key`` is the stage before, which may send hidden states."""
         with self._lock:
             return self._keys is None or (bool(key) and key == self._upstream)
 

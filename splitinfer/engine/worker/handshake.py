@@ -18,7 +18,6 @@ from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.errors import ProtocolError
 from splitinfer.models.memory import free_bytes
-from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
@@ -66,11 +65,19 @@ class Acceptor:
         self._listener.close()
         self._thread.join(timeout=1.0)
 
+    @property
+    def owner(self) -> Connection | None:
+        """The coordinator that was let in last, until its session is over."""
+        with self._lock:
+            return self._owner
+
     def release(self, owner: Connection | None) -> None:
-        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it."""
+        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it.
+        Nothing changes if another has come already."""
         with self._lock:
             if self._owner is owner:
                 self._owner = None
+                self._access.begin()
 
     def _accept_all(self) -> None:
         while True:
@@ -105,8 +112,7 @@ class Acceptor:
         """Reply to a link's first frame. Returns a list with the connection, empty if it was refused."""
         session = Session(opened=False)
         try:
-            hello = codec.decode(frame.header)
-            session.received(hello)
+            hello = session.decode(frame.header)
             assert isinstance(hello, Hello)
             connection = Connection(link, hello.role, one_line(hello.name, _NAME_LENGTH), hello.session, session)
             reason = self._reason_against(connection, hello)
@@ -139,7 +145,7 @@ class Acceptor:
             return self._readers.reason_against
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
-            if hello.role == "upstream":
+            if hello.role in ("upstream", "probe"):
                 belongs = busy and self._owner is not None and self._owner.session_id == hello.session
                 return None if belongs else "this worker does not belong to that pipeline"
             if hello.role != "coordinator":
@@ -148,12 +154,15 @@ class Acceptor:
                 owner = f"{self._owner.name} ({self._owner.link.address})"
                 return f"the worker is busy with {owner}; try again when it is done"
             self._owner = connection
+            self._access.begin(hello.upstream_key)
         return None
 
     def _is_allowed(self, role: str, key: str | None) -> bool:
         match role:
             case "upstream":
                 return self._access.may_send_hidden_states(key)
+            case "probe":
+                return self._access.may_send_hidden_states(key) or self._access.may_coordinate(key)
             case "reader":
                 return self._access.may_read_weights(key)
             case _:

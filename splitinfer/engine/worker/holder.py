@@ -62,7 +62,7 @@ class StageHolder:
             if self.stage is None or not self.stage.serves(command):
                 self.unload()
                 self.stage = self._load_anew(connection, command, weights)
-            self._access.expect(command.upstream_key, command.reader_keys)
+            self._access.let_read(command.reader_keys)
             ready = self.stage.offer()
         except SplitinferError as error:
             _refuse(connection, error)

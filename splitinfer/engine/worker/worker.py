@@ -9,7 +9,8 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
-          -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
+          -> Probe     -> measure a link to the next stage -> Probed
+          -> a probe's frame -> another frame (``engine.links.probe``)
           -> Void      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
@@ -27,47 +28,40 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
-from splitinfer.engine.links.probe import NextStage, reply_to
-from splitinfer.engine.links.sending import Outgoing, send_step
+from splitinfer.engine.links.next_stage import connect
+from splitinfer.engine.links.probe import probe_next, reply_to
+from splitinfer.engine.links.sending import Outgoing
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.stage.checks import check_step
+from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.upkeep import Upkeep
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
-from splitinfer.engine.worker.next_stage import connect
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    AskManifest,
     ClockAsk,
     ClockTell,
-    Compress,
     Connect,
     Connected,
-    Echo,
-    Echoed,
-    Expect,
     Fault,
     Load,
-    Measured,
-    MeasureNext,
     Message,
+    Probe,
     Profile,
     Result,
     Step,
@@ -113,8 +107,8 @@ class Worker:
         self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
-        self._upstream: Connection | None = None
-        self._downstream: NextStage | None = None
+        self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
+        self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._upkeep = Upkeep(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -205,12 +199,13 @@ class Worker:
             return
         if not self._is_in_session(connection):
             return
-        message = connection.receive(item)
-        if connection.role == "upstream" and not isinstance(message, Step | Echo):
-            kind = codec.kind_of(message)
-            raise ProtocolError(
-                f"the previous stage sends only hidden states, but {connection.name} sent a {kind} message"
-            )
+        if connection.role == "probe":
+            connection.link.send(reply_to(item))
+        else:
+            self._act(connection, connection.receive(item), item, received)
+
+    def _act(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
+        """Act on a message."""
         match message:
             case Step():
                 self._launch(message, item, received)
@@ -223,64 +218,41 @@ class Worker:
                 self._holder.load(connection, message, self._weights)
             case Connect():
                 self._connect_next(connection, message)
-            case Compress():
-                self._holder.loaded().runner.use_codec(message.codec)
-            case _:
-                self._reply(connection, message, item, received)
-
-    def _reply(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
-        """Reply to a message that leaves the stage as it is."""
-        match message:
+            case Probe():
+                connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
             case ClockAsk():
                 connection.send(ClockTell(received, time.monotonic()))
-            case Echo():
-                connection.send(Echoed(), *reply_to(message, frame))
-            case MeasureNext():
-                connection.send(Measured(self._measure_next()))
-            case Expect():
-                self._access.expect(message.upstream_key)
-            case AskManifest():
-                raise ProtocolError("weights are asked for on a link of its own, in the role 'reader'")
 
     def _is_in_session(self, connection: Connection) -> bool:
-        """Whether a connection belongs to the session; a new coordinator's begins one. Frames of earlier ones are late,
-        and ignored."""
-        if connection.link.closed is not None:
+        """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of
+        earlier ones are late, and ignored."""
+        owner = self._acceptor.owner
+        if owner is None or owner.session_id != connection.session_id or connection.link.closed is not None:
             return False
-        if connection.role == "coordinator" and connection is not self._owner:
+        if owner is not self._owner:
             self._end_session("another coordinator connected")
-            self._owner = connection
+            self._owner = owner
             self._watch_machine()  # loading takes minutes
-            log.info("serving %s (%s)", connection.name, connection.link.address)
-        if connection.role == "upstream":
-            if self._owner is None or self._owner.session_id != connection.session_id:
-                return False
-            self._upstream = connection
+            log.info("serving %s (%s)", owner.name, owner.link.address)
+        if connection is not owner:
+            self._guests[connection.role] = connection
         return True
-
-    def _measure_next(self) -> LinkMeasurement:
-        if self._downstream is None:
-            raise ProtocolError("the link to the next stage does not exist yet, so it cannot be measured")
-        try:
-            return self._downstream.measure()
-        except (PeerError, TransportError) as error:
-            raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
 
     # -- the coordinator's commands ----------------------------------------------------------
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
-        if message.key and self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, but the next stage requires an encrypted link")
-        following, note = connect(message, self.name, connection.session_id, self._own_key)
+        following, note = connect(message.following, "upstream", self.name, connection.session_id, self._own_key)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
-        self._downstream = NextStage(following, lambda item: self._deliver(following, item))
+        self._downstream = following
+        following.link.deliver_to(lambda item: self._deliver(following, item))
+        self._holder.loaded().runner.use_codec(message.codec)
         connection.send(Connected(note))
 
     def _own_key(self) -> KeyPair:
         if self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, and has no key for encrypted links")
+            raise PeerError(f"{self.name} was started with --insecure, but another worker requires an encrypted link")
         return self._keys.own()
 
     # -- steps -------------------------------------------------------------------------------
@@ -289,16 +261,14 @@ class Worker:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
         self._take_void()
-        check_step(step, frame, stage.command.longest)
+        hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
-        parts = tuple(memoryview(part) for part in frame.parts)
-        hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
-        masks, runner = stage.runner.read_masks(step.masks), stage.runner
-        launched = runner.launch(step.plan, hidden, masks, self._steps.under_way())
+        runner = stage.runner
+        launched = runner.launch(step.plan, hidden, runner.read_masks(raw), self._steps.under_way())
         self._weights.stepped()
         assert self._owner is not None
-        send = partial(self._send, stage, step, received, self._owner, self._downstream)
+        send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
     def _take_void(self) -> None:
@@ -312,16 +282,17 @@ class Worker:
         self,
         stage: LoadedStage,
         step: Step,
+        masks: RawMasks,
         received: float,
         owner: Connection,
-        following: NextStage | None,
+        following: Connection | None,
         launched: Launched,
     ) -> None:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
         thread that waits for steps, if there is one.
 
-        ``step``, ``received``: its message, and when that came, in seconds. ``owner``, ``following``: as they were at
-        its launch."""
+        ``step``, ``masks``, ``received``: its message, what came with it for the last stage, and when, in seconds.
+        ``owner``, ``following``: as they were at its launch."""
         done = stage.runner.finish(launched)
         owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
         if stage.command.is_last:
@@ -331,8 +302,9 @@ class Worker:
             raise ProtocolError("a step came before the next stage was connected")
         else:
             out = Outgoing.of(done, received)
+            message, parts = out.message((*step.figures, out.figures), masks)
             try:
-                send_step(following.link, following.session, out, (*step.figures, out.figures), step.masks)
+                following.send(message, *parts)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
@@ -344,7 +316,7 @@ class Worker:
         if connection is self._owner:
             log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
             self._end_session("the coordinator is gone")
-        elif self._owner is not None and connection.session_id == self._owner.session_id:
+        elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
             self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
 
     def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
@@ -363,13 +335,12 @@ class Worker:
 
     def _end_session(self, reason: str) -> None:
         """Forget the session; keep the weights for the next one."""
-        for connection in (self._upstream, self._owner):
+        for connection in (*self._guests.values(), self._owner, self._downstream):
             if connection is not None:
                 connection.link.close(reason)
-        if self._downstream is not None:
-            self._downstream.link.close(reason)
-        self._owner = self._upstream = self._downstream = None
+        self._acceptor.release(self._owner)
+        self._owner = self._downstream = None
+        self._guests = {}
         self._steps.drop()
-        self._access.expect("")
         if self._holder.stage is not None:
             self._holder.stage.rest()

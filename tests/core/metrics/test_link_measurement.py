@@ -15,16 +15,14 @@ Link = Callable[[Exchange], float]
 
 def asked(link: Link) -> tuple[LinkMeasurement, list[Exchange], float]:
     """What is found of a link, what was exchanged for it, and the seconds that took."""
-    asking, took, made = probe(), 0.0, []
-    exchange = next(asking)
-    while True:
+    made, times = list[Exchange](), list[float]()
+
+    def ask(exchange: Exchange) -> float:
         made.append(exchange)
-        seconds = link(exchange)
-        took += seconds
-        try:
-            exchange = asking.send(seconds)
-        except StopIteration as done:
-            return done.value, made, took
+        times.append(link(exchange))
+        return times[-1]
+
+    return probe(ask), made, sum(times)
 
 
 def wire(latency: float, down: float, up: float, noise: Callable[[], float] = lambda: 0.0) -> Link:

@@ -1,7 +1,6 @@
 """What is recorded of steps: useful rows, causes of gaps, windows, times of tokens."""
 
 import json
-import math
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -185,27 +184,6 @@ def test_while_a_stage_is_lost_nobody_stands_still():
     front = window_of(figures, 110.0)["stages"][0]
     assert front["gaps"]["host"]["seconds"] == pytest.approx(0.5 + 1.0)
     assert front["gaps"]["nothing_to_do"]["seconds"] == pytest.approx(4 - 1.5)
-
-
-@pytest.mark.parametrize(
-    "figures_",
-    [
-        (),
-        (StageFigures(0, 1, 2),),
-        (StageFigures(1, 1, 2), StageFigures(0, 1, 2)),
-        (StageFigures(0, 1, 2), StageFigures(1, math.nan, 2)),
-        (StageFigures(0, 1, 2), StageFigures(1, 1, 2, received=math.inf)),
-        (StageFigures(0, 1, 2), StageFigures(1, 1, 2, sent=-1e300)),
-    ],
-)
-def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...]):
-    figures = metrics()
-    submit(figures, 1, 2)
-    launch(figures, plan(0, (1, 0, 2)))
-    come_back(figures, StepResult(0, (), figures_), 3.0)
-    window = window_of(figures, 4.0)
-    assert window["steps"] == 0
-    json.dumps(window, allow_nan=False)
 
 
 # -- of a real pipeline ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from splitinfer.models.building import mlx_vlm_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.wire.messages import Load
 
-COMMAND = Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c"), 100, 10, b"", "exact", "", False, mlx_vlm="9.9.9")
+COMMAND = Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c"), 100, 10, b"", "exact", False, mlx_vlm="9.9.9")
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_without_encryption_nothing(address: str):
 
 
 def test_the_stage_before_may_bring_hidden_states_and_take_no_weights(address: str, access: AccessControl):
-    access.expect(STRANGER.public)
+    access.begin(STRANGER.public)
     with pytest.raises(Refused, match="this key is not admitted here"):
         Reader(address, options(STRANGER), 5.0)
 
@@ -106,12 +106,13 @@ def test_the_stage_before_may_bring_hidden_states_and_take_no_weights(address: s
 def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
     address: str, access: AccessControl, wanted: str
 ):
-    access.expect("", [STRANGER.public])
+    access.begin()
+    access.let_read([STRANGER.public])
     assert not access.may_coordinate(STRANGER.public)
     assert not access.may_send_hidden_states(STRANGER.public)
     with Reader(address, options(STRANGER), 5.0) as reader:
         assert isinstance(ask_manifest(reader, wanted), Remote)
-    access.expect("")
+    access.begin()
     with pytest.raises(PeerError):
         Reader(address, options(STRANGER), 2.0)
 

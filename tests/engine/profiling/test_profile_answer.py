@@ -19,7 +19,7 @@ from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import open_model
-from splitinfer.wire.messages import Echo, Echoed, Fault, Profile, Profiled, Ready, Refuse, Welcome
+from splitinfer.wire.messages import ClockAsk, ClockTell, Fault, Profile, Profiled, Ready, Refuse, Welcome
 
 COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
 QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "embedding": COSTS, "head": COSTS})
@@ -53,17 +53,17 @@ def no_room(_report: Report) -> MachineProfile:
     raise CannotFit("no room")
 
 
-def test_before_and_after_echoes_and_before_the_load(model: bytes, profiles: list[Any]):
+def test_between_other_questions_and_before_the_load(model: bytes, profiles: list[Any]):
     profiles += [quick, quick]
     with stages.worker("tcp") as there, greeted(there) as peer:
-        assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+        assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
         for _ in range(2):
             reply = peer.say(ASK, model).hear()
             assert isinstance(reply, Profiled)
             assert MachineProfile.from_dict(json.loads(reply.profile)).as_dict() == QUICK.as_dict()
         assert isinstance(peer.say(peers.load()).hear(), Ready)
         peer.say(ASK, model)
-        assert "a profile message, which cannot follow in state 'ready'" in peer.ending
+        assert "a profile message, which has no place in the phase 'run'" in peer.ending
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_no_coordinator_sends_ends_its_session_only(ask: Profile, parts: tu
             (fault,) = peer.say(ask, *parts).rest()
             assert isinstance(fault, Fault)
         with greeted(there) as peer:
-            assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+            assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
 
 
 def test_a_model_that_cannot_be_built_is_refused():
@@ -92,10 +92,10 @@ def test_a_model_that_cannot_be_built_is_refused():
 
 def test_only_a_coordinator_may_ask(model: bytes):
     with stages.worker("tcp") as there, greeted(there) as owner:
-        owner.say(Echo(3)).hear()
+        owner.say(ClockAsk()).hear()
         with Peer(there) as other:
             other.say(peers.hello("upstream", session="one")).hear()
-            assert "sends only hidden states" in other.say(ASK, model).ending
+            assert "a profile message, which has no place" in other.say(ASK, model).ending
 
 
 def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles: list[Any]):
@@ -119,7 +119,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles:
             assert peer.link.silent_for < 2
         assert ended.wait(10)
         with greeted(there) as peer:
-            assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+            assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
 
 
 def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, profiles: list[Any]):
