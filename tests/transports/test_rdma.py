@@ -22,7 +22,7 @@ from jaccl import carriers_of, is_gone
 import transports
 from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
 from transports.framing import Kind, encode
-from transports.rdma import handshake, link
+from transports.rdma import handshake, link, transport
 
 RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
@@ -81,13 +81,14 @@ def test_no_child_outlives_its_parent(side: str, how: signal.Signals) -> None:
 def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
     code = """
-import json, os, time
+import time
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.channel import Job, Word
-carrier = ChildProcess()
-carrier.start(Job(0, "ring", 1, 2, 0.1, 0.1))
-carrier.channel.send(Word.GO, text=json.dumps({"hosts": ["127.0.0.1:39555", "127.0.0.1:39556"]}).encode())
-time.sleep(0.8)
+carrier = ChildProcess(Job(0, "ring", 1, 2, 0.1, host="127.0.0.1"))
+while carrier.channel.recv().word is not Word.GATHER:
+    pass
+carrier.channel.send(Word.GATHERED, text=bytes([1, 2, 3, 4]))
+time.sleep(0.3)
 print(carrier.pid, flush=True)
 time.sleep(60)
 """
@@ -129,7 +130,7 @@ def named_segments() -> set[Path]:
 
 def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pulled cable: JACCL takes what is sent, and the control link goes another way."""
-    monkeypatch.setattr(link.RdmaLink, "_on_message", lambda *_: None)
+    monkeypatch.setattr(link.RdmaLink, "_on_chunk", lambda *_: None)
     with pair(RING, BRISK) as (here, there):
         here.send(Frame(b"into the void"))
         assert "nothing arrived" in reason_at(here)
@@ -175,12 +176,14 @@ def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
     "opening",
     [
         b"rdma {}",
+        b'rdma {"framing": 3}',
         b"rdma " + b"[" * 100,
-        b'rdma {"backend": "mpi", "device": ""}',
-        b'rdma {"backend": "ring", "device": "../etc"}',
+        b'rdma {"backend": "mpi", "device": "", "nonce": 1, "framing": 3}',
+        b'rdma {"backend": "ring", "device": "../etc", "nonce": 1, "framing": 3}',
+        b'rdma {"backend": "ring", "device": "", "nonce": -1, "framing": 3}',
         b"x" * 1_000_000,
     ],
-    ids=["empty", "deep", "backend", "device", "long"],
+    ids=["empty", "framing", "deep", "backend", "device", "nonce", "long"],
 )
 def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> None:
     before = set(carriers_of(os.getpid()))  # earlier tests' are about to end
@@ -194,14 +197,12 @@ def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> Non
 
 def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
-    wish = handshake.LinkRequest("ring", "").opening
+    wish = handshake.LinkRequest("ring", "", 1).opening
     with transports.listen(RING, options=QUICK) as listener:
-        ask = b'{"step": "ask"}'
         for words, reason in (
             ([], b"nothing"),
-            ([b"[" * 5000], b"did not send ask"),
-            ([ask, b"{}"], b"did not send go"),
-            ([ask, b'{"step": "go"}'], b"no port"),
+            ([b"[" * 5000], b"did not send gather"),
+            ([b"gather of three"], b"gathered 8 bytes, not 2"),
         ):
             with raw_dealer(listener.address) as dealer:
                 dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))
@@ -219,10 +220,15 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
 
 
 def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "usable", lambda *_: "the cable is not in")
+    def no_device(_backend: str, wanted: str) -> str:
+        if wanted == "there":
+            raise TransportUnavailable("the cable is not in")
+        return ""
+
+    monkeypatch.setattr(transport, "device_for", no_device)
     with transports.listen(RING, options=QUICK) as listener:
         with pytest.raises(TransportUnavailable, match=r"^the cable is not in$"):
-            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+            transports.connect(f"{listener.address}&device=here:there", timeout=SECONDS, options=QUICK)
         with pytest.raises(transports.LinkTimeout):
             listener.accept(0.05)
 

@@ -1,8 +1,8 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
-A thread per link reads from the child: messages of the group (listener), requests to wake the other child (connector),
-signs of life. Only this thread ends the child. Frames of the control link are delivered by its hub's thread. So each
-end has one thread that fills its inbox with frames, and either thread may end it.
+A thread per link reads from the child: chunks from the group (listener), room for more (connector), signs of life. Only
+this thread ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread
+that fills its inbox with frames, and either thread may end it.
 
 A frame of the control link begins with one byte, the tag:
 
@@ -11,6 +11,11 @@ A frame of the control link begins with one byte, the tag:
 
 Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
 of them arrive for `dead_after`, the group is dead, even if the control link is not.
+
+**Rest.** A child that waits in a receive uses a whole core. So the writer's end announces a rest behind a frame, and
+sends W before the next one. Waking takes a message on the control link: that is slow compared with JACCL, whose reader
+stays awake between the tokens even of a slow model; on ring it is as fast as the group itself, so each frame ends with
+a rest there.
 """
 
 from __future__ import annotations
@@ -19,17 +24,11 @@ import contextlib
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from transports import threads
-from transports.base import (
-    FLUSH_SECONDS,
-    Frame,
-    FrameError,
-    Link,
-    LinkClosed,
-    LinkOptions,
-)
+from transports.base import FLUSH_SECONDS, Frame, FrameError, Link, LinkClosed, LinkOptions
 from transports.framing import (
     PRELUDE_BYTES,
     Kind,
@@ -42,10 +41,13 @@ from transports.framing import (
     reason_bytes,
 )
 from transports.inbox import InboxLink
+from transports.rdma.address import RING
 from transports.rdma.channel import ChannelClosedError, Record, Word
-from transports.rdma.groups import Group, kept_groups
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.handshake import MAX_STEP_BYTES
 from transports.rdma.messages import Assembly, pack_table, unpack_table
+
+REST_SECONDS = 0.25  # without a frame until the reader rests; on ring it always does
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")
@@ -59,17 +61,24 @@ def control_options(options: LinkOptions) -> LinkOptions:
 
 
 class RdmaLink(InboxLink):
-    """One end. `rank` 0 is the connecting end, which writes to the group."""
+    """One end. `child`: has joined the group; that of rank 0, the connecting end, writes. `on_end`: called when it has
+    ended."""
 
-    def __init__(self, address: str, control: Link, group: Group, rank: int, options: LinkOptions) -> None:
+    def __init__(
+        self,
+        address: str,
+        control: Link,
+        child: ChildProcess,
+        options: LinkOptions,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(address, control, options)
         self.peer_key = control.peer_key
         self._control = control
-        self._joined_group = group
-        self._process = group.process
-        self._life = self._process.life
-        self._is_whole = True  # as far as the link knows, the group is in order
-        self._is_writer = rank == 0
+        self._process = child
+        self._is_writer = child.job.rank == 0
+        self._always_rests = child.job.backend == RING
+        self._on_end = on_end
         self._close_by = float("inf")
         self._is_bye_due = False
         # Used by senders.
@@ -77,6 +86,8 @@ class RdmaLink(InboxLink):
         self._num_posted = 0
         self._bytes_posted = 0
         self._bytes_acked = 0
+        self._is_resting = True
+        self._posted_at = 0.0
         # Used by the thread.
         now = time.monotonic()
         self._child = Liveness(options, now)
@@ -117,16 +128,19 @@ class RdmaLink(InboxLink):
         try:
             if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
                 raise over
-            trouble = self._try_post(kind, frame, max(0.0, give_up_at - time.monotonic()))
+            self._try_post(kind, frame, max(0.0, give_up_at - time.monotonic()))
+            return
+        except TimeoutError:
+            trouble = f"{self.address} took nothing for {patience:g} s: queue full"
+        except ChannelClosedError as problem:
+            trouble = f"the transport process of {self.address} is gone: {problem}"
         finally:
             self._writing.release()
-        if trouble:
-            self._fail(trouble)
-        if trouble is not None:
-            raise self._inbox.ended or LinkClosed(trouble)
+        self._fail(trouble)
+        raise self._inbox.ended or LinkClosed(trouble)
 
-    def _try_post(self, kind: Kind, frame: Frame, patience: float) -> str | None:
-        """What went wrong, if anything did; "" if the link is over. With the lock held."""
+    def _try_post(self, kind: Kind, frame: Frame, patience: float) -> None:
+        """With the lock held. Raises as `ChildProcess.post`."""
         pieces = encode(
             kind,
             seq=self._num_posted,
@@ -135,19 +149,26 @@ class RdmaLink(InboxLink):
             checksum=bool(self._options.checksum_parts),  # by default messages have one, and that is enough
         )
         views = [memoryview(piece) for piece in pieces]
-        lengths = [view.nbytes for view in views]
+        table = pack_table([view.nbytes for view in views])
+        if self._is_resting:
+            self._control.send(Frame(_WAKE))
+        self._is_resting = self._always_rests or kind is Kind.BYE
         try:
-            content: list[memoryview | bytes] = [pack_table(lengths), *views]
-            num_bytes = self._process.post(content, patience, self._life, is_last=kind is Kind.BYE)
-        except TimeoutError:
-            return f"{self.address} took nothing for {patience:g} s: queue full"
-        except ChannelClosedError as problem:
-            return f"the transport process of {self.address} is gone: {problem}"
-        except LinkClosed:
-            return ""
+            self._bytes_posted += self._process.post([table, *views], patience, rests=self._is_resting)
+        except LinkClosed as ending:
+            raise self._inbox.ended or ending from None
         self._num_posted += 1
-        self._bytes_posted += num_bytes
-        return None
+        self._posted_at = time.monotonic()
+
+    def _rest(self) -> None:
+        """Announce a rest, unless a frame is being sent."""
+        if self._writing.acquire(blocking=False):
+            try:
+                if not self._is_resting and self._close_reason is None:
+                    self._is_resting = True
+                    self._process.channel.send(Word.REST)
+            finally:
+                self._writing.release()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +183,8 @@ class RdmaLink(InboxLink):
         elif tag == _ACK and self._is_writer and len(header) == _COUNT.size:
             self._bytes_acked = _COUNT.unpack(header)[0]
         elif tag == _WAKE and not self._is_writer and not header:
-            self._process.wake(self._life)
+            with contextlib.suppress(ChannelClosedError):  # the thread will notice
+                self._process.channel.send(Word.WAKE)
         else:
             self._fail(f"bad message from {self.address} on the control link")
 
@@ -180,7 +202,8 @@ class RdmaLink(InboxLink):
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
-            kept_groups.leave(self._joined_group, is_whole=self._is_whole)
+            self._process.end()
+            self._on_end()
 
     def _iterate(self) -> None:
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
@@ -200,16 +223,12 @@ class RdmaLink(InboxLink):
         if record.word is Word.CONSUMED:
             self._process.consumed()
         elif record.word is Word.GOT:
-            self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
-        elif record.word is Word.ROUSE:
-            self._send_tagged(_WAKE)
-        elif record.word is Word.PARKED:
-            self._process.parked(record)
+            self._on_chunk(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.FAILED:
             self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
 
-    def _on_message(self, content: memoryview) -> None:
-        """Process the content of a message of the group. Raises FrameError."""
+    def _on_chunk(self, content: memoryview) -> None:
+        """Process what has arrived. Raises FrameError."""
         with content:
             self._bytes_received += content.nbytes
             if self._incoming is not None:
@@ -228,8 +247,10 @@ class RdmaLink(InboxLink):
     def _on_packet(self, whole: Assembly) -> None:
         packet = decode(whole.pieces, self._options)
         self._sequencer.admit(packet)
-        if packet.kind is Kind.BYE:
-            self._on_bye(packet.reason)
+        if packet.kind is Kind.BYE:  # the peer has closed the link, and all that it sent has arrived
+            self._inbox.end(packet.reason)
+            self._control.close(packet.reason)
+            self._finish(packet.reason)
         elif packet.kind is Kind.DATA:
             self._take(Frame(packet.header, packet.parts))
         else:
@@ -239,9 +260,12 @@ class RdmaLink(InboxLink):
         self._tend_at = now + self._options.beat_every
         if self._is_writer:
             self._check_group(now)
+            if now - self._posted_at > REST_SECONDS:
+                self._rest()
         elif self._bytes_reported != self._bytes_received:
             self._bytes_reported = self._bytes_received
-            self._send_tagged(_ACK + _COUNT.pack(self._bytes_received))
+            with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
+                self._control.send(Frame(_ACK + _COUNT.pack(self._bytes_received)))
         if now >= self._close_by and self._close_reason is not None:
             self._finish(self._close_reason)
             self._control.abort(self._close_reason)
@@ -254,10 +278,6 @@ class RdmaLink(InboxLink):
         elif self._group.is_dead(now):
             seconds = self._group.silent_for(now)
             self._fail(f"nothing arrived at {self.address} for {seconds:.1f} s, though its control link is alive")
-
-    def _send_tagged(self, header: bytes) -> None:
-        with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
-            self._control.send(Frame(header))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -291,12 +311,6 @@ class RdmaLink(InboxLink):
         with contextlib.suppress(LinkClosed):
             self._post(Kind.BYE, Frame(reason_bytes(reason)), FLUSH_SECONDS)
 
-    def _on_bye(self, reason: str) -> None:
-        """The peer has closed the link, and all that it sent has arrived."""
-        self._inbox.end(reason)
-        self._control.close(reason)
-        self._finish(reason)
-
     def abort(self, reason: str = "") -> None:
         if (ending := self._inbox.ended) is not None:
             reason = ending.reason
@@ -305,7 +319,6 @@ class RdmaLink(InboxLink):
         self._finish(reason)
 
     def _fail(self, reason: str) -> None:
-        self._is_whole = False
         # If the peer ended the link, what the group does after that is a consequence: the control link has the reason,
         # although its hub may not have handed it over yet.
         if (ending := self._control.closed) is not None:
@@ -321,5 +334,5 @@ class RdmaLink(InboxLink):
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._process.stop(self._life)
+        self._process.disconnect()
         self._inbox.pump()
