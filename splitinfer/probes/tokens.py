@@ -33,9 +33,8 @@ from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, fail
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.reference import Expected, PlainModel
 from splitinfer.probes.registry import WorkerAddress
-from transports import LinkOptions, listen
+from transports import LinkOptions, TransportUnavailable, listen
 from transports.emulated import installed
-from transports import TransportUnavailable
 from transports.rdma.probe import device_for
 
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)

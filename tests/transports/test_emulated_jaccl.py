@@ -191,5 +191,5 @@ def test_the_tools_show_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
     assert probe.device_for("jaccl", "rdma_en1") == "rdma_en1"
-    with pytest.raises(TransportUnavailable, match="needs macOS 26.2 or later, and this is 26.1"):
+    with pytest.raises(TransportUnavailable, match=r"needs macOS 26\.2 or later, and this is 26\.1"):
         probe.device_for("jaccl", "rdma_en0")

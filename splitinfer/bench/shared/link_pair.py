@@ -37,12 +37,12 @@ Round = Callable[[memoryview], None]  # one round trip
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum (None: as usual)."""
+    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum of their own."""
 
     name: str
     address: str
     curve: bool = False
-    checksum: bool | None = None
+    checksum: bool = False
 
 
 class Pair:
@@ -112,7 +112,7 @@ class End:
         except (TransportError, zmq.ZMQError, ValueError, RuntimeError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _listen(self, address: str, *, curve: bool, checksum: bool | None) -> dict[str, Any]:
+    def _listen(self, address: str, *, curve: bool, checksum: bool) -> dict[str, Any]:
         if address == BARE:
             return {"address": self._listen_bare(), "key": None}
         pair = KeyPair.make() if curve else None
@@ -151,7 +151,7 @@ class End:
 
         threading.Thread(target=until_it_ends, name="echo", daemon=True).start()
 
-    def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Round:
+    def _connect(self, address: str, key: str | None, *, checksum: bool) -> Round:
         if address.startswith(f"{BARE}:"):
             return self._connect_bare(address.removeprefix(f"{BARE}:"))
         security = None if key is None else Security(KeyPair.make(), key)
