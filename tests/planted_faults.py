@@ -273,8 +273,8 @@ _TRANSPORTS = (
     Fault(
         "a writer's process ends without a word, and its reader has to be killed",
         "transports/rdma/child.py",
-        "            if not self._is_resting:\n",
-        "            if self._is_resting:\n",
+        "        if not self._is_resting:\n",
+        "        if self._is_resting:\n",
     ),
 )
 

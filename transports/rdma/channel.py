@@ -3,7 +3,7 @@
     engine -> child    JOB the child's role · GATHERED the data of both
                        SEND the chunk that lies in the segment, `size` bytes of content · REST the same, or nothing,
                        after which the peer's child sleeps · WAKE from such a rest · CONSUMED the oldest chunk
-    child -> engine    GATHER this data · READY · ALIVE · FAILED why
+    child -> engine    GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
                        GOT a chunk, which lies in the segment · CONSUMED the oldest chunk
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
@@ -39,6 +39,7 @@ class Word(IntEnum):
     ALIVE = 9
     FAILED = 10
     GOT = 11
+    ROUSE = 12
 
 
 class Record(NamedTuple):

@@ -132,14 +132,18 @@ class Child:
             while True:
                 self._send_chunk(self._next())
         except ChannelClosedError:
-            if not self._is_resting:
-                with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
-                    self._send(memoryview(bytearray(MESSAGE_BYTES)), Head(0, rests=True))
+            with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
+                self._announce_rest()
             raise
 
     def _send_chunk(self, record: Record) -> None:
         """Send the content of a record: messages, each with its head."""
         offset, left = record.offset, record.size
+        if left == 0:
+            self._announce_rest()
+            return
+        if self._is_resting:
+            self._channel.send(Word.ROUSE)
         for num_next in reversed(range(num_messages(left))):
             rests = record.word is Word.REST and num_next == 0
             self._send(
@@ -147,9 +151,10 @@ class Child:
             )
             offset += MESSAGE_BYTES
             left -= ROOM_BYTES
-        if record.size > 0:
-            self._channel.send(Word.CONSUMED)
-        else:
+        self._channel.send(Word.CONSUMED)
+
+    def _announce_rest(self) -> None:
+        if not self._is_resting:
             self._send(memoryview(bytearray(MESSAGE_BYTES)), Head(0, rests=True))
 
     def _send(self, message: memoryview, head: Head) -> None:

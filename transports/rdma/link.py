@@ -12,10 +12,9 @@ A frame of the control link begins with one byte, the tag:
 Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
 of them arrive for `dead_after`, the group is dead, even if the control link is not.
 
-**Rest.** A child that waits in a receive uses a whole core. So the writer's end announces a rest behind a frame, and
-sends W before the next one. Waking takes a message on the control link: that is slow compared with JACCL, whose reader
-stays awake between the tokens even of a slow model; on ring it is as fast as the group itself, so each frame ends with
-a rest there.
+**Rest.** A child that waits in a receive uses a whole core. So the writer announces a rest behind a frame, and has its
+end send W before the next one. That is slow compared with JACCL, whose reader stays awake between the tokens even of a
+slow model; on ring it is as fast as the group itself, so each frame ends with a rest there.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ class RdmaLink(InboxLink):
         self._num_posted = 0
         self._bytes_posted = 0
         self._bytes_acked = 0
-        self._is_resting = True
         self._posted_at = 0.0
         # Used by the thread.
         now = time.monotonic()
@@ -150,25 +148,13 @@ class RdmaLink(InboxLink):
         )
         views = [memoryview(piece) for piece in pieces]
         table = pack_table([view.nbytes for view in views])
-        if self._is_resting:
-            self._control.send(Frame(_WAKE))
-        self._is_resting = self._always_rests or kind is Kind.BYE
         try:
-            self._bytes_posted += self._process.post([table, *views], patience, rests=self._is_resting)
+            rests = self._always_rests or kind is Kind.BYE
+            self._bytes_posted += self._process.post([table, *views], patience, rests=rests)
         except LinkClosed as ending:
             raise self._inbox.ended or ending from None
         self._num_posted += 1
         self._posted_at = time.monotonic()
-
-    def _rest(self) -> None:
-        """Announce a rest, unless a frame is being sent."""
-        if self._writing.acquire(blocking=False):
-            try:
-                if not self._is_resting and self._close_reason is None:
-                    self._is_resting = True
-                    self._process.channel.send(Word.REST)
-            finally:
-                self._writing.release()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -224,6 +210,8 @@ class RdmaLink(InboxLink):
             self._process.consumed()
         elif record.word is Word.GOT:
             self._on_chunk(self._process.segment.view[record.offset : record.offset + record.size])
+        elif record.word is Word.ROUSE:
+            self._send_tagged(_WAKE)
         elif record.word is Word.FAILED:
             self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
 
@@ -261,14 +249,17 @@ class RdmaLink(InboxLink):
         if self._is_writer:
             self._check_group(now)
             if now - self._posted_at > REST_SECONDS:
-                self._rest()
+                self._process.channel.send(Word.REST)
         elif self._bytes_reported != self._bytes_received:
             self._bytes_reported = self._bytes_received
-            with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
-                self._control.send(Frame(_ACK + _COUNT.pack(self._bytes_received)))
+            self._send_tagged(_ACK + _COUNT.pack(self._bytes_received))
         if now >= self._close_by and self._close_reason is not None:
             self._finish(self._close_reason)
             self._control.abort(self._close_reason)
+
+    def _send_tagged(self, header: bytes) -> None:
+        with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
+            self._control.send(Frame(header))
 
     def _check_group(self, now: float) -> None:
         is_moving = self._bytes_reported != self._bytes_acked or self._bytes_acked >= self._bytes_posted
