@@ -4,7 +4,6 @@ still; one port for two kinds of links. All over MLX's ring, since JACCL runs on
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, unti
 from curve import OWN, secured
 from echoes import echo, process
 from interrupts import freeze
-from jaccl import carriers_of, is_gone
+from jaccl import WRITER, carriers_of, is_gone, make_world
 
 import transports
 from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
@@ -27,6 +26,7 @@ from transports.rdma import handshake, link, transport
 RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+USUAL = {("ring", (0,)), ("jaccl", (1,))}  # cases of the kills that are not nightly
 both_ends = pytest.mark.parametrize("end", [0, pytest.param(1, marks=pytest.mark.nightly)], ids=["writer", "reader"])
 
 
@@ -42,14 +42,28 @@ def all_gone(processes: list[psutil.Process]) -> None:
 # -- children that end -------------------------------------------------------------------------------------------------
 
 
-@both_ends
-def test_a_killed_child_ends_the_link_at_both_ends(end: int) -> None:
-    with pair(RING) as links:
+@pytest.mark.parametrize(
+    ("scheme", "ends"),
+    [
+        pytest.param(scheme, ends, marks=() if (scheme, ends) in USUAL else pytest.mark.nightly)
+        for scheme in ("ring", "jaccl")
+        for ends in ((0,), (1,), (0, 1))
+    ],
+)
+def test_killed_children_end_the_link_at_both_ends(
+    scheme: str, ends: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path, monkeypatch) if scheme == "jaccl" else None
+    with pair(world.address() if world else RING) as links:
+        links[0].send(Frame(b"hello"))
+        assert links[1].recv(SECONDS) == Frame(b"hello")
         children = [child_of(one) for one in links]
-        children[end].kill()
+        for end in ends:
+            children[end].kill()
         reasons = [reason_at(one) for one in links]
         assert all("transport process" in reason and "signal 9" in reason for reason in reasons), reasons
         all_gone(children)
+    assert world is None or world.usage(WRITER).num_left == 0, "a writer is never within a receive"
 
 
 @pytest.mark.nightly
@@ -66,13 +80,12 @@ def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("side", ["connector", "listener"])
-def test_no_child_outlives_its_parent(side: str, how: signal.Signals) -> None:
+def test_no_child_outlives_its_parent(side: str) -> None:
     with echo(side, QUICK, RING) as (here, child):
         orphans = carriers_of(child.pid)
         assert len(orphans) == 1
-        child.send_signal(how)
+        child.kill()
         reason_at(here)
         all_gone([*orphans, child_of(here)] if psutil.pid_exists(here.child_pid) else orphans)  # type: ignore[attr-defined]
 

@@ -50,18 +50,6 @@ def child_of(one: Link) -> psutil.Process:
     return psutil.Process(one.child_pid)
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_frames_of_all_sizes_are_messages_of_one(world: World) -> None:
-    sizes = [0, 1, SMALL, LARGE, 65_000, 66_000, SMALL, 1 << 20, 5]
-    with pair(world.address(), BRISK) as (here, there):
-        for index, size in enumerate(sizes):
-            here.send(frame(index, size))
-            assert there.recv(SECONDS) == frame(index, size)
-
-
 # -- what arrives otherwise than it was sent ---------------------------------------------------------------------------
 
 
@@ -93,9 +81,7 @@ def test_damage_ends_the_link_before_anything_wrong_is_received(size: int, fault
         received, reason = all_received(there)
         assert received == [frame(index, size) for index in range(1, 1 + len(received))]
         assert len(received) < 4
-        assert any(words in reason for words in ("messages are", "checksum of a message", "out of step", "version")), (
-            reason
-        )
+        assert any(words in reason for words in ("messages are", "checksum of a message", "out of step")), reason
         assert reason_at(here) == reason
 
 
@@ -120,20 +106,6 @@ def test_a_lost_message_that_nothing_follows_ends_the_link(
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", [nightly((0,)), (1,), nightly((0, 1))], ids=["writer", "reader", "both"])
-def test_killed_children_end_the_link_at_both_ends(which: tuple[int, ...], world: World) -> None:
-    with pair(world.address(), BRISK) as links:
-        links[0].send(frame(1, SMALL))
-        assert links[1].recv(SECONDS) == frame(1, SMALL)
-        children = [child_of(one) for one in links]
-        for end in which:
-            children[end].kill()
-        for one in links:
-            assert "transport process" in reason_at(one)
-    until_free(world)
-    assert world.usage(WRITER).num_left == 0, "a writer is never within a receive"
 
 
 def test_a_reader_whose_writer_stands_still_is_killed_and_a_line_says_so(

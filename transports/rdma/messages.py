@@ -4,7 +4,7 @@
 beforehand; and consecutive messages of different sizes were reported to hang JACCL or to bring wrong data (mlx#3149).
 A message:
 
-    head: magic 'SPRD' | version u8 | flags u8 | num_next u8 | zero u8 | nonce u64 | seq u64 | num_used u32 | crc u32
+    head: magic 'SPRD' | flags u8 | num_next u8 | zero u16 | nonce u64 | seq u64 | num_used u32 | crc u32
     content, `num_used` bytes, then padding, which is whatever lay there before
 
 All little-endian. JACCL was seen to bring wrong data without an error (mlx#4342), so `crc` covers head and content,
@@ -33,12 +33,12 @@ from transports.base import Buffer, FrameError
 from transports.framing import as_bytes
 
 MAGIC = b"SPRD"
-VERSION = 3
+VERSION = 3  # the two ends compare it before they join
 RESTS = 1  # flag
 MESSAGE_BYTES = 64 << 10
 CHUNK_MESSAGES = 8
 
-_HEAD = struct.Struct("<4sBBBBQQII")
+_HEAD = struct.Struct("<4sBBHQQII")
 HEAD_BYTES = _HEAD.size
 ROOM_BYTES = MESSAGE_BYTES - HEAD_BYTES  # for content
 _BEFORE_CRC = HEAD_BYTES - 4
@@ -65,17 +65,15 @@ def num_messages(num_bytes: int) -> int:
 def seal(message: memoryview, head: Head, *, nonce: int, seq: int) -> None:
     """Write the head of `message`, whose content is there already."""
     flags = RESTS if head.rests else 0
-    _HEAD.pack_into(message, 0, MAGIC, VERSION, flags, head.num_next, 0, nonce, seq, head.num_used, 0)
+    _HEAD.pack_into(message, 0, MAGIC, flags, head.num_next, 0, nonce, seq, head.num_used, 0)
     _CRC.pack_into(message, _BEFORE_CRC, _crc(message, head.num_used))
 
 
 def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
     """The head of a message, whose number must be `seq`. Raises FrameError for anything else."""
-    magic, version, flags, num_next, _, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
+    magic, flags, num_next, _, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
     if magic != MAGIC:
         raise FrameError("a message does not begin as one: the two ends are out of step")
-    if version != VERSION:
-        raise FrameError(f"rdma framing version {version} there, version {VERSION} here")
     if num_used > ROOM_BYTES or _crc(message, num_used) != crc:
         raise FrameError("the checksum of a message does not match")
     if its_nonce != nonce:
