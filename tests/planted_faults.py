@@ -271,10 +271,10 @@ _TRANSPORTS = (
         "acquire(timeout=0)",
     ),
     Fault(
-        "a writer's process ends without a word, and its reader has to be killed",
-        "transports/rdma/child.py",
-        "        if not self._is_resting:\n",
-        "        if self._is_resting:\n",
+        "no line says who hung in a receive and was killed",
+        "transports/rdma/child_process.py",
+        "            if self.job.device:\n",
+        "            if not self.job.device:\n",
     ),
 )
 
