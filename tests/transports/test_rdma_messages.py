@@ -101,24 +101,26 @@ def test_chunks_in_a_segment_never_overlap(seed: int) -> None:
 
 DEVICES = """    device          	   node GUID
     ------          	----------------
-    rdma_en5        	92f13c8e5f010405
-    rdma_en3        	92f13c8e5f010404
+    rdma_en2        	e0c5797d9c8fac05
+    rdma_en3        	e1c5797d9c8fac05
 """
-INFO = """hca_id:	rdma_en5
-	transport:			Thunderbolt (5)
+INFO = """hca_id:	rdma_en2
+	transport:			Thunderbolt (100)
+	phys_port_cnt:			1
 		port:	1
 			state:			PORT_ACTIVE (4)
 hca_id:	rdma_en3
-	transport:			Thunderbolt (5)
+	transport:			Thunderbolt (100)
+	phys_port_cnt:			1
 		port:	1
 			state:			PORT_DOWN (1)
 """
 
 
 def test_what_the_tools_print() -> None:
-    """In the form that rdma-core's tools have; not seen on a Mac by us."""
-    assert parse_devices(DEVICES) == ("rdma_en5", "rdma_en3")
-    assert parse_states(INFO) == {"rdma_en5": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"}
+    """As Apple's TN3205 shows it; not seen on a Mac by us."""
+    assert parse_devices(DEVICES) == ("rdma_en2", "rdma_en3")
+    assert parse_states(INFO) == {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"}
     assert parse_devices("") == ()
     assert parse_states("") == {}
 

@@ -79,7 +79,6 @@ class RdmaLink(InboxLink):
         self._always_rests = child.job.backend == RING
         self._on_end = on_end
         self._close_by = float("inf")
-        self._is_bye_due = False
         # Used by senders.
         self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
         self._num_posted = 0
@@ -199,9 +198,6 @@ class RdmaLink(InboxLink):
             self._on_record(record)
         elif self._child.is_dead(now):
             self._fail(f"the transport process of the link to {self.address} hangs")
-        if self._is_bye_due and self._close_reason is not None:
-            self._is_bye_due = False
-            self._send_bye(self._close_reason)
         if now >= self._tend_at:
             self._tend(now)
 
@@ -280,12 +276,12 @@ class RdmaLink(InboxLink):
             if is_first:
                 self._close_reason = reason
                 self._close_by = time.monotonic() + FLUSH_SECONDS
-        if self._sink_thread == threading.get_ident() and not self._is_writer:
-            self._is_bye_due |= is_first  # sending it may wait, which a sink must not: the thread does it next
-            return
-        if is_first:
+        is_in_sink = self._sink_thread == threading.get_ident()
+        if is_first and is_in_sink and not self._is_writer:  # a sink must not wait
+            threads.make(self._send_bye, f"transports closes {self.address}", reason).start()
+        elif is_first:
             self._send_bye(reason)
-        if self._sink_thread == threading.get_ident():
+        if is_in_sink:
             return  # the answer arrives, or the thread ends the link when it is late
         if not self._over.wait(max(0.0, self._close_by - time.monotonic())):
             self._finish(reason)
