@@ -11,7 +11,7 @@ from contract import SECONDS, until
 
 from transports import Frame, Link, LinkClosed
 from transports.emulated_jaccl.world import World
-from transports.rdma import link
+from transports.rdma import transport
 
 WRITER, READER = "rdma_en0", "rdma_en1"
 
@@ -24,7 +24,7 @@ def make_world(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
     world = World.make(folder / "jaccl", **options)
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(link, "REST_SECONDS", 60.0)
+    monkeypatch.setitem(transport.REST_SECONDS, "jaccl", 60.0)
     return world
 
 

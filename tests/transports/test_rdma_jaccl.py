@@ -21,7 +21,7 @@ from jaccl import READER, WRITER, all_received, make_world, until_free
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
 from transports.emulated_jaccl.world import Fault, What, World
-from transports.rdma import child_process, link
+from transports.rdma import child_process, link, transport
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
@@ -165,7 +165,7 @@ def test_a_device_carries_one_link_after_the_other_however_they_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits until the processes of the one before have ended, and none of them has to be killed in a receive."""
-    monkeypatch.setattr(link, "REST_SECONDS", 0.25)
+    monkeypatch.setitem(transport.REST_SECONDS, "jaccl", 0.25)
     with transports.listen(world.address(), options=BRISK) as listener:
         for ending, end in ENDINGS.items():
             here, there = joined(listener)

@@ -32,8 +32,8 @@ the engine. `LinkOptions.checksum_parts=True` adds a checksum of each frame from
 **Rest.** A waiting receive uses a whole core, so a reader sleeps when nothing is sent to it (`link`).
 
 **The end.** What ends the control link ends this one: silence, a lost connection, a close. So does the end of either
-child, a child that hangs, and a group through which nothing arrives although something was sent. The last is needed
-because control link and group may be on different cables.
+child, and a group through which nothing arrives although something was sent: because a child hangs, or because control
+link and group are on different cables.
 
 **A reader is released, not killed.** A process that is killed within a receive of JACCL leaves memory wired until a
 restart (mlx#3910). So a child that sends always says last of all that nothing follows, whichever end goes first and

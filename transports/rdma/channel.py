@@ -1,9 +1,9 @@
 """The messages between an engine's process and its child, over a pair of sockets.
 
     engine -> child    JOB the child's role · GATHERED the data of both
-                       SEND the chunk that lies in the segment, `size` bytes of content · REST the same, or nothing,
-                       after which the peer's child sleeps · WAKE from such a rest · CONSUMED the oldest chunk
-    child -> engine    GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
+                       SEND the chunk that lies in the segment, `size` bytes of content · CONSUMED the oldest chunk
+                       WAKE from a rest
+    child -> engine    GATHER this data · READY · FAILED why · ROUSE the peer's child
                        GOT a chunk, which lies in the segment · CONSUMED the oldest chunk
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
@@ -31,15 +31,13 @@ class Word(IntEnum):
     JOB = 1
     GATHERED = 2
     SEND = 3
-    REST = 4
-    WAKE = 5
-    CONSUMED = 6
-    GATHER = 7
-    READY = 8
-    ALIVE = 9
-    FAILED = 10
-    GOT = 11
-    ROUSE = 12
+    WAKE = 4
+    CONSUMED = 5
+    GATHER = 6
+    READY = 7
+    FAILED = 8
+    GOT = 9
+    ROUSE = 10
 
 
 class Record(NamedTuple):
@@ -53,13 +51,17 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A child's role and times. `device`: its RDMA device, for JACCL; `host`: the peer's IPv4 address, for ring."""
+    """A child's role and times.
+
+    `rest_seconds`: without a frame until the reader rests. `device`: its RDMA device, for JACCL. `host`: the peer's
+    IPv4 address, for ring.
+    """
 
     rank: int
     backend: str
     nonce: int
     join_seconds: int
-    alive_every: float
+    rest_seconds: float
     device: str = ""
     host: str = ""
 

@@ -10,9 +10,9 @@ engine's time.
 **The end.** When its parent is gone or has closed the channel, rank 0 sends one more message, which says that nothing
 follows, and rank 1 reads on, for nobody, until that comes: a process that is killed within a receive of JACCL leaves
 memory wired until a restart (mlx#3910). It never outlives its parent by more than LEAVE_SECONDS. Standard input is a
-pipe that no process writes to; when it closes, a second thread ends the process, even while the first one waits. That
-thread also sends ALIVE. It cannot run while a group is being joined, as MLX then holds the GIL and waits without limit:
-so an alarm is set, whose default action needs no Python.
+pipe that no process writes to; when it closes, a second thread ends the process, even while the first one waits. It
+cannot run while a group is being joined, as MLX then holds the GIL and waits without limit: so an alarm is set, whose
+default action needs no Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ import mlx.core as mx
 from transports.base import FrameError
 from transports.rdma.address import RING
 from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Word
-from transports.rdma.messages import HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Head, num_messages, seal, unseal
+from transports.rdma.messages import (
+    CHUNK_MESSAGES,
+    HEAD_BYTES,
+    MESSAGE_BYTES,
+    ROOM_BYTES,
+    Head,
+    num_messages,
+    seal,
+    unseal,
+)
 from transports.rdma.probe import emulated
 from transports.rdma.segment import Segment, Slots
 
@@ -83,9 +92,7 @@ class Child:
     def _watch_parent(self) -> None:
         poll = select.poll()
         poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
-        while not poll.poll(self._job.alive_every * 1000):
-            with contextlib.suppress(ChannelClosedError):  # the first thread will notice
-                self._channel.send(Word.ALIVE)
+        poll.poll()
         time.sleep(LEAVE_SECONDS)  # usually the first thread notices, too, and ends the process before
         os._exit(0)
 
@@ -130,30 +137,32 @@ class Child:
     def _write(self) -> NoReturn:
         try:
             while True:
-                self._send_chunk(self._next())
+                record = self._channel.recv(None if self._is_resting else self._job.rest_seconds)
+                if record is None:
+                    self._rest()
+                else:
+                    self._send_chunk(record)
         except ChannelClosedError:
             with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
-                self._announce_rest()
+                self._rest()
             raise
 
     def _send_chunk(self, record: Record) -> None:
         """Send the content of a record: messages, each with its head."""
+        ends_frame = record.size < CHUNK_MESSAGES * ROOM_BYTES  # or it is a whole chunk, which more may follow
+        rests = ends_frame and self._job.rest_seconds == 0
         offset, left = record.offset, record.size
-        if left == 0:
-            self._announce_rest()
-            return
         if self._is_resting:
             self._channel.send(Word.ROUSE)
         for num_next in reversed(range(num_messages(left))):
-            rests = record.word is Word.REST and num_next == 0
-            self._send(
-                self._segment.view[offset : offset + MESSAGE_BYTES], Head(min(left, ROOM_BYTES), num_next, rests)
-            )
+            head = Head(min(left, ROOM_BYTES), num_next, rests and num_next == 0)
+            self._send(self._segment.view[offset : offset + MESSAGE_BYTES], head)
             offset += MESSAGE_BYTES
             left -= ROOM_BYTES
         self._channel.send(Word.CONSUMED)
 
-    def _announce_rest(self) -> None:
+    def _rest(self) -> None:
+        """Let the reader sleep, unless it does."""
         if not self._is_resting:
             self._send(memoryview(bytearray(MESSAGE_BYTES)), Head(0, rests=True))
 

@@ -81,10 +81,10 @@ class ChildProcess:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def post(self, pieces: Sequence[memoryview | bytes], patience: float, *, rests: bool) -> int:
+    def post(self, pieces: Sequence[memoryview | bytes], patience: float) -> int:
         """Pass a frame to the child, in chunks of messages without their heads; the bytes of content.
 
-        Waits at most `patience` seconds for room for each chunk. `rests`: the peer's child sleeps after the frame.
+        Waits at most `patience` seconds for room for each chunk.
 
         Raises:
             TimeoutError: there was no room.
@@ -99,7 +99,7 @@ class ChildProcess:
                 starts = range(offset + HEAD_BYTES, offset + CHUNK_MESSAGES * MESSAGE_BYTES, MESSAGE_BYTES)
                 size = sum(stream.fill(self.segment.view[start : start + ROOM_BYTES]) for start in starts)
                 left -= size
-                self.channel.send(Word.REST if rests and left == 0 else Word.SEND, offset, size)
+                self.channel.send(Word.SEND, offset, size)
         return num_bytes
 
     def _wait_for_room(self, patience: float) -> int:

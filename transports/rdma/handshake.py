@@ -119,7 +119,7 @@ def _join(control: Link, child: ChildProcess, rank: int) -> None:
 
 def _await(control: Link, child: ChildProcess, until: float) -> Record:
     """The child's next GATHER, or READY."""
-    while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None or record.word is Word.ALIVE:
+    while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None:
         if control.closed is not None:
             raise control.closed
     if record.word is Word.FAILED:

@@ -1,7 +1,7 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
-A thread per link reads from the child: chunks from the group (listener), room for more (connector), signs of life. Only
-this thread ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread
+A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
+ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread
 that fills its inbox with frames, and either thread may end it.
 
 A frame of the control link begins with one byte, the tag:
@@ -12,9 +12,8 @@ A frame of the control link begins with one byte, the tag:
 Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
 of them arrive for `dead_after`, the group is dead, even if the control link is not.
 
-**Rest.** A child that waits in a receive uses a whole core. So the writer announces a rest behind a frame, and has its
-end send W before the next one. That is slow compared with JACCL, whose reader stays awake between the tokens even of a
-slow model; on ring it is as fast as the group itself, so each frame ends with a rest there.
+A child that waits in a receive uses a whole core. So a writer that has had nothing to send for a while announces a
+rest, and has its end send W before the next frame.
 """
 
 from __future__ import annotations
@@ -40,13 +39,10 @@ from transports.framing import (
     reason_bytes,
 )
 from transports.inbox import InboxLink
-from transports.rdma.address import RING
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.handshake import MAX_STEP_BYTES
 from transports.rdma.messages import Assembly, pack_table, unpack_table
-
-REST_SECONDS = 0.25  # without a frame until the reader rests; on ring it always does
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")
@@ -76,7 +72,6 @@ class RdmaLink(InboxLink):
         self._control = control
         self._process = child
         self._is_writer = child.job.rank == 0
-        self._always_rests = child.job.backend == RING
         self._on_end = on_end
         self._close_by = float("inf")
         # Used by senders.
@@ -84,10 +79,8 @@ class RdmaLink(InboxLink):
         self._num_posted = 0
         self._bytes_posted = 0
         self._bytes_acked = 0
-        self._posted_at = 0.0
         # Used by the thread.
         now = time.monotonic()
-        self._child = Liveness(options, now)
         self._group = Liveness(options, now)
         self._tend_at = now + options.beat_every
         self._sequencer = Sequencer()
@@ -148,12 +141,10 @@ class RdmaLink(InboxLink):
         views = [memoryview(piece) for piece in pieces]
         table = pack_table([view.nbytes for view in views])
         try:
-            rests = self._always_rests or kind is Kind.BYE
-            self._bytes_posted += self._process.post([table, *views], patience, rests=rests)
+            self._bytes_posted += self._process.post([table, *views], patience)
         except LinkClosed as ending:
             raise self._inbox.ended or ending from None
         self._num_posted += 1
-        self._posted_at = time.monotonic()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -194,10 +185,7 @@ class RdmaLink(InboxLink):
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
         now = time.monotonic()
         if record is not None:
-            self._child.received(now)
             self._on_record(record)
-        elif self._child.is_dead(now):
-            self._fail(f"the transport process of the link to {self.address} hangs")
         if now >= self._tend_at:
             self._tend(now)
 
@@ -244,8 +232,6 @@ class RdmaLink(InboxLink):
         self._tend_at = now + self._options.beat_every
         if self._is_writer:
             self._check_group(now)
-            if now - self._posted_at > REST_SECONDS:
-                self._process.channel.send(Word.REST)
         elif self._bytes_reported != self._bytes_received:
             self._bytes_reported = self._bytes_received
             self._send_tagged(_ACK + _COUNT.pack(self._bytes_received))

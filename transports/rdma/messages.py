@@ -4,12 +4,12 @@
 beforehand; and consecutive messages of different sizes were reported to hang JACCL or to bring wrong data (mlx#3149).
 A message:
 
-    head: magic 'SPRD' | flags u8 | num_next u8 | zero u16 | nonce u64 | seq u64 | num_used u32 | crc u32
+    head: magic 'SPRD' | rests u16 | num_next u16 | nonce u64 | seq u64 | num_used u32 | crc u32
     content, `num_used` bytes, then padding, which is whatever lay there before
 
 All little-endian. JACCL was seen to bring wrong data without an error (mlx#4342), so `crc` covers head and content,
 always; `seq` counts the messages of a link, so a lost or repeated one is noticed at the next. `num_next`: how many
-messages of the same chunk follow, so that the reader's child tells its engine of whole chunks only. With the flag RESTS
+messages of the same chunk follow, so that the reader's child tells its engine of whole chunks only. Where `rests` is 1
 the reader sleeps after the message until it is woken; one without content only says so.
 
 **Frames.** A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The contents of as
@@ -34,11 +34,10 @@ from transports.framing import as_bytes
 
 MAGIC = b"SPRD"
 VERSION = 3  # the two ends compare it before they join
-RESTS = 1  # flag
 MESSAGE_BYTES = 64 << 10
 CHUNK_MESSAGES = 8
 
-_HEAD = struct.Struct("<4sBBHQQII")
+_HEAD = struct.Struct("<4sHHQQII")
 HEAD_BYTES = _HEAD.size
 ROOM_BYTES = MESSAGE_BYTES - HEAD_BYTES  # for content
 _BEFORE_CRC = HEAD_BYTES - 4
@@ -64,14 +63,13 @@ def num_messages(num_bytes: int) -> int:
 
 def seal(message: memoryview, head: Head, *, nonce: int, seq: int) -> None:
     """Write the head of `message`, whose content is there already."""
-    flags = RESTS if head.rests else 0
-    _HEAD.pack_into(message, 0, MAGIC, flags, head.num_next, 0, nonce, seq, head.num_used, 0)
+    _HEAD.pack_into(message, 0, MAGIC, head.rests, head.num_next, nonce, seq, head.num_used, 0)
     _CRC.pack_into(message, _BEFORE_CRC, _crc(message, head.num_used))
 
 
 def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
     """The head of a message, whose number must be `seq`. Raises FrameError for anything else."""
-    magic, flags, num_next, _, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
+    magic, rests, num_next, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
     if magic != MAGIC:
         raise FrameError("a message does not begin as one: the two ends are out of step")
     if num_used > ROOM_BYTES or _crc(message, num_used) != crc:
@@ -81,9 +79,9 @@ def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
     if its_seq != seq:
         what = "missing" if its_seq > seq else "repeated"
         raise FrameError(f"message {its_seq} came, not {seq}: messages are {what}")
-    if num_next >= CHUNK_MESSAGES or (num_used == 0 and (num_next > 0 or not flags & RESTS)):
+    if num_next >= CHUNK_MESSAGES or (num_used == 0 and (num_next > 0 or not rests)):
         raise FrameError(f"a message with {num_used} bytes, {num_next} to come, means nothing here")
-    return Head(num_used, num_next, rests=bool(flags & RESTS))
+    return Head(num_used, num_next, rests=bool(rests))
 
 
 def _crc(message: memoryview, num_used: int) -> int:
