@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import FrameError, TransportUnavailable
+from transports.framing import Kind
 from transports.rdma import macos
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
@@ -62,19 +63,21 @@ def test_a_message_of_elsewhere(changes: dict[str, Any], reason: str) -> None:
         unseal(message(**changes), nonce=9, seq=4)
 
 
-@pytest.mark.parametrize("content", [b"", b"123", bytes(4), pack_table([1, 2])[:-1]])
+@pytest.mark.parametrize(
+    "content", [b"", b"1234567", bytes(8), pack_table(Kind.DATA, [1, 2])[:-1], pack_table(Kind.BEAT, [1])]
+)
 def test_a_frame_that_does_not_begin_with_a_table(content: bytes) -> None:
     with pytest.raises(FrameError):
         unpack_table(memoryview(content))
 
 
 def test_a_frame_that_is_too_much() -> None:
-    table = pack_table([0] * MAX_PIECES)
+    table = pack_table(Kind.DATA, [0] * MAX_PIECES)
     assert len(table) <= ROOM_BYTES
-    assert unpack_table(memoryview(table)) == (0,) * MAX_PIECES
+    assert unpack_table(memoryview(table)) == (Kind.DATA, (0,) * MAX_PIECES)
     with pytest.raises(FrameError, match=f"at most {MAX_PIECES - 1}"):
-        pack_table([0] * (MAX_PIECES + 1))
-    coming = Assembly((100,), memoryview(pack_table([100]) + bytes(50)))
+        pack_table(Kind.BYE, [0] * (MAX_PIECES + 1))
+    coming = Assembly(Kind.DATA, (100,), memoryview(pack_table(Kind.DATA, [100]) + bytes(50)))
     with pytest.raises(FrameError, match="more bytes than were announced"):
         coming.add(memoryview(bytes(51)))
 

@@ -27,7 +27,7 @@ about the framing before they join, since ends that disagree could not even exch
 **Checksums.** JACCL never reads the status of a completion (mlx#3152): what failed counts as received, and wrong data
 was seen to come without an error (mlx#4342). So each message has a number, a nonce and a checksum over all its bytes,
 which the children write and check, beside the engines' own work; any mismatch ends the link before its content reaches
-the engine. `LinkOptions.checksum_parts=True` adds a checksum of each frame from engine to engine.
+the engine.
 
 **Rest.** A waiting receive uses a whole core, so a reader sleeps when nothing is sent to it (`link`).
 

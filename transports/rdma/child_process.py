@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from transports.base import LinkClosed, TransportUnavailable
+from transports.base import Buffer, LinkClosed, TransportUnavailable
 from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Word
 from transports.rdma.messages import CHUNK_MESSAGES, HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Stream
 from transports.rdma.segment import Segment, Slots
@@ -81,7 +81,7 @@ class ChildProcess:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def post(self, pieces: Sequence[memoryview | bytes], patience: float) -> int:
+    def post(self, pieces: Sequence[Buffer], patience: float) -> int:
         """Pass a frame to the child, in chunks of messages without their heads; the bytes of content.
 
         Waits at most `patience` seconds for room for each chunk.

@@ -22,22 +22,12 @@ import contextlib
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from transports import threads
-from transports.base import FLUSH_SECONDS, Frame, FrameError, Link, LinkClosed, LinkOptions
-from transports.framing import (
-    PRELUDE_BYTES,
-    Kind,
-    Liveness,
-    Sequencer,
-    check_bounds,
-    decode,
-    encode,
-    flatten,
-    reason_bytes,
-)
+from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, Link, LinkClosed, LinkOptions
+from transports.framing import Kind, Liveness, check_bounds, flatten, reason_bytes, reason_of
 from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.child_process import ChildProcess
@@ -75,15 +65,13 @@ class RdmaLink(InboxLink):
         self._on_end = on_end
         self._close_by = float("inf")
         # Used by senders.
-        self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
-        self._num_posted = 0
+        self._writing = threading.Lock()  # one frame at a time
         self._bytes_posted = 0
         self._bytes_acked = 0
         # Used by the thread.
         now = time.monotonic()
         self._group = Liveness(options, now)
         self._tend_at = now + options.beat_every
-        self._sequencer = Sequencer()
         self._incoming: Assembly | None = None
         self._bytes_received = 0
         self._bytes_reported = 0
@@ -103,23 +91,27 @@ class RdmaLink(InboxLink):
             raise over
         flat = flatten(frame, self._options)
         if self._is_writer:
-            self._post(Kind.DATA, flat, self._options.dead_after)
+            self._post(Kind.DATA, [flat.header, *flat.parts], self._options.dead_after)
         else:
             try:
                 self._control.send(Frame(_DATA + flat.header, flat.parts))
             except LinkClosed as ending:
                 raise self._ended or ending from None
 
-    def _post(self, kind: Kind, frame: Frame, patience: float) -> None:
-        """Send a packet over the group. Raises LinkClosed."""
+    def _post(self, kind: Kind, pieces: Sequence[Buffer], patience: float) -> None:
+        """Send a frame, or the end, over the group. Raises LinkClosed."""
         give_up_at = time.monotonic() + patience
         if not self._writing.acquire(timeout=patience):
             return  # only a BYE is sent while another frame waits for room
         try:
             if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
                 raise over
-            self._try_post(kind, frame, max(0.0, give_up_at - time.monotonic()))
+            table = pack_table(kind, [memoryview(piece).nbytes for piece in pieces])
+            left = max(0.0, give_up_at - time.monotonic())
+            self._bytes_posted += self._process.post([table, *pieces], left)
             return
+        except LinkClosed as ending:
+            raise self._inbox.ended or ending from None
         except TimeoutError:
             trouble = f"{self.address} took nothing for {patience:g} s: queue full"
         except ChannelClosedError as problem:
@@ -128,23 +120,6 @@ class RdmaLink(InboxLink):
             self._writing.release()
         self._fail(trouble)
         raise self._inbox.ended or LinkClosed(trouble)
-
-    def _try_post(self, kind: Kind, frame: Frame, patience: float) -> None:
-        """With the lock held. Raises as `ChildProcess.post`."""
-        pieces = encode(
-            kind,
-            seq=self._num_posted,
-            header=frame.header,
-            parts=[memoryview(part) for part in frame.parts],
-            checksum=self._options.checksum_parts,  # the messages have one anyway
-        )
-        views = [memoryview(piece) for piece in pieces]
-        table = pack_table([view.nbytes for view in views])
-        try:
-            self._bytes_posted += self._process.post([table, *views], patience)
-        except LinkClosed as ending:
-            raise self._inbox.ended or ending from None
-        self._num_posted += 1
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -206,27 +181,24 @@ class RdmaLink(InboxLink):
             if self._incoming is not None:
                 self._incoming.add(content)
             else:
-                lengths = unpack_table(content)
-                # Before memory is allocated for them.
-                check_bounds(lengths[0] - PRELUDE_BYTES, lengths[1:], self._options)
-                self._incoming = Assembly(lengths, content)
+                kind, lengths = unpack_table(content)
+                check_bounds(lengths[0], lengths[1:], self._options)  # before memory is allocated for them
+                self._incoming = Assembly(kind, lengths, content)
         with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
             self._process.channel.send(Word.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
-            self._on_packet(whole)
+            self._on_frame(whole)
 
-    def _on_packet(self, whole: Assembly) -> None:
-        packet = decode(whole.pieces, self._options)
-        self._sequencer.admit(packet)
-        if packet.kind is Kind.BYE:  # the peer has closed the link, and all that it sent has arrived
-            self._inbox.end(packet.reason)
-            self._control.close(packet.reason)
-            self._finish(packet.reason)
-        elif packet.kind is Kind.DATA:
-            self._take(Frame(packet.header, packet.parts))
-        else:
-            raise FrameError(f"{packet.kind.name} over the group")
+    def _on_frame(self, whole: Assembly) -> None:
+        header, *parts = whole.pieces
+        if whole.kind is Kind.DATA:
+            self._take(Frame(bytes(header), tuple(parts)))
+            return
+        reason = reason_of(header)  # the peer has closed the link, and all that it sent has arrived
+        self._inbox.end(reason)
+        self._control.close(reason)
+        self._finish(reason)
 
     def _tend(self, now: float) -> None:
         self._tend_at = now + self._options.beat_every
@@ -282,7 +254,7 @@ class RdmaLink(InboxLink):
             self._control.close(reason)
             return
         with contextlib.suppress(LinkClosed):
-            self._post(Kind.BYE, Frame(reason_bytes(reason)), FLUSH_SECONDS)
+            self._post(Kind.BYE, [reason_bytes(reason)], FLUSH_SECONDS)
 
     def abort(self, reason: str = "") -> None:
         if (ending := self._inbox.ended) is not None:

@@ -12,10 +12,10 @@ always; `seq` counts the messages of a link, so a lost or repeated one is notice
 messages of the same chunk follow, so that the reader's child tells its engine of whole chunks only. Where `rests` is 1
 the reader sleeps after the message until it is woken; one without content only says so.
 
-**Frames.** A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The contents of as
-many messages as it takes are one stream: `num_pieces u32 | the pieces' lengths, u64 each | the pieces`. The table is in
-the first message, and a frame begins a new message. At most CHUNK_MESSAGES go from an engine to its child, or back, at
-a time: a chunk.
+**Frames.** A frame's header and parts are its pieces. The contents of as many messages as it takes are one stream:
+`kind u32 | num_pieces u32 | the pieces' lengths, u64 each | the pieces`. This table is in the first message, and a
+frame begins a new message. Of the kinds of `transports.framing` there are DATA, and BYE, whose only piece is the
+reason. At most CHUNK_MESSAGES go from an engine to its child, or back, at a time: a chunk.
 
 **Why 64 KiB.** It holds the step of a generated token: the hidden states of 4 sequences of width 8192 in bfloat16. A
 larger one makes each such step wait for its padding, a smaller one makes prompts pay for each message. The figures are
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transports.base import Buffer, FrameError
-from transports.framing import as_bytes
+from transports.framing import Kind, as_bytes
 
 MAGIC = b"SPRD"
 VERSION = 3  # the two ends compare it before they join
@@ -42,9 +42,9 @@ HEAD_BYTES = _HEAD.size
 ROOM_BYTES = MESSAGE_BYTES - HEAD_BYTES  # for content
 _BEFORE_CRC = HEAD_BYTES - 4
 _CRC = struct.Struct("<I")
-_COUNT = struct.Struct("<I")
+_TABLE = struct.Struct("<II")
 _LENGTH_BYTES = 8
-MAX_PIECES = (ROOM_BYTES - _COUNT.size) // _LENGTH_BYTES
+MAX_PIECES = (ROOM_BYTES - _TABLE.size) // _LENGTH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ def _crc(message: memoryview, num_used: int) -> int:
     return zlib.crc32(message[HEAD_BYTES : HEAD_BYTES + num_used], zlib.crc32(message[:_BEFORE_CRC]))
 
 
-def pack_table(lengths: Sequence[int]) -> bytes:
+def pack_table(kind: Kind, lengths: Sequence[int]) -> bytes:
     """What precedes the pieces. Raises FrameError when it does not fit into one message."""
     if len(lengths) > MAX_PIECES:
         raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
-    return _COUNT.pack(len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+    return _TABLE.pack(kind, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
-def unpack_table(content: memoryview) -> tuple[int, ...]:
-    """The pieces' lengths, from the first content of a frame. Raises FrameError."""
-    num_pieces = _COUNT.unpack_from(content)[0] if content.nbytes >= _COUNT.size else 0
-    if not 0 < num_pieces <= MAX_PIECES or content.nbytes < table_bytes(num_pieces):
-        raise FrameError(f"a frame of {num_pieces} pieces begins with {content.nbytes} bytes")
-    return struct.unpack_from(f"<{num_pieces}Q", content, _COUNT.size)
+def unpack_table(content: memoryview) -> tuple[Kind, tuple[int, ...]]:
+    """The kind and the pieces' lengths, from the first content of a frame. Raises FrameError."""
+    kind, num_pieces = _TABLE.unpack_from(content) if content.nbytes >= _TABLE.size else (0, 0)
+    if kind not in (Kind.DATA, Kind.BYE) or num_pieces == 0 or content.nbytes < table_bytes(num_pieces):
+        raise FrameError(f"a frame of kind {kind} and {num_pieces} pieces begins with {content.nbytes} bytes")
+    return Kind(kind), struct.unpack_from(f"<{num_pieces}Q", content, _TABLE.size)
 
 
 def table_bytes(num_pieces: int) -> int:
-    return _COUNT.size + _LENGTH_BYTES * num_pieces
+    return _TABLE.size + _LENGTH_BYTES * num_pieces
 
 
 class Stream:
@@ -129,8 +129,9 @@ class Stream:
 class Assembly:
     """A frame being received: the contents of its messages, one after the other."""
 
-    def __init__(self, lengths: Sequence[int], content: memoryview) -> None:
+    def __init__(self, kind: Kind, lengths: Sequence[int], content: memoryview) -> None:
         """`content`: what came first, which began with the table. Raises FrameError when it is too long."""
+        self.kind = kind
         self._lengths = lengths
         self._data = bytearray(sum(lengths))
         self._num_filled = 0
