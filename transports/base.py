@@ -104,8 +104,8 @@ class LinkOptions:
     max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
-    # Of the payload on tcp://, where TCP, Ethernet and encryption check it anyway. Headers always have a checksum, and so
-    # has all that goes over rdma://, as nothing below that checks.
+    # Of the payload on tcp://, where TCP, Ethernet and encryption check it anyway. Headers always have a checksum, and
+    # so has all that goes over rdma://, as nothing below that checks.
     checksum_parts: bool = False
     security: Security | None = None  # None: not encrypted, and any peer may connect
 
