@@ -1,8 +1,8 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
 A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
-ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread
-that fills its inbox with frames, and either thread may end it.
+ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread that fills its
+inbox with frames, and either thread may end it.
 
 A frame of the control link begins with one byte, the tag:
 
@@ -172,7 +172,7 @@ class RdmaLink(InboxLink):
         elif record.word is Word.ROUSE:
             self._send_tagged(_WAKE)
         elif record.word is Word.FAILED:
-            self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
+            self._fail(f"the group with {self.address} failed: {record.text.decode('utf-8', 'replace')}")
 
     def _on_chunk(self, content: memoryview) -> None:
         """Process what has arrived. Raises FrameError."""
