@@ -1,7 +1,7 @@
 """Nothing that a test began outlives it: no thread, no child process, no rdma group, no state of the process.
 
-What one test leaves behind happens in the next one. The listening end of a link, say, parks its group on a thread of
-its own, a moment after the test that made the link is over; a later test that counts groups finds one too many.
+What one test leaves behind happens in the next one. The listening end of a link, say, ends its process on a thread of
+its own, a moment after the test that made the link is over; a later test that counts processes finds one too many.
 
 So after each test, when its fixtures are gone, `wait` waits until all that it began has ended, and names what has not.
 What a fixture of a module or a session begins is its own, and so is what its threads begin: it may live on until that
@@ -35,8 +35,6 @@ import psutil
 import pytest
 from zmq.auth.thread import AuthenticationThread
 from zmq.utils.garbage import GarbageCollectorThread
-
-from transports.rdma.groups import kept_groups
 
 SECONDS = 30.0  # for all to end; a child that hangs is killed by its parent within ten
 MOST_HELD = 2**32  # bytes; the tests' models are a thousandth of that
@@ -77,7 +75,6 @@ class LeftOver:
         """Wait until all that has begun since has ended; what has not, in words; "" if nothing is left."""
         give_up_at = time.monotonic() + seconds
         while True:
-            kept_groups.end_all()
             threads = [one for one in threading.enumerate() if one not in self._threads and not _is_of_process(one)]
             pids = [pid for pid in _children() if pid not in self._pids]
             if not threads and not pids:

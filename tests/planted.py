@@ -1,7 +1,7 @@
 """Plants sixty faults (`planted_faults.py`), one at a time, and says of each which test finds it.
 
     python -m tests.planted                                  # all, as scripts/test --all does
-    python -m tests.planted --rooms transports --name kept --processes 1
+    python -m tests.planted --rooms transports --name silence --processes 1
     python -m tests.planted --tests ../before --map /tmp/before.map --out /tmp/before.json
 
 First the default tier runs once without a fault, room by room, and each of its files notes which functions it calls;

@@ -104,9 +104,9 @@ class LinkOptions:
     max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
-    # The header always has a checksum. None: the payload has one where nothing below it checks: on rdma://, but not on
-    # tcp://, as TCP, Ethernet and encryption do. True: on all, from end to end. False: on none.
-    checksum_parts: bool | None = None
+    # Of the payload on tcp://, where TCP, Ethernet and encryption check it anyway. Headers always have a checksum, and
+    # so has all that goes over rdma://, as nothing below that checks.
+    checksum_parts: bool = False
     security: Security | None = None  # None: not encrypted, and any peer may connect
 
     def __post_init__(self) -> None:

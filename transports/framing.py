@@ -59,7 +59,7 @@ class Packet:
     @property
     def reason(self) -> str:
         """The header of a BYE, as text."""
-        return self.header[:MAX_REASON_BYTES].decode("utf-8", "replace")
+        return reason_of(self.header)
 
 
 def as_bytes(buffer: Buffer) -> memoryview:
@@ -83,6 +83,11 @@ def flatten(frame: Frame, options: LinkOptions) -> Frame:
 def reason_bytes(reason: str) -> bytes:
     """The header of a BYE."""
     return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+
+
+def reason_of(header: bytes | memoryview) -> str:
+    """The reason in the header of a BYE."""
+    return bytes(header[:MAX_REASON_BYTES]).decode("utf-8", "replace")
 
 
 def encode(

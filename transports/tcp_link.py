@@ -57,7 +57,7 @@ class TcpLink(Link):
                 progress=self.progress,
                 header=flat.header,
                 parts=cast("tuple[memoryview, ...]", flat.parts),
-                checksum=bool(self._options.checksum_parts),
+                checksum=self._options.checksum_parts,
             )
             self._post(message)
 

@@ -25,7 +25,6 @@ from splitinfer.system.interfaces import wireless_interfaces
 from splitinfer.system.origin import Origin, Start, this_process
 from transports import AddressError
 from transports.address import parse_host_port
-from transports.rdma import leftovers
 
 T = TypeVar("T")
 
@@ -98,7 +97,6 @@ class Seen:
     on_gpu: whether MLX computes on a GPU.
     executable, prefix: the Python that runs this, links resolved.
     wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
-    killed_in_rdma: a sentence on processes that were killed inside RDMA operations, or "".
     """
 
     outputs: Mapping[str, Output]
@@ -114,7 +112,6 @@ class Seen:
     processes: tuple[OtherProcess, ...] = ()
     ways: tuple[Way, ...] = ()
     wireless: frozenset[str] = frozenset()
-    killed_in_rdma: str = ""
 
     @property
     def is_mac(self) -> bool:
@@ -143,7 +140,6 @@ def look(layout: Layout | None) -> Seen:
         processes=other_processes(),
         ways=ways_to(layout),
         wireless=wireless_interfaces(),
-        killed_in_rdma=leftovers.warning(leftovers.read()),
     )
 
 

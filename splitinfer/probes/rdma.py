@@ -56,8 +56,6 @@ def rdma_findings(seen: Seen) -> Iterator[Judged]:
     if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
         text = "RDMA of macOS 26.2 works only with a Mac that has 26.2, too: from 26.3 on its frames are longer"
         yield Outcome.NOTE, text, "update macOS on every Mac to 26.3 or later"
-    if seen.killed_in_rdma:
-        yield Outcome.WARNING, seen.killed_in_rdma, "sudo shutdown -r now"
 
 
 def verdict(found: Sequence[Finding]) -> Finding:

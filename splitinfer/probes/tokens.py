@@ -33,9 +33,9 @@ from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, fail
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.reference import Expected, PlainModel
 from splitinfer.probes.registry import WorkerAddress
-from transports import LinkOptions, listen
+from transports import LinkOptions, TransportUnavailable, listen
 from transports.emulated import installed
-from transports.rdma.probe import usable
+from transports.rdma.probe import device_for
 
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)
 CASES = {"greedy": GREEDY, "sampled": SAMPLED}
@@ -52,9 +52,12 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     ``options``: ``way``, a name in ``registry``; ``tokens`` of an answer; ``restarts``, whether KV is kept across a
     restart, too; ``worker``, where one is that runs elsewhere.
     """
-    if options["way"] == "worker, rdma" and (why_not := usable("jaccl")) is not None:
-        report(Finding("", Outcome.NOT_AVAILABLE, why_not))
-        return
+    if options["way"] == "worker, rdma":
+        try:
+            device_for("jaccl")
+        except TransportUnavailable as problem:
+            report(Finding("", Outcome.NOT_AVAILABLE, problem.reason))
+            return
     plain, others = PlainModel(), _waiters()
     cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in CASES.items()}
     rounding = plain.rounding(cases["greedy"])

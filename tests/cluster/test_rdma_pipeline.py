@@ -15,7 +15,6 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
 from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
 from transports.emulated_jaccl.world import World
-from transports.rdma.groups import kept_groups
 
 PARAMS = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"
@@ -102,7 +101,6 @@ def test_a_carrier_killed_on_emulated_jaccl(
         else:
             ((_, note),) = notes
             assert "[jaccl] Register memory region failed" in note
-    kept_groups.end_all()
     until(lambda: not carriers(), "no carrier is left")
 
 

@@ -105,7 +105,6 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
     "the first macOS with privacy": (
         mac({"macos": Output("15.0.1")}), "local network", "warning", "15.0 has bugs", "update macOS",
     ),
-    "killed in RDMA": (mac(killed_in_rdma="1 process was"), "rdma", "warning", "1 process was", "shutdown"),
     "short frames": (mac({"macos": "sw_vers_26.txt"}), "rdma", "note", "works only with a Mac that has 26.2", "26.3"),
     "MLX on the processor": (linux("nvidia_h200.txt"), "gpu", "warning", "(NVIDIA H200), but this MLX", "mlx[cuda13]"),
     "a GPU in use": (

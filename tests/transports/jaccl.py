@@ -11,8 +11,7 @@ from contract import SECONDS, until
 
 from transports import Frame, Link, LinkClosed
 from transports.emulated_jaccl.world import World
-from transports.rdma import handshake
-from transports.rdma.groups import kept_groups
+from transports.rdma import transport
 
 WRITER, READER = "rdma_en0", "rdma_en1"
 
@@ -25,7 +24,7 @@ def make_world(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
     world = World.make(folder / "jaccl", **options)
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(handshake, "_REST_SECONDS_RDMA", 60.0)
+    monkeypatch.setitem(transport.REST_SECONDS, "jaccl", 60.0)
     return world
 
 
@@ -45,13 +44,8 @@ def is_free(world: World) -> bool:
 
 
 def until_free(world: World) -> None:
-    """Wait until the links' processes have ended; those that were kept for another link are ended."""
-
-    def is_free_now() -> bool:
-        kept_groups.end_all()
-        return is_free(world)
-
-    until(is_free_now, "the devices are free")
+    """Wait until the links' processes have ended."""
+    until(lambda: is_free(world), "the devices are free")
 
 
 def is_gone(one: psutil.Process) -> bool:

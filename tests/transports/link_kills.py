@@ -36,7 +36,6 @@ from processes import until
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportError
 from transports.emulated_jaccl.world import World
-from transports.rdma.groups import kept_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = ("writer's child", "reader's child", "both children", "connector", "listener")
@@ -100,7 +99,6 @@ def talk(link: Link, seed: int, *, is_connector: bool) -> dict[str, Any]:
 
 def run_connector() -> None:
     """One link for each line `ADDRESS SEED` of standard input."""
-    kept_groups.keep_seconds = 0.0  # what a link leaves is looked at
     for line in sys.stdin:
         address, seed = line.split()
         try:
@@ -115,7 +113,6 @@ def run_connector() -> None:
 
 def run_listener(address: str) -> None:
     """One link after the other; their seed comes by standard input."""
-    kept_groups.keep_seconds = 0.0
     with transports.listen(address, options=OPTIONS) as listener:
         report({"address": listener.address})
         while True:
@@ -136,7 +133,7 @@ class Engine:
 
     def __init__(self, world: World, *arguments: str) -> None:
         paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        environment = {**os.environ, **paths, **world.environment, "XDG_CACHE_HOME": str(world.folder)}
+        environment = {**os.environ, **paths, **world.environment}
         command = [sys.executable, __file__, *arguments]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -186,11 +186,10 @@ def test_a_send_during_a_receive_is_noticed(world: World) -> None:
 
 def test_the_tools_show_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World.make(tmp_path / "world", num_cables=2, macos=("26.1", "26.3"))
-    assert probe.usable("jaccl", "rdma_en1") is not None, "no Mac, and not emulated"
+    with pytest.raises(TransportUnavailable):  # no Mac, and not emulated
+        probe.device_for("jaccl", "rdma_en1")
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
-    assert probe.usable("jaccl", "rdma_en1") is None
-    assert probe.usable("jaccl", "rdma_en0") == "RDMA over Thunderbolt needs macOS 26.2 or later, and this is 26.1"
-    with pytest.raises(TransportUnavailable, match=r"^rdma_en0, rdma_en1, rdma_en2, rdma_en3 are active"):
-        probe.choose_device("")
-    assert probe.choose_device("rdma_en3") == "rdma_en3"
+    assert probe.device_for("jaccl", "rdma_en1") == "rdma_en1"
+    with pytest.raises(TransportUnavailable, match=r"needs macOS 26\.2 or later, and this is 26\.1"):
+        probe.device_for("jaccl", "rdma_en0")

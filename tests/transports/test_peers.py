@@ -71,7 +71,7 @@ def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> N
         child.send_signal(signal.SIGCONT)
 
 
-@by_default("tcp-listener")
+@by_default("tcp-listener", "rdma-connector")
 def test_abort_frees_a_sender_that_waits(side: str, address: str) -> None:
     with echo(side, LinkOptions(), address) as (link, child):
         child.send_signal(signal.SIGSTOP)

@@ -125,8 +125,10 @@ def test_who_does_not_shake_hands_refuses_nothing(
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         dying = threading.Timer(0.2, stranger.close if dies else lambda: None)
         dying.start()
-        with pytest.raises(LinkTimeout, match=said):
+        with pytest.raises(LinkTimeout, match=said) as caught:
             transports.connect(f"tcp://127.0.0.1:{stranger.getsockname()[1]}", timeout=1.0, options=options)
+        assert caught.value.unreachable is not None
+        assert caught.value.unreachable.is_silent is not dies, "a plain socket connects to who is silent"
         dying.join(SECONDS)
 
 

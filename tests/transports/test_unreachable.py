@@ -46,17 +46,6 @@ def test_a_name_without_an_address():
     assert "Errno" not in str(found)
 
 
-def test_who_listens_without_answering_is_reached():
-    """A plain socket connects, so there is no error to tell; the words are those of the attempt."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        found = why(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-    assert found.unreachable == Unreachable("127.0.0.1", 0)
-    assert found.unreachable.is_silent
-    assert "Connection refused" not in str(found)
-
-
 def test_packets_that_vanish():
     """The system drops a connection's first packet while too many wait to be accepted."""
     with socket.socket() as listener, contextlib.ExitStack() as waiting:

@@ -24,41 +24,30 @@ a link have one size (`messages`): a generated token is one of them, padded; a p
 over the control link would allow several sizes, and cost each token the round trip that RDMA saves. Both ends agree
 about the framing before they join, since ends that disagree could not even exchange their versions.
 
-**Checksums.** JACCL never reads the status of a completion (mlx#3152): what failed counts as received. So each message
-has a number, a nonce and a checksum over all its bytes, which the children write and check, beside the engines' own
-work; any mismatch ends the link before its content reaches the engine. `LinkOptions.checksum_parts=False` leaves the
-content out, True adds a checksum of each frame from engine to engine.
+**Checksums.** JACCL never reads the status of a completion (mlx#3152): what failed counts as received, and wrong data
+was seen to come without an error (mlx#4342). So each message has a number, a nonce and a checksum over all its bytes,
+which the children write and check, beside the engines' own work; any mismatch ends the link before its content reaches
+the engine.
 
-**Rest.** A waiting receive uses a whole core. A writer that has had nothing to send for a while announces a rest, and
-its reader sleeps until a message on the control link wakes it.
+**Rest.** A waiting receive uses a whole core, so a reader sleeps when nothing is sent to it (`link`).
 
 **The end.** What ends the control link ends this one: silence, a lost connection, a close. So does the end of either
-child, a child that hangs, and a group through which nothing arrives although something was sent. The last is needed
-because control link and group may be on different cables.
+child, and a group through which nothing arrives although something was sent: because a child hangs, or because control
+link and group are on different cables.
+
+**A reader is released, not killed.** A process that is killed within a receive of JACCL leaves memory wired until a
+restart (mlx#3910). So a child that sends always says last of all that nothing follows, whichever end goes first and
+however; only where that child itself is killed or stands still the other must be killed within its receive, and a line
+in the log says so.
 
 The group's messages are neither encrypted nor authenticated. The nonce at the beginning of each message was agreed over
 the control link, so other senders' bytes are refused, but anyone on the cable can read: use a direct cable.
 
-**A reader is released, not killed.** A process that is killed within a receive leaves 64 of the device's about 100
-memory regions registered until a restart (mlx#3910, mlx#3162), and no group can be joined there any more. So a child
-that sends always says last of all that nothing follows, whichever end goes first and however; only where that child
-itself is killed or stands still the other must be killed within its receive. That is logged, and counted until the
-machine starts again (`leftovers`).
+Tested over MLX's ring, and over a stand-in that has JACCL's limits; **not run on a Mac**.
 
-**One group a device, and it is kept.** A device has room for one group, and many groups one after the other use up what
-only a restart gives back (mlx#3207). So a device is claimed before a group is joined on it, across the processes of a
-machine (`devices`), and the group stays when its link ends: both children rest until the same two processes connect
-again (`groups`). Neither holds for `ring`.
-
-**Who may join.** JACCL's frames depend on the version of macOS, so the ends exchange theirs, and a pair that would be
-out of step is refused (`macos`). What JACCL says when it cannot join is followed by what to do (`symptoms`).
-
-All this is tested over `transports.emulated_jaccl`, which has JACCL's limits, and over MLX's ring; not on a Mac.
-
-Files: `address` what may follow rdma:// · `probe` whether this machine can use a backend · `transport` connecting and
-listening · `handshake` from a control link to a group · `groups` that outlive their link · `link` the link ·
-`child_process` the engine's handle on its child · `child` the code of the child · `channel`, `segment`, `messages` what
-they exchange · `macos`, `devices`, `leftovers`, `symptoms` what a Mac allows, who has what of it, and what went wrong.
+Files: `address` what may follow rdma:// · `probe`, `macos` whether this machine can use a backend, and two together ·
+`transport` connecting and listening · `handshake` from a control link to a group · `link` the link · `child_process`
+the engine's handle on its child · `child` the code of the child · `channel`, `segment`, `messages` what they exchange.
 """
 
 from transports.rdma.transport import RdmaTransport

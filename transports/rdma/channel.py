@@ -1,12 +1,10 @@
 """The messages between an engine's process and its child, over a pair of sockets.
 
-    engine -> child    JOB the child's role · GO how to join the group · GATHERED the data of both · WAKE from a rest
-                       SEND the messages that lie in the segment, `size` bytes of content · BEGIN the same, with more
-                       of their frame to come · LAST the same, after which nothing is sent · CONSUMED the oldest record
-                       PARK: rest as soon as it can be · RENEW, for another link on this group
-    child -> engine    UP · GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
-                       GOT content, which lies in the segment · CONSUMED the oldest record · PARKED after so many
-                       messages
+    engine -> child    JOB the child's role · GATHERED the data of both
+                       SEND the chunk that lies in the segment, `size` bytes of content · CONSUMED the oldest chunk
+                       WAKE from a rest
+    child -> engine    GATHER this data · READY · FAILED why · ROUSE the peer's child
+                       GOT a chunk, which lies in the segment · CONSUMED the oldest chunk
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
 and one machine.
@@ -22,30 +20,24 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+LEAVE_SECONDS = 3.0  # for a child to leave its group at the end, which may take the last message of its peer's child
+
 _RECORD = struct.Struct("<BIQQ")
-_BUFFER_BYTES = 256 << 10  # more than unread records ever take (`segment.MAX_MESSAGES`), so no write waits
+_BUFFER_BYTES = 256 << 10  # more than unread records ever take (`segment.NUM_SLOTS`), so no write waits
 _READ_BYTES = 64 << 10
 
 
 class Word(IntEnum):
     JOB = 1
-    GO = 2
-    GATHERED = 3
-    SEND = 4
+    GATHERED = 2
+    SEND = 3
+    WAKE = 4
     CONSUMED = 5
-    WAKE = 6
-    UP = 7
-    GATHER = 8
-    READY = 9
-    GOT = 10
-    ROUSE = 11
-    ALIVE = 12
-    FAILED = 13
-    BEGIN = 14
-    LAST = 15
-    PARK = 16
-    PARKED = 17
-    RENEW = 18
+    GATHER = 6
+    READY = 7
+    FAILED = 8
+    GOT = 9
+    ROUSE = 10
 
 
 class Record(NamedTuple):
@@ -61,20 +53,17 @@ class Record(NamedTuple):
 class Job:
     """A child's role and times.
 
-    `rest_after`: seconds without anything to send until the peer may sleep; `checked`: whether the messages that it
-    sends have checksums of their content. `device`: the RDMA device; "" for
-    ring. `leave_seconds`: how long it may take to come out of the group when its parent is gone.
+    `rest_seconds`: without a frame until the reader rests. `device`: its RDMA device, for JACCL. `host`: the peer's
+    IPv4 address, for ring.
     """
 
     rank: int
     backend: str
     nonce: int
     join_seconds: int
-    alive_every: float
-    rest_after: float
-    checked: bool = True
+    rest_seconds: float
     device: str = ""
-    leave_seconds: float = 0.0
+    host: str = ""
 
 
 class ChannelClosedError(Exception):
@@ -103,7 +92,7 @@ class Channel:
         except OSError as problem:  # BlockingIOError, too: the other end has not read for very long
             raise ChannelClosedError(str(problem)) from None
 
-    def recv(self, timeout: float | None) -> Record | None:
+    def recv(self, timeout: float | None = None) -> Record | None:
         """The next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
         while (record := self._take()) is None:
             if not self._poll.poll(None if timeout is None else timeout * 1000):

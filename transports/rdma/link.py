@@ -1,8 +1,8 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
-A thread per link reads from the child: messages of the group (listener), requests to wake the other child (connector),
-signs of life. Only this thread ends the child. Frames of the control link are delivered by its hub's thread. So each
-end has one thread that fills its inbox with frames, and either thread may end it.
+A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
+ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread that fills its
+inbox with frames, and either thread may end it.
 
 A frame of the control link begins with one byte, the tag:
 
@@ -11,6 +11,9 @@ A frame of the control link begins with one byte, the tag:
 
 Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
 of them arrive for `dead_after`, the group is dead, even if the control link is not.
+
+A child that waits in a receive uses a whole core. So a writer that has had nothing to send for a while announces a
+rest, and has its end send W before the next frame.
 """
 
 from __future__ import annotations
@@ -19,31 +22,15 @@ import contextlib
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from transports import threads
-from transports.base import (
-    FLUSH_SECONDS,
-    Frame,
-    FrameError,
-    Link,
-    LinkClosed,
-    LinkOptions,
-)
-from transports.framing import (
-    PRELUDE_BYTES,
-    Kind,
-    Liveness,
-    Sequencer,
-    check_bounds,
-    decode,
-    encode,
-    flatten,
-    reason_bytes,
-)
+from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, Link, LinkClosed, LinkOptions
+from transports.framing import Kind, Liveness, check_bounds, flatten, reason_bytes, reason_of
 from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
-from transports.rdma.groups import Group, kept_groups
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.handshake import MAX_STEP_BYTES
 from transports.rdma.messages import Assembly, pack_table, unpack_table
 
@@ -59,30 +46,32 @@ def control_options(options: LinkOptions) -> LinkOptions:
 
 
 class RdmaLink(InboxLink):
-    """One end. `rank` 0 is the connecting end, which writes to the group."""
+    """One end. `child`: has joined the group; that of rank 0, the connecting end, writes. `on_end`: called when it has
+    ended."""
 
-    def __init__(self, address: str, control: Link, group: Group, rank: int, options: LinkOptions) -> None:
+    def __init__(
+        self,
+        address: str,
+        control: Link,
+        child: ChildProcess,
+        options: LinkOptions,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(address, control, options)
         self.peer_key = control.peer_key
         self._control = control
-        self._joined_group = group
-        self._process = group.process
-        self._life = self._process.life
-        self._is_whole = True  # as far as the link knows, the group is in order
-        self._is_writer = rank == 0
+        self._process = child
+        self._is_writer = child.job.rank == 0
+        self._on_end = on_end
         self._close_by = float("inf")
-        self._is_bye_due = False
         # Used by senders.
-        self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
-        self._num_posted = 0
+        self._writing = threading.Lock()  # one frame at a time
         self._bytes_posted = 0
         self._bytes_acked = 0
         # Used by the thread.
         now = time.monotonic()
-        self._child = Liveness(options, now)
         self._group = Liveness(options, now)
         self._tend_at = now + options.beat_every
-        self._sequencer = Sequencer()
         self._incoming: Assembly | None = None
         self._bytes_received = 0
         self._bytes_reported = 0
@@ -102,52 +91,35 @@ class RdmaLink(InboxLink):
             raise over
         flat = flatten(frame, self._options)
         if self._is_writer:
-            self._post(Kind.DATA, flat, self._options.dead_after)
+            self._post(Kind.DATA, [flat.header, *flat.parts], self._options.dead_after)
         else:
             try:
                 self._control.send(Frame(_DATA + flat.header, flat.parts))
             except LinkClosed as ending:
                 raise self._ended or ending from None
 
-    def _post(self, kind: Kind, frame: Frame, patience: float) -> None:
-        """Send a packet over the group. Raises LinkClosed."""
+    def _post(self, kind: Kind, pieces: Sequence[Buffer], patience: float) -> None:
+        """Send a frame, or the end, over the group. Raises LinkClosed."""
         give_up_at = time.monotonic() + patience
         if not self._writing.acquire(timeout=patience):
             return  # only a BYE is sent while another frame waits for room
         try:
             if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
                 raise over
-            trouble = self._try_post(kind, frame, max(0.0, give_up_at - time.monotonic()))
+            table = pack_table(kind, [memoryview(piece).nbytes for piece in pieces])
+            left = max(0.0, give_up_at - time.monotonic())
+            self._bytes_posted += self._process.post([table, *pieces], left)
+            return
+        except LinkClosed as ending:
+            raise self._inbox.ended or ending from None
+        except TimeoutError:
+            trouble = f"{self.address} took nothing for {patience:g} s: queue full"
+        except ChannelClosedError as problem:
+            trouble = f"the transport process of {self.address} is gone: {problem}"
         finally:
             self._writing.release()
-        if trouble:
-            self._fail(trouble)
-        if trouble is not None:
-            raise self._inbox.ended or LinkClosed(trouble)
-
-    def _try_post(self, kind: Kind, frame: Frame, patience: float) -> str | None:
-        """What went wrong, if anything did; "" if the link is over. With the lock held."""
-        pieces = encode(
-            kind,
-            seq=self._num_posted,
-            header=frame.header,
-            parts=[memoryview(part) for part in frame.parts],
-            checksum=bool(self._options.checksum_parts),  # by default messages have one, and that is enough
-        )
-        views = [memoryview(piece) for piece in pieces]
-        lengths = [view.nbytes for view in views]
-        try:
-            content: list[memoryview | bytes] = [pack_table(lengths), *views]
-            num_bytes = self._process.post(content, patience, self._life, is_last=kind is Kind.BYE)
-        except TimeoutError:
-            return f"{self.address} took nothing for {patience:g} s: queue full"
-        except ChannelClosedError as problem:
-            return f"the transport process of {self.address} is gone: {problem}"
-        except LinkClosed:
-            return ""
-        self._num_posted += 1
-        self._bytes_posted += num_bytes
-        return None
+        self._fail(trouble)
+        raise self._inbox.ended or LinkClosed(trouble)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +134,8 @@ class RdmaLink(InboxLink):
         elif tag == _ACK and self._is_writer and len(header) == _COUNT.size:
             self._bytes_acked = _COUNT.unpack(header)[0]
         elif tag == _WAKE and not self._is_writer and not header:
-            self._process.wake(self._life)
+            with contextlib.suppress(ChannelClosedError):  # the thread will notice
+                self._process.channel.send(Word.WAKE)
         else:
             self._fail(f"bad message from {self.address} on the control link")
 
@@ -180,19 +153,14 @@ class RdmaLink(InboxLink):
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
-            kept_groups.leave(self._joined_group, is_whole=self._is_whole)
+            self._process.end()
+            self._on_end()
 
     def _iterate(self) -> None:
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
         now = time.monotonic()
         if record is not None:
-            self._child.received(now)
             self._on_record(record)
-        elif self._child.is_dead(now):
-            self._fail(f"the transport process of the link to {self.address} hangs")
-        if self._is_bye_due and self._close_reason is not None:
-            self._is_bye_due = False
-            self._send_bye(self._close_reason)
         if now >= self._tend_at:
             self._tend(now)
 
@@ -200,40 +168,37 @@ class RdmaLink(InboxLink):
         if record.word is Word.CONSUMED:
             self._process.consumed()
         elif record.word is Word.GOT:
-            self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
+            self._on_chunk(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.ROUSE:
             self._send_tagged(_WAKE)
-        elif record.word is Word.PARKED:
-            self._process.parked(record)
         elif record.word is Word.FAILED:
-            self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
+            self._fail(f"the group with {self.address} failed: {record.text.decode('utf-8', 'replace')}")
 
-    def _on_message(self, content: memoryview) -> None:
-        """Process the content of a message of the group. Raises FrameError."""
+    def _on_chunk(self, content: memoryview) -> None:
+        """Process what has arrived. Raises FrameError."""
         with content:
             self._bytes_received += content.nbytes
             if self._incoming is not None:
                 self._incoming.add(content)
             else:
-                lengths = unpack_table(content)
-                # Before memory is allocated for them.
-                check_bounds(lengths[0] - PRELUDE_BYTES, lengths[1:], self._options)
-                self._incoming = Assembly(lengths, content)
+                kind, lengths = unpack_table(content)
+                check_bounds(lengths[0], lengths[1:], self._options)  # before memory is allocated for them
+                self._incoming = Assembly(kind, lengths, content)
         with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
             self._process.channel.send(Word.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
-            self._on_packet(whole)
+            self._on_frame(whole)
 
-    def _on_packet(self, whole: Assembly) -> None:
-        packet = decode(whole.pieces, self._options)
-        self._sequencer.admit(packet)
-        if packet.kind is Kind.BYE:
-            self._on_bye(packet.reason)
-        elif packet.kind is Kind.DATA:
-            self._take(Frame(packet.header, packet.parts))
-        else:
-            raise FrameError(f"{packet.kind.name} over the group")
+    def _on_frame(self, whole: Assembly) -> None:
+        header, *parts = whole.pieces
+        if whole.kind is Kind.DATA:
+            self._take(Frame(bytes(header), tuple(parts)))
+            return
+        reason = reason_of(header)  # the peer has closed the link, and all that it sent has arrived
+        self._inbox.end(reason)
+        self._control.close(reason)
+        self._finish(reason)
 
     def _tend(self, now: float) -> None:
         self._tend_at = now + self._options.beat_every
@@ -246,6 +211,10 @@ class RdmaLink(InboxLink):
             self._finish(self._close_reason)
             self._control.abort(self._close_reason)
 
+    def _send_tagged(self, header: bytes) -> None:
+        with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
+            self._control.send(Frame(header))
+
     def _check_group(self, now: float) -> None:
         is_moving = self._bytes_reported != self._bytes_acked or self._bytes_acked >= self._bytes_posted
         if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # the control link ends for silence
@@ -254,10 +223,6 @@ class RdmaLink(InboxLink):
         elif self._group.is_dead(now):
             seconds = self._group.silent_for(now)
             self._fail(f"nothing arrived at {self.address} for {seconds:.1f} s, though its control link is alive")
-
-    def _send_tagged(self, header: bytes) -> None:
-        with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
-            self._control.send(Frame(header))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -269,12 +234,12 @@ class RdmaLink(InboxLink):
             if is_first:
                 self._close_reason = reason
                 self._close_by = time.monotonic() + FLUSH_SECONDS
-        if self._sink_thread == threading.get_ident() and not self._is_writer:
-            self._is_bye_due |= is_first  # sending it may wait, which a sink must not: the thread does it next
-            return
-        if is_first:
+        is_in_sink = self._sink_thread == threading.get_ident()
+        if is_first and is_in_sink and not self._is_writer:  # a sink must not wait
+            threads.make(self._send_bye, f"transports closes {self.address}", reason).start()
+        elif is_first:
             self._send_bye(reason)
-        if self._sink_thread == threading.get_ident():
+        if is_in_sink:
             return  # the answer arrives, or the thread ends the link when it is late
         if not self._over.wait(max(0.0, self._close_by - time.monotonic())):
             self._finish(reason)
@@ -289,13 +254,7 @@ class RdmaLink(InboxLink):
             self._control.close(reason)
             return
         with contextlib.suppress(LinkClosed):
-            self._post(Kind.BYE, Frame(reason_bytes(reason)), FLUSH_SECONDS)
-
-    def _on_bye(self, reason: str) -> None:
-        """The peer has closed the link, and all that it sent has arrived."""
-        self._inbox.end(reason)
-        self._control.close(reason)
-        self._finish(reason)
+            self._post(Kind.BYE, [reason_bytes(reason)], FLUSH_SECONDS)
 
     def abort(self, reason: str = "") -> None:
         if (ending := self._inbox.ended) is not None:
@@ -305,7 +264,6 @@ class RdmaLink(InboxLink):
         self._finish(reason)
 
     def _fail(self, reason: str) -> None:
-        self._is_whole = False
         # If the peer ended the link, what the group does after that is a consequence: the control link has the reason,
         # although its hub may not have handed it over yet.
         if (ending := self._control.closed) is not None:
@@ -321,5 +279,5 @@ class RdmaLink(InboxLink):
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._process.stop(self._life)
+        self._process.disconnect()
         self._inbox.pump()

@@ -7,35 +7,26 @@ for another, and neither is told; so such a pair is refused before a group is jo
 
 A program built with an SDK older than macOS 26's is told 16 for 26 ("Is Tahoe really macOS 26 or 16?", The Eclectic
 Light Company, 13 June 2025), and Python is such a program until it is built anew: 16.x is read as 26.x.
+
+Not run on a Mac.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 LEAST = (26, 2)  # has RDMA over Thunderbolt
 LONG_FRAMES = (26, 3)  # JACCL's frames may be longer than 4 KiB
 _COMPATIBLE, _TAHOE = 16, 26
 
 
-class Version(NamedTuple):
-    """The first two numbers of a version of macOS."""
-
-    major: int
-    minor: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
-
-
-def parse(text: str) -> Version | None:
-    """The version in a text such as 26.3.1; None if there is none."""
+def parse(text: str) -> tuple[int, int] | None:
+    """The first two numbers of a version such as 26.3.1; None if there are none."""
     found = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", text, re.ASCII)
     if found is None:
         return None
     major = int(found[1])
-    return Version(_TAHOE if major == _COMPATIBLE else major, int(found[2] or 0))
+    return _TAHOE if major == _COMPATIBLE else major, int(found[2] or 0)
 
 
 def why_too_old(text: str, subject: str = "this") -> str | None:
@@ -43,7 +34,8 @@ def why_too_old(text: str, subject: str = "this") -> str | None:
     version = parse(text)
     if version is not None and version >= LEAST:
         return None
-    return f"RDMA over Thunderbolt needs macOS 26.2 or later, and {subject} is {version or 'another system'}"
+    found = "another system" if version is None else f"{version[0]}.{version[1]}"
+    return f"RDMA over Thunderbolt needs macOS 26.2 or later, and {subject} is {found}"
 
 
 def why_not_together(here: str, there: str) -> str | None:
@@ -51,10 +43,10 @@ def why_not_together(here: str, there: str) -> str | None:
     reason = why_too_old(here, "one end") or why_too_old(there, "the other end")
     if reason is not None:
         return reason
-    versions = sorted(filter(None, (parse(here), parse(there))))
-    if (versions[0] < LONG_FRAMES) is (versions[-1] < LONG_FRAMES):
+    older, newer = sorted((parse(here) or LEAST, parse(there) or LEAST))
+    if (older < LONG_FRAMES) is (newer < LONG_FRAMES):
         return None
     return (
-        f"the two Macs have macOS {versions[0]} and {versions[-1]}, and RDMA's frames have other sizes from 26.3 on: "
-        "update the older one"
+        f"the two Macs have macOS {older[0]}.{older[1]} and {newer[0]}.{newer[1]}, and RDMA's frames have other sizes "
+        "from 26.3 on: update the older one"
     )

@@ -35,19 +35,24 @@ def emulated() -> World | None:
     return World.of_this_process()
 
 
-def usable(backend: str, device: str = "") -> str | None:
-    """None if `backend` can be used here, over `device` if one is named; else why not."""
-    if backend == JACCL and (reason := why_too_old(macos_version(device))) is not None:
-        return reason
+def device_for(backend: str, wanted: str = "") -> str:
+    """The device over which `backend` can be used here: `wanted`, or the only one whose port is active; "" for ring.
+
+    Raises:
+        TransportUnavailable: it cannot be used; why not.
+    """
+    if backend == JACCL and (reason := why_too_old(macos_version(wanted))) is not None:
+        raise TransportUnavailable(reason)
     if not _is_available(backend):
-        return f"this build of MLX has no {backend}" + (": it needs the wheel for macOS 26" if backend == JACCL else "")
+        wheel = ": it needs the wheel for macOS 26" if backend == JACCL else ""
+        raise TransportUnavailable(f"this build of MLX has no {backend}{wheel}")
     if backend != JACCL:
-        return None
+        return ""
     try:
-        choose_device(device)
-    except TransportUnavailable as problem:
-        return problem.reason
-    return None
+        listed, states = parse_devices(_output("ibv_devices")), parse_states(_output("ibv_devinfo"))
+    except (OSError, subprocess.SubprocessError) as problem:
+        raise TransportUnavailable(f"the RDMA devices cannot be listed: {problem}") from problem
+    return pick(wanted, listed, [device for device, state in states.items() if state == ACTIVE])
 
 
 def _is_available(backend: str) -> bool:
@@ -58,17 +63,8 @@ def _is_available(backend: str) -> bool:
     return mx.distributed.is_available(backend)
 
 
-def choose_device(wanted: str = "") -> str:
-    """The RDMA device to use: `wanted`, or the only one whose port is active. Raises TransportUnavailable."""
-    try:
-        listed, states = parse_devices(_output("ibv_devices")), parse_states(_output("ibv_devinfo"))
-    except (OSError, subprocess.SubprocessError) as problem:
-        raise TransportUnavailable(f"the RDMA devices cannot be listed: {problem}") from problem
-    return pick(wanted, listed, [device for device, state in states.items() if state == ACTIVE])
-
-
 def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> str:
-    """The device to use of those listed and those active (`choose_device`)."""
+    """The device to use of those listed and those active (`device_for`)."""
     reason = ""
     if not listed:
         reason = "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery"

@@ -3,7 +3,7 @@
 The segment is unlinked as soon as it is made, and passed to the child as an open descriptor. So the system frees it
 however the processes end.
 
-It holds only the bytes of messages. Their offsets, and that they were consumed, are sent over the channel, whose system
+It holds only the bytes of messages. Where they lie, and that they were consumed, is sent over the channel, whose system
 calls also order the reads and writes of the two processes. So each byte has one writer at a time, and there is no lock:
 where the engine writes, it leaves room for the heads of messages, which the child fills in.
 """
@@ -14,18 +14,20 @@ import _posixshmem  # type: ignore[import-not-found]  # what multiprocessing.sha
 import mmap
 import os
 import secrets
-from collections import deque
 
-SEGMENT_BYTES = 16 << 20
-MAX_MESSAGES = 128  # so that the channel's buffers hold a record for each
+from transports.rdma.messages import CHUNK_MESSAGES, MESSAGE_BYTES
+
+SLOT_BYTES = CHUNK_MESSAGES * MESSAGE_BYTES
+NUM_SLOTS = 32
+SEGMENT_BYTES = NUM_SLOTS * SLOT_BYTES
 
 
 class Segment:
     """Shared bytes; `descriptor` is passed to the child."""
 
-    def __init__(self, descriptor: int, num_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, num_bytes)
+        self._map = mmap.mmap(descriptor, SEGMENT_BYTES)
         self.view = memoryview(self._map)
 
     @classmethod
@@ -49,33 +51,21 @@ class Segment:
             os.close(self.descriptor)
 
 
-class Ring:
-    """The writer's allocation in a segment: messages follow each other, none wraps around the end, and they are
-    consumed in order.
+class Slots:
+    """The writer's allocation in a segment: a slot for each chunk, taken and consumed in order."""
 
-    |....consumed....[ oldest ][ ... ][ newest ]........free........|
-    """
+    def __init__(self) -> None:
+        self._first = self._num_used = 0
 
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-        self._next = 0
-        self._num_used = 0
-        self._spans: deque[int] = deque()  # of each message, with what was skipped before it
-
-    def place(self, num_bytes: int) -> int | None:
-        """Allocate the next message: its offset; None while there is no room."""
-        is_wrapped = self._next + num_bytes > self._num_bytes
-        span = num_bytes + (self._num_bytes - self._next if is_wrapped else 0)
-        if self._num_used + span > self._num_bytes or len(self._spans) >= MAX_MESSAGES:
+    def take(self) -> int | None:
+        """The offset of the next slot; None while all are in use."""
+        if self._num_used == NUM_SLOTS:
             return None
-        offset = 0 if is_wrapped else self._next
-        self._next = offset + num_bytes
-        self._num_used += span
-        self._spans.append(span)
-        return offset
+        self._num_used += 1
+        return (self._first + self._num_used - 1) % NUM_SLOTS * SLOT_BYTES
 
     def consumed(self) -> None:
-        """Free the oldest message."""
-        self._num_used -= self._spans.popleft()
-        if not self._spans:
-            self._next = 0  # all are read: begin at the front, which is in the processor's cache
+        """Free the oldest slot."""
+        self._num_used -= 1
+        # When all are read: begin at the front, which is in the processor's cache.
+        self._first = self._first + 1 if self._num_used else 0

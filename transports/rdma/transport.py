@@ -7,45 +7,33 @@ whose request is valid; the number of children is bounded.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 from transports import threads
-from transports.address import errors_naming, split_scheme
+from transports.address import errors_naming, parse_host_port, split_scheme
 from transports.arrivals import QueueListener
-from transports.base import (
-    FrameError,
-    Link,
-    LinkClosed,
-    LinkOptions,
-    LinkRefused,
-    Listener,
-    ListenerClosed,
-    TransportUnavailable,
-)
+from transports.base import Link, LinkClosed, LinkOptions, LinkRefused, Listener, ListenerClosed, TransportUnavailable
 from transports.listener_hub import OpeningCheck
-from transports.rdma.address import RING, RdmaAddress, parse
-from transports.rdma.handshake import (
-    LinkRequest,
-    RenewalFailed,
-    address_of,
-    join_as_connector,
-    join_as_listener,
-    parse_opening,
-    why_no_ring,
-)
+from transports.rdma.address import JACCL, RING, RdmaAddress, parse
+from transports.rdma.channel import Job
+from transports.rdma.handshake import HANDSHAKE_SECONDS, LinkRequest, address_of, join, parse_opening
 from transports.rdma.link import RdmaLink, control_options
-from transports.rdma.probe import usable
+from transports.rdma.macos import why_not_together
+from transports.rdma.probe import device_for, macos_version
 from transports.tcp import TcpListener, TcpTransport
 from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 
+# Without a frame until a link's reader rests. Waking it takes a message on the control link: that is slow compared with
+# JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast as the group itself.
+REST_SECONDS = {JACCL: 0.25, RING: 0.0}
 MAX_LINKS = 16  # of one listener, including those being set up; each has a process
-MAX_HANDSHAKES = 4
 
 
 class RdmaListener(QueueListener[Link]):
@@ -55,10 +43,8 @@ class RdmaListener(QueueListener[Link]):
         self, listen: Callable[[OpeningCheck], TcpListener], parsed: RdmaAddress, options: LinkOptions
     ) -> None:
         self._options = options
-        self._lock = threading.Lock()
-        self._links: list[RdmaLink] = []
-        self._num_handshakes = 0
-        self._below = listen(self._check_opening)
+        self._room = threading.Semaphore(MAX_LINKS)
+        self._below = listen(_check_opening)
         super().__init__(str(replace(parsed, rest=split_scheme(self._below.address)[1])))
         self._thread = threads.make(self._accept_all, f"transports on {self.address}")
         self._thread.start()
@@ -69,56 +55,42 @@ class RdmaListener(QueueListener[Link]):
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-    def _check_opening(self, opening: bytes) -> None:
-        """Raises FrameError for an OPEN whose request is invalid or over the limits."""
-        if opening:
-            parse_opening(opening)
-            with self._lock:
-                self._check_room()
-
-    def _check_room(self) -> None:
-        self._links = [link for link in self._links if link.closed is None]
-        if self._num_handshakes >= MAX_HANDSHAKES:
-            raise FrameError(f"{self._num_handshakes} rdma links are being set up here already; try again in a moment")
-        if self._num_handshakes + len(self._links) >= MAX_LINKS:
-            raise FrameError(f"there are {MAX_LINKS} rdma links here already")
-
     def _accept_all(self) -> None:
         while True:
             try:
                 control = self._below.accept()
             except ListenerClosed:
                 return
-            if not control.opening:
-                self._offer_or_abort(control)
-                continue
-            try:
-                with self._lock:
-                    self._check_room()
-                    self._num_handshakes += 1
-            except FrameError as problem:
-                control.abort(str(problem))  # several passed `_check_opening` at once
-            else:
+            if control.opening:
                 threads.make(self._upgrade, f"transports joins {control.address}", control).start()
+            else:
+                self._offer_or_abort(control)
 
     def _offer_or_abort(self, link: Link) -> None:
         if not self.offer(link):
             link.abort(f"{self.address} stopped listening")
 
     def _upgrade(self, control: TcpLink) -> None:
-        link: RdmaLink | None = None
+        if not self._room.acquire(blocking=False):
+            control.close(f"there are {MAX_LINKS} rdma links here already")
+            return
         try:
-            group = join_as_listener(control, parse_opening(control.opening), self._options)
-            address = control.address.replace("tcp://", "rdma://", 1)
-            link = RdmaLink(address, control, group, 1, self._options)
+            link = self._join(control, parse_opening(control.opening))
         except TransportUnavailable as problem:
+            self._room.release()
+            control.close(problem.reason)
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
-        finally:
-            with self._lock:
-                self._num_handshakes -= 1
-                self._links += [link] if link is not None else []
-        if link is not None:
+        else:
             self._offer_or_abort(link)
+
+    def _join(self, control: TcpLink, request: LinkRequest) -> RdmaLink:
+        host = parse_host_port(control.address).host
+        device = _device_for(request.backend, request.device, host, self._options)
+        if device and (reason := why_not_together(macos_version(device), request.macos)) is not None:
+            raise TransportUnavailable(reason)
+        child = join(control, _job(1, request, device, host))
+        address = control.address.replace("tcp://", "rdma://", 1)
+        return RdmaLink(address, control, child, self._options, on_end=self._room.release)
 
 
 class RdmaTransport:
@@ -141,16 +113,12 @@ class RdmaTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
-        most HANDSHAKE_SECONDS. Also raises TransportUnavailable. A group that an earlier link left is used again, and
-        if it turns out to be of no use, another one is made."""
+        most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
         parsed = parse(address)
-        self._check_here(parsed, options)
-        with contextlib.suppress(RenewalFailed):
-            return self._connect(address, parsed, timeout, options)
-        return self._connect(address, parsed, timeout, options)
-
-    def _connect(self, address: str, parsed: RdmaAddress, timeout: float, options: LinkOptions) -> Link:
-        request = LinkRequest(parsed.backend, parsed.devices[1])
+        host = address_of(parsed) if parsed.backend == RING else ""
+        device = _device_for(parsed.backend, parsed.devices[0], host, options)
+        nonce = int.from_bytes(os.urandom(8), "little")
+        request = LinkRequest(parsed.backend, parsed.devices[1], nonce, macos_version(device) if device else "")
         try:
             with errors_naming(address, parsed.control):
                 control = self._tcp.connect(
@@ -160,11 +128,24 @@ class RdmaTransport:
             raise  # the keys do not match, which no other transport would change
         except LinkClosed as problem:
             raise TransportUnavailable(problem.reason) from problem
-        return RdmaLink(address, control, join_as_connector(control, parsed, options), 0, options)
+        child = join(control, _job(0, request, device, host))
+        return RdmaLink(address, control, child, options)
 
-    def _check_here(self, parsed: RdmaAddress, options: LinkOptions) -> None:
-        reason = usable(parsed.backend, parsed.devices[0])
-        if reason is None and parsed.backend == RING and options.security is not None:
-            reason = why_no_ring(address_of(parsed))
-        if reason is not None:
-            raise TransportUnavailable(reason)
+
+def _check_opening(opening: bytes) -> None:
+    """Raises FrameError for an OPEN whose request is invalid."""
+    if opening:
+        parse_opening(opening)
+
+
+def _device_for(backend: str, wanted: str, host: str, options: LinkOptions) -> str:
+    """This end's device; "" for ring. Raises TransportUnavailable if the backend cannot be used here."""
+    device = device_for(backend, wanted)
+    if backend == RING and options.security is not None and not host.startswith("127."):
+        raise TransportUnavailable("ring does not encrypt, and this link has keys: use it within one machine only")
+    return device
+
+
+def _job(rank: int, request: LinkRequest, device: str, host: str) -> Job:
+    seconds = math.ceil(HANDSHAKE_SECONDS) + 1
+    return Job(rank, request.backend, request.nonce, seconds, REST_SECONDS[request.backend], device, host)

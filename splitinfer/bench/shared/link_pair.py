@@ -35,12 +35,12 @@ _SWITCH = 0.0005  # seconds, as in a worker
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum (None: as usual)."""
+    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum of their own."""
 
     name: str
     address: str
     curve: bool = False
-    checksum: bool | None = None
+    checksum: bool = False
 
 
 class Pair:
@@ -126,7 +126,7 @@ class End:
         except (TransportError, ProtocolError, zmq.ZMQError, ValueError, RuntimeError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _listen(self, address: str, *, curve: bool, checksum: bool | None) -> dict[str, Any]:
+    def _listen(self, address: str, *, curve: bool, checksum: bool) -> dict[str, Any]:
         if address == BARE:
             return {"address": self._listen_bare(), "key": None}
         pair = KeyPair.make() if curve else None
@@ -155,7 +155,7 @@ class End:
 
         threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
 
-    def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Carrier:
+    def _connect(self, address: str, key: str | None, *, checksum: bool) -> Carrier:
         if address.startswith(f"{BARE}:"):
             return self._connect_bare(address.removeprefix(f"{BARE}:"))
         security = None if key is None else Security(KeyPair.make(), key)
