@@ -1,6 +1,5 @@
 """`splitinfer plan`: which machine gets which layers, from what was measured of them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,6 @@ _GB = 1e9
 _DEFAULTS = Asked()
 _MEMORY = "Memory"
 _FIGURES = "Workload"
-_LIVE = "A running pipeline"
 
 
 def plan(
@@ -87,21 +85,6 @@ def plan(
             help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Compare the cut of a running pipeline with the best one, from its own measurements.",
-            rich_help_panel=_LIVE,
-        ),
-    ] = False,
-    applies: Annotated[
-        bool,
-        typer.Option("--apply", help="Load the better cut; requests wait meanwhile.", rich_help_panel=_LIVE),
-    ] = False,
-    pid: Annotated[
-        int | None, typer.Option("--pid", help="The pipeline's process, where several run.", rich_help_panel=_LIVE)
-    ] = None,
     measure: MeasureOption = False,
     connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
@@ -114,14 +97,6 @@ def plan(
         from splitinfer.cli.plan_tables import show
         from splitinfer.placement.plan import plan as make_plan
 
-        if live:
-            given = {
-                "--model": model, "--workers": workers, "--layout": layout, "--profiles": profiles, "--out": out,
-                "--draft": draft, "--measure": measure or None,
-            }  # fmt: skip
-            return _live(given, pid, aim, applies=applies, as_json=as_json)
-        if applies or pid is not None:
-            raise ConfigError("--apply and --pid are for a running pipeline; add --live")
         base = _base(layout, workers)
         if out is not None and out.exists() and not force:
             raise ConfigError(f"{out} exists; name another file, or replace it with --force")
@@ -145,15 +120,6 @@ def plan(
         return show(best, aim, base, out, origin, as_json=as_json)
 
     finish(run, verbose)
-
-
-def _live(given: Mapping[str, object], pid: int | None, aim: Aim, *, applies: bool, as_json: bool) -> int:
-    """Compare a running pipeline. ``given``: options that have no meaning then, with their values."""
-    from splitinfer.cli.plan_live import plan_live
-
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"--live asks a running pipeline, which has its own model and machines; leave out {wrong[0]}")
-    return plan_live(pid, aim, applies=applies, as_json=as_json)
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":

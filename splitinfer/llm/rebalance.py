@@ -7,14 +7,12 @@ steps say what all of its layers cost together, the head among them; each part i
 bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
 machines that have layers are compared.
 
-``LiveFigures`` are taken from the running pipeline; ``rebalance`` is pure, and may compare them in another process.
+``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
 
-from splitinfer.config import Layout as FileLayout
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
@@ -30,7 +28,7 @@ from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import as_mapping, layout_of
+from splitinfer.placement.document import layout_of
 from splitinfer.placement.pipeline import costs_of
 from splitinfer.placement.plan import Planner
 from splitinfer.placement.words import name_in_words, why
@@ -66,24 +64,6 @@ class LiveFigures:
     layout: Layout
     asked: Asked
     times: Mapping[str, float] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers and text, for ``from_dict``."""
-        layout = {"name": self.layout.name, "layout": as_mapping(self.layout)}
-        return {
-            **layout, "profiles": self.profiles.as_dict(), "asked": self.asked.as_dict(), "times": dict(self.times)
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """The figures that ``as_dict`` returned.
-
-        Raises:
-            ValueError, TypeError, KeyError, LayoutError: something is missing or wrong.
-        """
-        layout = FileLayout.from_dict(found["layout"], found["name"])
-        profiles, asked = Profiles.from_dict(found["profiles"]), Asked.from_dict(found["asked"])
-        return cls(profiles, layout, asked, dict(found["times"]))
 
 
 @dataclass(frozen=True, slots=True)

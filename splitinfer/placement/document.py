@@ -92,11 +92,6 @@ def figures_in_words(figures: Figures, asked: Asked) -> Iterator[str]:
     yield f"{figures.ttft:.3g} s to the first token of a prompt of 4,096; up to {figures.longest:,} tokens of context."
 
 
-def as_mapping(layout: Layout) -> dict[str, Any]:
-    """A layout as the mapping that its file holds (``config.Layout.from_dict``)."""
-    return {**_top(layout), "stages": [_of_stage(stage) for stage in layout.stages]}
-
-
 def _top(layout: Layout) -> dict[str, Any]:
     """The keys of a layout beside its stages, where they are not the defaults."""
     plain = Layout(layout.stages)

@@ -1,6 +1,5 @@
 """The cut in force is compared with the best, by what its own steps have cost."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,15 +119,6 @@ def test_a_machine_that_has_no_layers_may_get_some():
 def test_profiles_of_other_machines_are_of_no_use():
     measured, found = Profiles(MODEL, (machine("s0", 1e-3), machine("other", 1e-3))), layout(8, 4)
     assert live(found, ran(found, 2e-3, 1e-3), measured).times == {}
-
-
-def test_figures_go_to_another_process_and_back():
-    found = layout(8, 4)
-    figures = live(found, ran(found, 3e-3, 1e-3))
-    again = LiveFigures.from_dict(json.loads(json.dumps(figures.as_dict())))
-    there, here = rebalance(again, Aim.CHAT), rebalance(figures, Aim.CHAT)
-    assert (there.text, there.gain, there.layout.stages) == (here.text, here.gain, here.layout.stages)
-    assert (again.layout.stages, again.layout.name) == (figures.layout.stages, figures.layout.name)
 
 
 def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
