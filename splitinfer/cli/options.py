@@ -170,29 +170,7 @@ ModelsSize = Annotated[
         "--models-gb", min=0, callback=finite, help="GB that folder may hold; if not given, what its disk has free."
     ),
 ]
-Accelerator = Annotated[
-    Path | None,
-    typer.Option("--accelerator", help="Compute in the times of this machine file: an emulated accelerator."),
-]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
-
-
-Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths",
-        help="A CSV of requests: num_prompt_tokens, num_output_tokens, optionally arrived_at; like chats if not given.",
-    ),
-]
-Scale = Annotated[
-    float,
-    typer.Option(
-        "--scale",
-        min=1e-4,
-        callback=finite,
-        help="Make those requests shorter, for a smaller model; answers to 100 tokens on average at least.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Profiles: what was measured of machines, of the links between them, and of one model. From them layouts are planned.
 
     ModelProfile      each layer's kind and bytes, and those of embedding, head and draft model
-    MachineProfile    seconds of one layer of each kind by the shape of a step, of what comes before and behind the
-                      layers, of drafts; the bytes that are free
+    MachineProfile    seconds of one layer of each kind by the shape of a step, of the head, of drafts; the bytes that
+                      are free
     LinkProfile       one direction of a link
     Profiles          all of them
 
@@ -13,18 +13,17 @@ raise ValueError where a number is out of its range.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
-from splitinfer.core.costs.stage import StageCosts
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.numbers import Bytes, Costs, Count, NotNegative, Numbers, Positive
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.numbers import Bytes, Count, NotNegative, Numbers
 
-VERSION = 2  # of the numbers
+VERSION = 3  # of what is remembered
 _STRICT = ConfigDict(extra="forbid")
 
 # Bytes a second; infinite, which JSON cannot say, is ``None`` there.
@@ -62,7 +61,7 @@ class DraftProfile:
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
-class ModelProfile(Numbers):
+class ModelProfile:
     """A model.
 
     name: as a layout names it.
@@ -120,15 +119,13 @@ class MachineProfile(Numbers):
     layers: the costs of one layer, by its kind, without ``step``.
     address, key: of its worker, as in a layout (``core.layout.StageSpec``); no address for the coordinator.
     step: seconds of a step on any stage, whatever layers it has.
-    embedding, head: the costs of what comes before and behind the layers, by the rows of a step. Of a prompt's chunk
-        the head computes one row at most, of an answer and of drafts every row.
-    host: seconds of a step in the coordinator beside computing, if this machine is the coordinator.
-    draft, draft_more, draft_buffers: of a round of drafts, if this machine is the coordinator (``machine.Machine``).
+    head: the costs of what comes behind the layers, by the rows of a step. Of a prompt's chunk it computes one row at
+        most, of an answer and of drafts every row.
+    draft, draft_more: seconds of a round of drafts for one sequence and for each further one, if this machine is the
+        coordinator.
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
-    buffers: command buffers of a step, for each layer.
     launches_ahead: whether its device computes while the host goes on.
-    device: what the device is like.
     device_name, versions, measured_at: what was measured, with which versions, and when (ISO 8601), for people.
     """
 
@@ -137,17 +134,12 @@ class MachineProfile(Numbers):
     address: str | None = None
     key: str | None = None
     step: NotNegative = 0.0
-    embedding: Costs = field(default_factory=StageCosts)
-    head: Costs = field(default_factory=StageCosts)
-    host: NotNegative = 0.0
+    head: Costs = Costs()
     draft: NotNegative = 0.0
     draft_more: NotNegative = 0.0
-    draft_buffers: Count = 1
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
-    buffers: Positive = 1.0
     launches_ahead: bool = False
-    device: DeviceTraits = DeviceTraits()
     device_name: str = ""
     versions: str = ""
     measured_at: str = ""
@@ -157,9 +149,10 @@ class MachineProfile(Numbers):
         return replace(
             self,
             layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},
-            embedding=self.embedding.scaled(factor),
             head=self.head.scaled(factor),
-            **{name: factor * getattr(self, name) for name in ("step", "host", "draft", "draft_more")},
+            step=factor * self.step,
+            draft=factor * self.draft,
+            draft_more=factor * self.draft_more,
         )
 
 
@@ -175,18 +168,15 @@ class LinkProfile:
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
-class Profiles(Numbers):
+class Profiles:
     """A model, the machines that may run it (the coordinator first), and the links between them. Every machine has a
     name of its own and the costs of every kind of layer, and links are between these machines."""
 
     model: ModelProfile
     machines: Annotated[tuple[MachineProfile, ...], Field(min_length=1)]
     links: tuple[LinkProfile, ...] = ()
-    version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ValueError(f"these profiles are of version {self.version}, not {VERSION}; measure again")
         names = [machine.name for machine in self.machines]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"two machines are named {twice[0]!r}")
@@ -204,9 +194,3 @@ class Profiles(Numbers):
                 if (link.source, link.target) == (a, b):
                     return replace(link, source=source, target=target)
         return None
-
-    def only(self, names: Sequence[str]) -> "Profiles":
-        """The same with these machines only, in this order."""
-        known = {machine.name: machine for machine in self.machines}
-        links = tuple(link for link in self.links if {link.source, link.target} <= set(names))
-        return Profiles(self.model, tuple(known[name] for name in names), links)

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from splitinfer.core.kv.budget import KV_SHARE
-from splitinfer.machine.numbers import Bytes, Count, Numbers
+from splitinfer.machine.numbers import Bytes, Count
 from splitinfer.machine.profile import Profiles
 
 LONG_PROMPT = 4096  # tokens; the prompt whose time to the first token is told
@@ -28,7 +28,7 @@ class Aim(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Numbers):
+class Asked:
     """What a plan has to meet.
 
     context: tokens of a sequence, prompt and answer, that have to fit.
@@ -39,7 +39,6 @@ class Asked(Numbers):
     uses_all: whether every machine has to get layers.
     spare_bytes: left free on each machine, beside what a stage needs.
     kv_share: the share of what is free beside the weights that KV may take; a coordinator takes half by default.
-    simulated: cuts that are simulated for each aim, the best by formula.
 
     Raises:
         ValueError: a number is out of its range.
@@ -54,7 +53,6 @@ class Asked(Numbers):
     uses_all: bool = False
     spare_bytes: Bytes = 0
     kv_share: Annotated[float, Field(gt=0, le=1)] = KV_SHARE
-    simulated: Count = 20
 
     def sequences(self, aim: Aim) -> int:
         """The sequences of ``context`` tokens that have to fit."""

@@ -27,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from splitinfer.placement.pipeline import pipeline_of
+
 from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
@@ -37,16 +39,15 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
-from splitinfer.placement.pipeline import pipeline_of
 from splitinfer.placement.plan import Planner
-from transports.emulated import LinkProfile as EmulatedLink
-from transports.emulated import installed
+from tests.emulation.late_steps import LATE_STEPS, MOST_LATE
+from tests.emulation.links import LinkProfile as EmulatedLink
+from tests.emulation.links import installed
 
 from .report import Report
 

@@ -11,8 +11,8 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Proposal
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 
 @dataclass(frozen=True)

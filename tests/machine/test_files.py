@@ -9,9 +9,9 @@ import pytest
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.files import EXAMPLES, read_devices, read_machine
-from splitinfer.machine.machine import Hop, Machine
+from tests.emulation.device_queue import DeviceTraits
+from tests.emulation.files import EXAMPLES, read_devices, read_machine
+from tests.emulation.machine import Hop, Machine
 
 BY_STAGE = """
 stages:

@@ -4,6 +4,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from splitinfer.sim.capacity import decode_gap
+from splitinfer.sim.search import Search, search
+from splitinfer.sim.workload import fitted, made_up_lengths
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
@@ -12,13 +15,10 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.capacity import decode_gap
-from splitinfer.sim.search import Search, search
-from splitinfer.sim.simulator import Simulator
-from splitinfer.sim.workload import fitted, made_up_lengths
+from tests.emulation.device_queue import DeviceTraits
+from tests.emulation.files import read_machine
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 TWO_LARGE, TWO_SMALL, THREE_LARGE = (read_machine(Path(name)) for name in ("two-large", "two-small", "three-large"))
 EXAMPLES = {"two-large": TWO_LARGE, "two-small": TWO_SMALL, "three-large": THREE_LARGE}

@@ -7,10 +7,10 @@ import pytest
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim import drafts
-from splitinfer.sim.drafts import Choice, Crowd
+from tests.emulation.files import read_machine
+from tests.emulation.machine import Hop, Machine
+from tests.sim import drafts
+from tests.sim.drafts import Choice, Crowd
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-4, 1e-2])

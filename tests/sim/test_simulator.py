@@ -13,9 +13,9 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.flight import Flight, tokens_per_second
-from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from tests.emulation.files import read_machine
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 
 def machine(num_stages: int, hop: float = 0.0, **more: float | bool) -> Machine:

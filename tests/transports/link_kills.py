@@ -34,8 +34,8 @@ from jaccl import carriers_of, is_free, is_gone
 from processes import until
 
 import transports
+from tests.emulation.jaccl.world import World
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportError
-from transports.emulated_jaccl.world import World
 from transports.rdma.groups import kept_groups
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Links that come and go on one group, on emulated JACCL (`transports.emulated_jaccl`), which keeps count of what its
+"""Links that come and go on one group, on emulated JACCL (`tests.emulation.jaccl`), which keeps count of what its
 devices hold and of what dead processes leave there."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from echoes import echo
 from interrupts import freeze
 
 import transports
+from tests.emulation.jaccl.world import VARIABLE, World
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
-from transports.emulated_jaccl.world import VARIABLE, World
 from transports.rdma import child_process, groups, leftovers
 from transports.rdma.groups import kept_groups
 

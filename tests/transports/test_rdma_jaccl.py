@@ -13,8 +13,8 @@ from contract import SECONDS, pair, payload, reason_at
 from jaccl import READER, WRITER, all_received, make_world, until_free
 
 import transports
+from tests.emulation.jaccl.world import Fault, What, World
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportUnavailable
-from transports.emulated_jaccl.world import Fault, What, World
 from transports.rdma import link
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)

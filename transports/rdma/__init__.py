@@ -53,7 +53,7 @@ again (`groups`). Neither holds for `ring`.
 **Who may join.** JACCL's frames depend on the version of macOS, so the ends exchange theirs, and a pair that would be
 out of step is refused (`macos`). What JACCL says when it cannot join is followed by what to do (`symptoms`).
 
-All this is tested over `transports.emulated_jaccl`, which has JACCL's limits, and over MLX's ring; not on a Mac.
+All this is tested over `tests.emulation.jaccl`, which has JACCL's limits, and over MLX's ring; not on a Mac.
 
 Files: `address` what may follow rdma:// · `probe` whether this machine can use a backend · `transport` connecting and
 listening · `handshake` from a control link to a group · `groups` that outlive their link · `link` the link ·

@@ -12,8 +12,8 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)
 

@@ -21,8 +21,8 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds
 from splitinfer.core.speculation.speculation import Proposal
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("recorded_drafts.json").read_text())
 PROMPT = 48

@@ -9,13 +9,13 @@ import pytest
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.engine.device import emulated as emulated_module
 from splitinfer.engine.device.device import DRAFT, Span, Ticket, Work
-from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory_errors
 from splitinfer.errors import DeviceFailed
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.machine import Hop, Machine
+from tests.emulation import device as emulated_module
+from tests.emulation.device import EmulatedDevice
+from tests.emulation.device_queue import DeviceTraits
+from tests.emulation.machine import Hop, Machine
 
 MS = 1e-3
 STEP = Work(Shape(1))

@@ -8,10 +8,10 @@ import pytest
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.device.device import Ticket, Work
-from splitinfer.engine.device.emulated import EmulatedDevice
-from splitinfer.engine.device.strict import Touched, strict_device
-from splitinfer.machine.machine import Hop, Machine
 from splitinfer.models import tensors
+from tests.emulation.device import EmulatedDevice
+from tests.emulation.machine import Hop, Machine
+from tests.emulation.strict import Touched, strict_device
 
 STEP = Work(Shape(1))
 

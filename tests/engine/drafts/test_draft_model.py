@@ -13,15 +13,15 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.device.strict import strict_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import Drafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.errors import LayoutError, ModelError
-from splitinfer.machine.machine import Hop, Machine
 from splitinfer.models.hub import open_model
+from tests.emulation.device import EmulatedDevice
+from tests.emulation.machine import Hop, Machine
+from tests.emulation.strict import strict_device
 
 DRAFT = TARGET.parent / "draft"
 PROMPT = [5, 90, 7, 300, 41, 8, 1000, 77, 3, 250, 60, 12]

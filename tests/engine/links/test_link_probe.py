@@ -28,8 +28,8 @@ from splitinfer.wire.messages import (
     Welcome,
 )
 from splitinfer.wire.session import Session
+from tests.emulation.links import EmulatedLink, LinkProfile, installed
 from transports import Frame, connect, listen
-from transports.emulated import EmulatedLink, LinkProfile, installed
 
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 

@@ -8,7 +8,6 @@ import pytest
 import tiny
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device import emulated as device
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.profiling import drafts, measure, stopwatch, trial
 from splitinfer.engine.profiling.drafts import measure_draft
@@ -19,6 +18,7 @@ from splitinfer.errors import ProtocolError
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.models.checkpoint import open_folder
+from tests.emulation import device as device
 
 FILE = """
 each_layer: {rows_ms: {1: 3, 8: 4, 512: 9}, buffers: 7, decode_per_1k_ms: 2, prompt_per_1k_ms: 0.02}

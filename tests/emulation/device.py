@@ -1,14 +1,14 @@
 """An emulated accelerator: a device that computes while the host goes on, in the times of a machine file.
 
 What is launched is computed at once, on the CPU, so the results are real. When they are done is what
-``machine.device_queue`` says: a queue in order, seconds by a step's rows and by what they attend to, a launch that is
+``device_queue`` says: a queue in order, seconds by a step's rows and by what they attend to, a launch that is
 held until most of the step's command buffers are complete, a clock that falls when the device is idle. Arrays of a
 launch are held until it is done, as a GPU holds the buffers of its commands, so what a later launch overwrites is
 copied where a GPU would copy it.
 
-Where computing takes longer than the device would, the step is late: its span notes it (``late_steps``).
+Where computing takes longer than the device would, the step is late, and counted (``late_steps``).
 
-With ``strict`` rules (``engine.device.strict``) an error is told where the launch is waited for, as a GPU tells it.
+With ``strict`` rules an error is told where the launch is waited for, as a GPU tells it.
 """
 
 import threading
@@ -16,19 +16,31 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import mlx.core as mx
 
 from splitinfer.engine.device.device import Span, Ticket, Work
-from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.mlx_device import device_errors
-from splitinfer.engine.device.strict import Strict
 from splitinfer.errors import DeviceFailed
-from splitinfer.machine.device_queue import DeviceQueue
-from splitinfer.machine.machine import Machine
+from tests.emulation.device_queue import DeviceQueue
+from tests.emulation.files import read_devices
+from tests.emulation.late_steps import LATE_STEPS
+from tests.emulation.machine import Machine
+from tests.emulation.strict import Strict, strict_device
 
 _COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
 _TICK = 2e-6  # seconds of the smallest launch
+
+
+def open_device(file: Path, stage: int, layers: Sequence[int], *, computes_at_launch: bool) -> "EmulatedDevice":
+    """The device of a stage of a layout with these numbers of layers.
+
+    Raises:
+        ConfigError: the machine file cannot be read, or does not fit the layout.
+    """
+    machine = read_devices(file, layers)[stage]
+    return EmulatedDevice(machine, computes_at_launch=computes_at_launch, strict=strict_device())
 
 
 class EmulatedDevice:
@@ -56,9 +68,10 @@ class EmulatedDevice:
             ended = done = computed
             with self._lock:
                 self._queue.delay(computed)
-        span = Span(timing.started, ended, notes=(LATE,) if is_late or self._is_late else ())
+        if not work.is_draft:
+            LATE_STEPS.count(is_late or self._is_late)
         self._is_late = is_late and work.is_draft
-        ticket = _Emulated(outputs, launched, done, span, failure)
+        ticket = _Emulated(outputs, launched, done, Span(timing.started, ended), failure)
         if self._strict is not None:
             self._strict.launched(ticket, pending)
         self._held.append((done, [*outputs, *pending]))

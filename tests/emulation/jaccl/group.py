@@ -19,9 +19,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from transports.emulated_jaccl.device import Registration
-from transports.emulated_jaccl.wire import DATA, SUM, Wire, hang
-from transports.emulated_jaccl.world import Fault, What, World
+from tests.emulation.jaccl.device import Registration
+from tests.emulation.jaccl.wire import DATA, SUM, Wire, hang
+from tests.emulation.jaccl.world import Fault, What, World
 
 BACKEND = "jaccl"
 _GATHER_BYTES = 256

@@ -9,9 +9,9 @@
 such links by address. An emulated link keeps the contract of the one below, with any peer.
 """
 
-from transports.emulated.link import EmulatedLink
-from transports.emulated.profile import PRESETS, LinkProfile, preset
-from transports.emulated.transport import EmulatedTransport, installed
+from tests.emulation.links.link import EmulatedLink
+from tests.emulation.links.profile import PRESETS, LinkProfile, preset
+from tests.emulation.links.transport import EmulatedTransport, installed
 from transports.registry import register_prefix
 
 register_prefix("emulated", EmulatedTransport)

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from urllib.parse import parse_qsl, urlencode
 
+from tests.emulation.links.link import EmulatedLink
+from tests.emulation.links.profile import LinkProfile, preset
 from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
-from transports.emulated.link import EmulatedLink
-from transports.emulated.profile import LinkProfile, preset
 from transports.registry import rewriting
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from transports.emulated_jaccl.device import Device, Limits, Usage
+from tests.emulation.jaccl.device import Device, Limits, Usage
 
 VARIABLE = "SPLITINFER_EMULATED_JACCL"
 MACOS = "26.3"

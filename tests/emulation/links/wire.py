@@ -20,9 +20,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from tests.emulation.links.profile import LinkProfile
 from transports import threads
 from transports.base import Frame, LinkClosed
-from transports.emulated.profile import LinkProfile
 
 _PR_SET_TIMERSLACK = 29
 

@@ -12,9 +12,9 @@ import threading
 import time
 from dataclasses import replace
 
+from tests.emulation.links.profile import LinkProfile
+from tests.emulation.links.wire import Item, Wire
 from transports.base import DEFAULT_OPTIONS, FLUSH_SECONDS, Frame, FrameError, Link, LinkClosed, LinkOptions
-from transports.emulated.profile import LinkProfile
-from transports.emulated.wire import Item, Wire
 from transports.framing import PRELUDE_BYTES, flatten
 from transports.inbox import InboxLink
 

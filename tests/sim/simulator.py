@@ -5,7 +5,7 @@
     hops           any number of steps at a time, whose rows leave one after the other
 
 Where a device computes while its host goes on (``Machine.launches_ahead``), each stage has a queue
-(``machine.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
+(``emulation.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
 when the step is done, whatever that thread is doing. Drafts stand in the first stage's queue, behind its steps, or in
 the last one's, behind the step whose tokens they follow (``Machine.drafts_at_end``). Where
 a device computes while launching, the coordinator is busy until a step has ended, and then sends it.
@@ -29,8 +29,8 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
-from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
-from splitinfer.machine.machine import Machine
+from tests.emulation.device_queue import DeviceQueue, DeviceTraits, Timing
+from tests.emulation.machine import Machine
 
 _STRETCH = 50  # tokens
 _TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft

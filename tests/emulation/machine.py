@@ -1,17 +1,16 @@
 """A machine: the seconds of stages, links, drafts and the coordinator's own work, and what the devices are like.
 
-``splitinfer bench --mode serve`` measures and prints them; for machines that one does not have they are described. A
-machine can be simulated (``sim``), and emulated: a device with its times computes real models (``engine.device``).
+Machines are described in files (``files``). One can be simulated (``tests.sim``), and emulated: a device with its times
+computes real models (``device``).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from splitinfer.core.costs.stage import StageCosts
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.numbers import Costs, Count, NotNegative, Numbers, Positive
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.numbers import Count, NotNegative, Numbers, Positive
+from tests.emulation.device_queue import DeviceTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,8 @@ class EachLayer:
     step: NotNegative = 0.0
     buffers: Positive = 1.0
 
-    def stage(self, num_layers: int) -> StageCosts:
-        costs = self.layer.scaled(num_layers)
-        costs.coefficients[0] += self.step
-        return costs
+    def stage(self, num_layers: int) -> Costs:
+        return self.layer.scaled(num_layers).plus(Costs(((1, self.step),)))
 
     def stage_buffers(self, num_layers: int) -> int:
         return max(1, round(self.buffers * num_layers))
@@ -103,11 +100,6 @@ class Machine(Numbers):
         """Seconds from the end of a step until it goes on its way."""
         return self.device.wait if self.launches_ahead else 0.0
 
-    @property
-    def cut(self) -> str:
-        """The layers of each stage, as in a layout's name: ``40-26``."""
-        return "-".join(map(str, self.layers))
-
     def draft_round(self, sequences: int) -> float:
         return self.draft + self.draft_more * (sequences - 1)
 
@@ -123,18 +115,3 @@ class Machine(Numbers):
             factor = num_layers / self.layers[stage]
             costs, buffers = self.stages[stage].scaled(factor), max(1, round(factor * self.buffers_of(stage)))
         return replace(self, stages=(costs,), hops=self.hops[:1], layers=(num_layers,), buffers=(buffers,))
-
-    def cut_into(self, layers: Sequence[int]) -> "Machine":
-        """The same machine with other numbers of layers.
-
-        Raises:
-            ValueError: another number of stages or of layers in all.
-        """
-        if len(layers) != self.num_stages or sum(layers) != sum(self.layers):
-            raise ValueError(f"{sum(self.layers)} layers cannot be cut into {list(layers)} on {self.num_stages} stages")
-        new = [self.alone(stage, count) for stage, count in enumerate(layers)]
-        buffers = tuple(each.buffers_of(0) for each in new) if self.buffers else ()
-        return replace(self, stages=tuple(each.stages[0] for each in new), layers=tuple(layers), buffers=buffers)
-
-    def with_hop(self, seconds: float) -> "Machine":
-        return replace(self, hops=tuple(replace(hop, fixed=seconds) for hop in self.hops))
