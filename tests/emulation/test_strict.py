@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.engine.device.device import Ticket, Work
+from splitinfer.machine.costs import Costs
 from splitinfer.models import tensors
 from tests.emulation.device import EmulatedDevice
 from tests.emulation.machine import Hop, Machine
@@ -20,7 +20,7 @@ STEP = Work(Shape(1))
 def device() -> EmulatedDevice:
     strict = strict_device()
     assert strict is not None, "all tests are strict"
-    return EmulatedDevice(Machine((StageCosts.through({1: 0.01}),), (Hop(),), (1,)), strict=strict)
+    return EmulatedDevice(Machine((Costs.through({1: 0.01}),), (Hop(),), (1,)), strict=strict)
 
 
 def one() -> mx.array:

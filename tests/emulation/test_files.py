@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.errors import ConfigError
+from splitinfer.machine.costs import Costs
 from tests.emulation.device_queue import DeviceTraits
 from tests.emulation.files import EXAMPLES, read_devices, read_machine
-from tests.emulation.machine import Hop, Machine
+from tests.emulation.machine import Hop
 
 BY_STAGE = """
 stages:
@@ -37,7 +37,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def ms(costs: StageCosts, rows: int) -> float:
+def ms(costs: Costs, rows: int) -> float:
     return 1000 * costs.at(Shape(rows))
 
 
@@ -75,11 +75,8 @@ def test_costs_of_each_layer_fit_every_layout(stages: str, tmp_path: Path):
 
 def test_costs_of_each_layer_are_a_machine_once_there_are_stages(tmp_path: Path):
     machine = read_machine(written(tmp_path, BY_LAYER + "stages: [{layers: 5}, {layers: 7}]"))
-    assert (machine.cut, machine.buffers) == ("5-7", (11, 15))
-    other = machine.cut_into([2, 10])
-    assert [ms(stage, 1) for stage in other.stages] == pytest.approx([2.5, 10.5]), "a step's own time stays as it is"
-    assert other.buffers == (4, 22)
-    assert read_machine(written(tmp_path, BY_STAGE)).cut_into([20, 46]).buffers == (44, 101)
+    assert (machine.layers, machine.buffers) == ((5, 7), (11, 15))
+    assert [ms(stage, 1) for stage in machine.stages] == pytest.approx([5.5, 7.5])
     with pytest.raises(ConfigError, match="not how many layers each stage has; add, for example, 'stages: "):
         read_machine(written(tmp_path, BY_LAYER))
 
@@ -87,12 +84,7 @@ def test_costs_of_each_layer_are_a_machine_once_there_are_stages(tmp_path: Path)
 @pytest.mark.parametrize("text", [BY_STAGE, BY_LAYER + "stages: [{layers: 5}, {layers: 7}]"])
 def test_a_machine_survives_being_written_down(text: str, tmp_path: Path):
     machine = read_machine(written(tmp_path, text))
-    again = Machine.from_dict(json.loads(json.dumps(machine.as_dict())))
-    assert again.as_dict() == machine.as_dict()
-    for other in ("other", "stall"):  # a benchmark's output, whose last line is its document
-        measured = "some table\n" + json.dumps({other: {}, "machine": machine.as_dict()}) + "\n"
-        assert read_machine(written(tmp_path, measured)).as_dict() == machine.as_dict()
-    assert again.cut_into([6, 6] if machine.each_layer else [33, 33]).cut in ("6-6", "33-33")
+    assert read_machine(written(tmp_path, json.dumps(machine.as_dict()))) == machine
 
 
 STAGE, LAYER = "stages: [{layers: 1, rows_ms: {1: 3}}]\n", "each_layer: {rows_ms: {1: 2}}\n"
@@ -101,26 +93,12 @@ STAGE, LAYER = "stages: [{layers: 1, rows_ms: {1: 3}}]\n", "each_layer: {rows_ms
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("stages: [{layers: 1, rows_ms: {1: 3}, buffers: 0}]", "stages.0.buffers: input should be greater"),
-        ("stages: [{layers: 1, rows_ms: {0: 3}}]", "stages.0.rows_ms.0.*greater than or equal to 1"),
         (STAGE + "max_buffers: 0", "max_buffers: input should be greater than or equal"),
-        (STAGE + "wait_us: -1", "wait_us: input should be greater than or equal to 0"),
-        (STAGE + "idle_factor: 0.5", "idle_factor: input should be greater"),
-        (STAGE + "idle_after_s: 0", "idle_after_s: input should be greater than 0"),
-        (STAGE + "draft_buffers: 0", "draft_buffers: input should be greater"),
-        (STAGE + "each_step_ms: 1", "each_step_ms: there is no such key"),
         (STAGE + "host: 1", "host: there is no such key"),
-        ("each_layer: {buffers: 2}", "each_layer.rows_ms: field required"),
-        ("each_layer: {rows_ms: {1: 2}, buffers: 0}", "each_layer.buffers: input should be greater than 0"),
         ("each_layer: {rows_ms: {1: 2, 8: 1}}", "more rows than one cannot take less time"),
         (LAYER + STAGE, "stages.0.rows_ms: there is no such key"),
-        (LAYER + "stages: [{layers: 0}]", "stages.0.layers: input should be greater"),
         ("stages: []", "stages: list should have at least 1 item"),
-        ("stages: [{layers: 2}]", "stages.0.rows_ms: field required"),
-        ("stages: [{layers: 0, rows_ms: {1: 3}}]", "stages.0.layers: input should be greater"),
         ("stages: [", ""),
-        ('{"machine": {"stages": 3}}', "stages: input should be a valid tuple"),
-        ("", ""),
         ("3", "a description has keys, such as stages"),
     ],
 )
