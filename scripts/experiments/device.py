@@ -1,43 +1,51 @@
-"""``splitinfer bench --mode device``: what the loops leave of a device's time. For emulated accelerators, whose times
-are known.
+"""What the loops leave of a device's time, on emulated accelerators, whose times are known. Prints one JSON document.
 
-    one stream      milliseconds a token, beside the sum of all stages and hops. A hop is half a round trip of a link
-                    between two processes, measured in this run.
+    python scripts/experiments/device.py two-large          # or two-small, three-large, or a machine file of yours
+    python scripts/experiments/device.py two-small --cases one_stream groups --trials 3
+
+    one_stream      seconds a token, beside the sum of all stages and hops. A hop is half a round trip of a link between
+                    two processes, measured in this run.
     groups          as many groups of eight as there are stages: tokens a second, beside what the slowest stage allows
-    after a prompt  the first 50 gaps between tokens after a prompt of many chunks, beside the steady ones
-    long prompt     eight streams decode and a long prompt comes: their gaps, beside the objective of three usual ones
+    after_prompt    the first 50 gaps between tokens after a prompt of many chunks, beside the steady ones
+    long_prompt     eight streams decode and a long prompt comes: their gaps, beside the objective of three usual ones
 
-Void steps, which took the processor longer than the device would, are counted (``engine.device.emulated``).
+A small random model stands in for a large one: a processor computes its steps in less time than the accelerator takes
+for the large one's. Steps that took the processor longer are counted (``late_steps``); where they are more than one in
+a thousand, the figures mean nothing: nothing else may run on the machine.
 """
 
+import argparse
+import json
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.inputs import check_context
+from splitinfer.bench.shared import machine as this_machine
+from splitinfer.bench.shared.blas import prefer_openblas
 from splitinfer.bench.shared.link_pair import Kind, Pair
-from splitinfer.bench.shared.options import Options
-from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.systems import open_stages, plain_layout, whole
+from splitinfer.bench.shared.random_model import Shape as ModelShape
+from splitinfer.bench.shared.random_model import make
+from splitinfer.bench.shared.systems import whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
-from splitinfer.errors import ConfigError
-from splitinfer.llm import LLM, Request
-from splitinfer.machine.files import read_devices
-from splitinfer.machine.machine import Machine
-from splitinfer.machine.selection import VARIABLE, emulated_machine
+from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
+from splitinfer.machine.selection import VARIABLE
+from tests.emulation.files import read_devices, read_machine
+from tests.emulation.late_steps import MOST_LATE, counted
+from tests.emulation.machine import Machine
 
 GROUP = 8  # sequences
+LAYERS, VOCABULARY = 2, 512  # of each stage of the model, and of all of it
 _CHUNK = 512  # tokens in a step
 _PROMPT = 16  # tokens of a stream's prompt
 _WARM, _COUNTED = 10, 100  # tokens of each stream
@@ -46,53 +54,56 @@ _AFTER = 50  # gaps after a prompt
 _BEFORE = 30  # gaps before a long prompt comes
 _OBJECTIVE = 3.0  # usual gaps
 _ROUNDS, _BYTES = 500, 4096  # of round trips
+CASES = ("one_stream", "groups", "after_prompt", "long_prompt")
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Measure, and return the document.
-
-    Raises:
-        SplitinferError: something cannot be measured.
-    """
-    file = emulated_machine()
-    if file is None:
-        raise ConfigError(
-            f"--mode device compares with a device's known times: name a machine with --accelerator FILE or {VARIABLE}"
-        )
-    checkpoint = options.checkpoint
-    context = _LONG_CHUNKS * _CHUNK + 4 * _COUNTED
-    check_context(checkpoint, context, "a prompt of eight chunks of 512")
-    layers = [stage.num_layers for stage in options.found_layout.stages]
-    devices, on = read_devices(file, layers), machine.describe()
-    settings = options.settings(context, token_budget=_CHUNK, micro_batches=len(layers))
-    with ExitStack() as stack:
-        pair = stack.enter_context(closing(Pair(Kind("tcp", "tcp://127.0.0.1:0"))))
-        llm = open_stages(stack, options, settings)
-        pinned = machine.pin_stages(llm.layout.stages)
-        trials = _Trials(llm, devices, checkpoint.vocab_size or 2, options.seed)
-        trials.warm_up()
-        cases: dict[str, list[dict[str, Any]]] = {"one_stream": [], "groups": [], "after_prompt": [], "long_prompt": []}
-        for number in range(options.trials):
-            say(f"trial {number + 1} of {options.trials}")
-            hop = statistics.median(pair.round_trips(_BYTES, _ROUNDS)) / 2
-            cases["one_stream"].append(trials.one_stream(number, hop))
-            cases["groups"].append(trials.groups(number))
-            cases["after_prompt"].append(trials.after_prompt(number))
-            cases["long_prompt"].append(trials.long_prompt(number))
+def measure(file: Path, trials: int, cases: Sequence[str], seed: int) -> dict[str, Any]:
+    """Measure some cases on a machine's accelerators; the document."""
+    num_stages = read_machine(file).num_stages
+    devices = read_devices(file, [LAYERS] * num_stages)
+    os.environ[VARIABLE] = str(file)
+    on = this_machine.describe()
+    settings = Settings(
+        context=_LONG_CHUNKS * _CHUNK + 4 * _COUNTED, prefix_cache=False, draft=NO_DRAFT, rejoin_timeout=0.0,
+        connect_timeout=20.0, token_budget=_CHUNK, micro_batches=num_stages,
+    )  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        counted() as steps,
+        closing(Pair(Kind("tcp", "tcp://127.0.0.1:0"))) as pair,
+    ):
+        with LLM(stand_in(Path(folder), num_stages), settings=settings) as llm:
+            pinned = this_machine.pin_stages(llm.layout.stages)
+            found = Trials(llm, devices, seed, lambda: statistics.median(pair.round_trips(_BYTES, _ROUNDS)) / 2)
+            found.warm_up()
+            before = steps()
+            results = {case: [getattr(found, case)(number) for number in range(trials)] for case in cases}
+        late = steps().since(before)
     return {
-        "measured_on": {**on, "pinned": pinned},
-        "layout": plain_layout(llm),
-        "trials": options.trials,
-        **cases,
-    }
+        "measured_on": {**on, "pinned": pinned}, "machine": file.name, "trials": trials, **results,
+        "late_steps": {**asdict(late), "share": late.share, "are_too_many": late.share > MOST_LATE},
+    }  # fmt: skip
+
+
+def stand_in(folder: Path, num_stages: int) -> dict[str, Any]:
+    """A layout of so many stages on this machine for a small random model. It has one head, because what takes a
+    processor longest is a chunk's attention to thousands of positions, once for each head."""
+    shape = ModelShape(layers=LAYERS * num_stages, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCABULARY)
+    make(folder / "model", shape, num_files=1)
+    stages = [
+        {"name": f"stage{i}", "layers": LAYERS, **({} if i == 0 else {"address": "local"})} for i in range(num_stages)
+    ]
+    return {"model": str(folder / "model"), "stages": stages}
 
 
 @dataclass(slots=True)
-class _Trials:
+class Trials:
+    """The cases. ``hop``: measures a hop's seconds."""
+
     llm: LLM
     devices: Sequence[Machine]
-    vocab_size: int
     seed: int
+    hop: Any
 
     def warm_up(self) -> None:
         """Steps of all the sizes to come, so that the costs are known before an objective depends on them."""
@@ -101,8 +112,9 @@ class _Trials:
         for length in (_CHUNK // 8, _CHUNK // 2, 2 * _CHUNK):
             _results([self._submit(f"warm up {length}", length, 4)])
 
-    def one_stream(self, trial: int, hop: float) -> dict[str, Any]:
+    def one_stream(self, trial: int) -> dict[str, Any]:
         """One sequence alone: seconds a token, and what stages and hops take."""
+        hop = self.hop()
         (stream,) = self._streams(f"one {trial}", 1, _WARM + _COUNTED)
         window = self._window(stream)
         (times,) = _results([stream])
@@ -161,15 +173,15 @@ class _Trials:
         """Seconds of a step of short sequences on each stage."""
         return [device.stages[0].at(Shape.of_single_rows([_PROMPT] * rows)) for device in self.devices]
 
-    def _streams(self, name: str, count: int, num_tokens: int) -> list["_Stream"]:
+    def _streams(self, name: str, count: int, num_tokens: int) -> list["Stream"]:
         return [self._submit(f"{name} {i}", _PROMPT, num_tokens) for i in range(count)]
 
-    def _submit(self, name: str, length: int, num_tokens: int) -> "_Stream":
-        prompt = made_up(f"{self.seed} device {name}", length, self.vocab_size)
+    def _submit(self, name: str, length: int, num_tokens: int) -> "Stream":
+        prompt = made_up(f"{self.seed} device {name}", length, VOCABULARY)
         at = time.monotonic()
-        return _Stream(at, self.llm.submit(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)))
+        return Stream(at, self.llm.submit(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)))
 
-    def _window(self, stream: "_Stream") -> list[dict[str, Any]]:
+    def _window(self, stream: "Stream") -> list[dict[str, Any]]:
         """Each stage's figures from the stream's token number ``_WARM`` for ``_COUNTED`` tokens."""
         _until(stream, _WARM)
         self.llm.stats(reset=True)
@@ -181,7 +193,7 @@ class _Trials:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """A request, and when it was submitted, in seconds."""
 
     at: float
@@ -192,13 +204,13 @@ class _Stream:
         self.events = iter(self.request)
 
 
-def _until(stream: _Stream, count: int) -> None:
+def _until(stream: Stream, count: int) -> None:
     """Read ``count`` more events of a stream: one for each token."""
     for _ in range(count):
         next(stream.events)
 
 
-def _results(streams: Sequence[_Stream]) -> list[list[float]]:
+def _results(streams: Sequence[Stream]) -> list[list[float]]:
     """Wait for the ends; the times of each stream's tokens, in seconds."""
     for stream in streams:
         for _ in stream.events:
@@ -210,51 +222,16 @@ def _gaps(times: Sequence[float]) -> list[float]:
     return [b - a for a, b in pairwise(times)]
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Tables of the cases, and of the stages in two of them."""
-    return [_table(found), _stage_table(found)]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("machine", type=Path, help="a machine file, or the name of an example")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    prefer_openblas()  # may start this program anew
+    print(json.dumps(measure(given.machine, given.trials, given.cases, given.seed)))
 
 
-def _table(found: Mapping[str, Any]) -> Table:
-    title = f"A device's time, {found['layout']['name']}, medians of {found['trials']} trials"
-    table = Table("", "found", "the device allows", title=title, title_justify="left")
-    one, groups, after, long = (found[name] for name in ("one_stream", "groups", "after_prompt", "long_prompt"))
-    table.add_row(
-        "one stream, ms a token", f"{_ms(one, 'seconds_a_token'):.2f}",
-        f"{_ms(one, 'stages'):.2f}, and hops of {_ms(one, 'hops'):.2f}: {_ms(one, 'over'):.2f} more",
-    )  # fmt: skip
-    table.add_row(
-        "full groups, tokens/s", f"{_median(groups, 'tokens_per_second'):.1f}",
-        f"{_median(groups, 'allowed'):.1f}: {_median(groups, 'share'):.4f} of it",
-    )  # fmt: skip
-    table.add_row(
-        f"the {_AFTER} tokens after a long prompt, ms", f"{_ms(after, 'first_seconds'):.2f}",
-        f"{_ms(after, 'steady_seconds'):.2f} later: {_median(after, 'to_steady'):.3f} of it on average",
-    )  # fmt: skip
-    table.add_row(
-        "streams beside a long prompt, p99, ms", f"{_ms(long, 'p99'):.1f}",
-        f"objective {_ms(long, 'objective'):.1f}: {_median(long, 'p99_to_objective'):.3f} of it",
-    )  # fmt: skip
-    return table
-
-
-def _stage_table(found: Mapping[str, Any]) -> Table:
-    table = Table("case", "stage", "duty", "link and host, mean ms", "p50", "p99", title_justify="left")
-    for case in ("one_stream", "groups"):
-        for i, stage in enumerate(found[case][0]["window"]):
-            each = [trial["window"][i] for trial in found[case]]
-            overheads = [one["overhead"] for one in each]
-            mean = statistics.median(one["seconds"] / max(1, one["count"]) for one in overheads)
-            table.add_row(
-                case.replace("_", " "), stage["name"], f"{statistics.median(one['duty'] for one in each):.4f}",
-                f"{1000 * mean:.3f}", f"{_ms(overheads, 'p50'):.3f}", f"{_ms(overheads, 'p99'):.3f}",
-            )  # fmt: skip
-    return table
-
-
-def _median(trials: Sequence[Mapping[str, Any]], name: str) -> float:
-    return statistics.median(float(trial[name]) for trial in trials)
-
-
-def _ms(trials: Sequence[Mapping[str, Any]], name: str) -> float:
-    return 1000 * _median(trials, name)
+if __name__ == "__main__":
+    main()
