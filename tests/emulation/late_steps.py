@@ -27,7 +27,7 @@ class LateSteps:
         self.steps += 1
         self.late += is_late
         if folder := os.environ.get(VARIABLE):
-            Path(folder, str(os.getpid())).write_text(f"{self.steps} {self.late}")
+            _write(folder, f"{self.steps:12} {self.late:12}")
 
     @property
     def share(self) -> float:
@@ -40,6 +40,21 @@ class LateSteps:
 
 
 LATE_STEPS = LateSteps()
+_written: dict[str, int] = {}  # the folder, and the open file there
+
+
+def _write(folder: str, text: str) -> None:
+    """Write this process's numbers: over those before them in one piece, so that nobody reads half of them."""
+    if folder not in _written:
+        _close()
+        _written[folder] = os.open(Path(folder, str(os.getpid())), os.O_WRONLY | os.O_CREAT)
+    os.pwrite(_written[folder], text.encode(), 0)
+
+
+def _close() -> None:
+    for file in _written.values():
+        os.close(file)
+    _written.clear()
 
 
 @contextmanager
@@ -49,13 +64,14 @@ def counted() -> Iterator[Callable[[], LateSteps]]:
         before, os.environ[VARIABLE] = os.environ.get(VARIABLE), folder
 
         def read() -> LateSteps:
-            found = [tuple(map(int, each.read_text().split())) for each in Path(folder).iterdir()]
-            whole = [each for each in found if len(each) == 2]  # the others are just being written
+            found = [list(map(int, each.read_text().split())) for each in Path(folder).iterdir()]
+            whole = [each for each in found if each]  # an empty one is just being written for the first time
             return LateSteps(sum(steps for steps, _ in whole), sum(late for _, late in whole))
 
         try:
             yield read
         finally:
+            _close()
             if before is None:
                 del os.environ[VARIABLE]
             else:

@@ -105,11 +105,11 @@ def macos_version(device: str = "") -> str:
     `device`: the emulated Mac's; on a real machine all devices have the same.
     """
     if (world := emulated()) is not None:
-        return world.macos(device)
+        return str(world.macos(device))
     return platform.mac_ver()[0] if sys.platform == "darwin" else ""
 
 
 def _output(tool: str) -> str:
     if (world := emulated()) is not None:
-        return world.output(tool)
+        return str(world.output(tool))
     return subprocess.run([tool], capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout
