@@ -71,9 +71,10 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
     what = "a sequence" if sequences == 1 else f"{sequences} streams"
     longest = max(memory.longest(cut) for cut in cuts)
     shorter = f"a context of {longest:,} tokens for one sequence, " if longest else ""
+    share = f"(KV may take {asked.kv_share:.0%} of what the weights leave free.)"
     return (
         f"For {aim}, {what} of {context:,} tokens would need {gigabytes(lacking)} more memory. Ways to make room: "
-        f"{shorter}fewer bits a weight, one more machine. (KV may take {asked.kv_share:.0%} of what the weights leave free.)"
+        f"{shorter}fewer bits a weight, one more machine. {share}"
     )
 
 

@@ -62,6 +62,7 @@ def counted() -> Iterator[Callable[[], LateSteps]]:
     """Count the steps of this process and of those that it starts; what is given reads how many there were so far."""
     with tempfile.TemporaryDirectory(prefix="late-steps-") as folder:
         before, os.environ[VARIABLE] = os.environ.get(VARIABLE), folder
+        LATE_STEPS.steps = LATE_STEPS.late = 0
 
         def read() -> LateSteps:
             found = [list(map(int, each.read_text().split())) for each in Path(folder).iterdir()]
