@@ -222,5 +222,4 @@ def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineP
         draft=running.draft if stage == 0 else 0.0,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",
-        device_name=said.device,
     )

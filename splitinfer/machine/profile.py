@@ -126,7 +126,6 @@ class MachineProfile(Numbers):
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
     launches_ahead: whether its device computes while the host goes on.
-    device_name, versions, measured_at: what was measured, with which versions, and when (ISO 8601), for people.
     """
 
     name: str
@@ -140,9 +139,6 @@ class MachineProfile(Numbers):
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
     launches_ahead: bool = False
-    device_name: str = ""
-    versions: str = ""
-    measured_at: str = ""
 
     def slower(self, factor: float) -> Self:
         """The same machine where everything takes ``factor`` times as long."""

@@ -21,7 +21,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import mlx.core as mx
@@ -146,7 +145,6 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     room = _room(described.profile, free_bytes())
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
-    versions = own_versions()
     return MachineProfile(
         name=name,
         layers=found.layers,
@@ -155,9 +153,6 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
         free_bytes=free,
         scores=described.scores,
         launches_ahead=found.launches_ahead,
-        device_name=device_name(),
-        versions=f"splitinfer {versions.splitinfer}, mlx {versions.mlx}, mlx-lm {versions.mlx_lm}",
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
