@@ -7,60 +7,50 @@
     Profiles          all of them
 
 Layers of one *kind* have the same modules with the same shapes and quantisation, and so the same costs: a model has one
-kind or a few (full and sliding attention, dense and experts). Seconds, bytes and bytes a second throughout. All of them
-raise ValueError where a number is out of its range.
+kind or a few (full and sliding attention, dense and experts). Seconds, bytes and bytes a second throughout. Machines'
+profiles come from files and from peers, and raise ValueError where a number is out of its range.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
-from pydantic.dataclasses import dataclass
+import pydantic
+from pydantic import ConfigDict, Field
 
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import Bytes, Count, NotNegative, Numbers
+from splitinfer.machine.numbers import Bytes, NotNegative, Numbers
 
 VERSION = 3  # of what is remembered
-_STRICT = ConfigDict(extra="forbid")
-
-# Bytes a second; infinite, which JSON cannot say, is ``None`` there.
-_Bandwidth = Annotated[
-    float,
-    Field(gt=0),
-    BeforeValidator(lambda found: math.inf if found is None else found),
-    PlainSerializer(lambda value: None if math.isinf(value) else value),
-]
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer. ``kind``: layers of one kind cost the same. Bytes: of its weights as loaded, and of its KV for each
-    token, for each sequence of any length, and for each stored block (``models.memory.Need``)."""
+    token, and for each sequence of any length (``models.memory.Need``)."""
 
     kind: str
-    weights: Bytes
-    kv_per_token: Bytes = 0
-    kv_fixed: Bytes = 0
-    kv_stored: Bytes = 0
+    weights: int
+    kv_per_token: int = 0
+    kv_fixed: int = 0
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True)
 class DraftProfile:
     """A drafter. ``weights``, ``kv_per_token``: its bytes; zeros for n-grams. ``like``: for one on the last stage, the
     kind of the model's layers that its own resemble; ``None``: it is on the coordinator. ``at_once``: the most drafts
     that it makes in a round; 0: one."""
 
     name: str
-    weights: Bytes = 0
-    kv_per_token: Bytes = 0
+    weights: int = 0
+    kv_per_token: int = 0
     like: str | None = None
     at_once: int = 0
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A model.
 
@@ -74,12 +64,12 @@ class ModelProfile:
     """
 
     name: str
-    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
-    embedding: Bytes = 0
-    head: Bytes = 0
+    layers: tuple[LayerProfile, ...]
+    embedding: int = 0
+    head: int = 0
     is_tied: bool = False
-    hidden_row: Bytes = 0
-    context_length: Count = 2**20
+    hidden_row: int = 0
+    context_length: int = 2**20
     draft: DraftProfile | None = None
 
     @property
@@ -111,7 +101,7 @@ class ModelProfile:
         return is_first * self.embedding + is_last * self.head
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MachineProfile(Numbers):
     """One machine, for one model.
 
@@ -152,36 +142,33 @@ class MachineProfile(Numbers):
         )
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True)
 class LinkProfile:
     """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too many
     to be measured)."""
 
     source: str
     target: str
-    latency: NotNegative
-    bytes_per_second: _Bandwidth = math.inf
+    latency: float
+    bytes_per_second: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@dataclass(frozen=True, slots=True)
 class Profiles:
-    """A model, the machines that may run it (the coordinator first), and the links between them. Every machine has a
-    name of its own and the costs of every kind of layer, and links are between these machines."""
+    """A model, the machines that may run it (the coordinator first), and the links between them.
+
+    Raises:
+        ValueError: a machine does not have the costs of every kind of layer.
+    """
 
     model: ModelProfile
-    machines: Annotated[tuple[MachineProfile, ...], Field(min_length=1)]
-    links: tuple[LinkProfile, ...] = ()
+    machines: Sequence[MachineProfile]
+    links: Sequence[LinkProfile] = ()
 
     def __post_init__(self) -> None:
-        names = [machine.name for machine in self.machines]
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"two machines are named {twice[0]!r}")
         for machine in self.machines:
             if missing := sorted({layer.kind for layer in self.model.layers} - set(machine.layers)):
                 raise ValueError(f"machine {machine.name} has no costs of layers of kind {missing[0]!r}")
-        for link in self.links:
-            if unknown := sorted({link.source, link.target} - set(names)):
-                raise ValueError(f"a link names {unknown[0]!r}, but there is no such machine")
 
     def link(self, source: str, target: str) -> LinkProfile | None:
         """The link from one machine to another; where only the way back was measured, that; else ``None``."""
