@@ -1,4 +1,4 @@
-"""Measures this machine for one model: seconds of layers of each kind, of embedding and head, of a step; what is free.
+"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free.
 Remembers it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up

@@ -14,7 +14,7 @@ memory is timed, too.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,9 +28,10 @@ from splitinfer.models.loader import in_bunches
 
 ROWS = (1, 8, 32, 128, 512)
 CHUNK = 128  # rows from which they are those of one sequence
-_REPEATS = 3  # that count, behind a step that compiles kernels
+_REPEATS = 5  # that count, behind a step that compiles kernels
 _LONG = 0.25  # seconds of a step that is not repeated
 _BEHIND = 4  # chunks of a sequence, behind which a decode is timed
+_ATTENDING = 0.4  # of a layer's seconds, for that
 _MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 
@@ -63,7 +64,7 @@ class Stopwatch:
     def __init__(self, described: DescribedModel, vocab_size: int, report: Report, seconds: float, room: int) -> None:
         self._described, self._vocab_size, self._report = described, vocab_size, report
         kinds = [layer.kind for layer in described.profile.layers]
-        self._last, self._kinds = len(kinds) - 1, kinds
+        self._last = len(kinds) - 1
         # The layer that stands for each kind: not the first or last one, if there is another.
         self._of_kind = {
             kind: min((i for i, each in enumerate(kinds) if each == kind), key=lambda i: (i == self._last, i == 0, i))
@@ -94,15 +95,24 @@ class Stopwatch:
         self._launches_ahead = not trial.device.computes_at_launch
         if span == self._pair:
             return Timed({1: self._median(trial, 1, until)})
+        if span[0] not in self._of_kind.values():
+            return Timed(self._by_rows(trial, [rows for rows in ROWS if rows < CHUNK], until))
+        if not self._described.profile.layers[span[0]].kv_per_token:
+            return Timed(self._by_rows(trial, ROWS, until))
+        left = until - time.monotonic()
+        found = self._by_rows(trial, ROWS, until - _ATTENDING * left)
+        chunks = [rows for rows in found if rows >= CHUNK and _BEHIND * found[rows] < until - time.monotonic()]
+        return self._attending(trial, found, max(chunks)) if chunks else Timed(found)
+
+    def _by_rows(self, trial: Trial, every: Sequence[int], until: float) -> dict[int, float]:
+        """Seconds of steps that attend to little, of as many rows as there is time for, and of two numbers at least."""
         found = dict[int, float]()
-        for rows in ROWS if (span[0] in self._of_kind.values()) else [rows for rows in ROWS if rows < CHUNK]:
+        for rows in every:
             if len(found) > 1 and 2 * max(found.values()) * rows / max(found) > until - time.monotonic():
                 break
             found[rows] = self._median(trial, rows, until)
             trial.close()
-        if max(found) < CHUNK or not self._described.profile.layers[span[0]].kv_per_token:
-            return Timed(found)
-        return self._attending(trial, found, until)
+        return found
 
     def _median(self, trial: Trial, rows: int, until: float) -> float:
         """Seconds of a step of so many rows that attend to little: the median of some, behind the first one. A long one
@@ -116,9 +126,8 @@ class Stopwatch:
                 break
         return median(took[1:] or took)
 
-    def _attending(self, trial: Trial, found: dict[int, float], until: float) -> Timed:
-        """The same with what chunks behind each other take longer, and a single row behind them."""
-        rows = max(each for each in found if each == CHUNK or _BEHIND * found[each] < until - time.monotonic())
+    def _attending(self, trial: Trial, found: dict[int, float], rows: int) -> Timed:
+        """The same with what chunks of so many rows behind each other take longer, and a single row behind them."""
         (sequence,) = trial.open(1)
         chunks = [self._step(trial, [sequence], rows) for _ in range(_BEHIND)]
         singles = [self._step(trial, [sequence], 1) for _ in range(1 + _REPEATS)][1:]
@@ -170,7 +179,8 @@ def _fitted(
     quickest = min(alone(i).seconds[1] for i in of_kind.values())
     more = 0.0 if pair is None else sum(alone(i).seconds[1] for i in range(*pair)) - timed[pair].seconds[1]
     step = min(max(0.0, more), _MOST_STEP * quickest)
-    few = {rows: seconds for rows, seconds in alone(last).seconds.items() if rows < CHUNK}
+    both = alone(last).seconds.keys() & alone(last_of_kind).seconds.keys()
+    few = {rows: alone(last).seconds[rows] for rows in both if rows < CHUNK}
     if last_of_kind == last:
         share = model.head / max(1, model.head + layers[-1].weights)
         head = {rows: share * (seconds - step) for rows, seconds in few.items()}
