@@ -6,7 +6,6 @@ from typing import Annotated, Any, Self
 import pydantic
 
 NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, pydantic.Field(ge=1)]
 Bytes = Annotated[int, pydantic.Field(ge=0)]
 

@@ -19,9 +19,10 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass as numbers
 
-from splitinfer.machine.numbers import Count, NotNegative, Positive
+from splitinfer.machine.numbers import Count, NotNegative
 
 MAX_BUFFERS = 10
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @numbers(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import Count, NotNegative, Numbers, Positive
-from tests.emulation.device_queue import DeviceTraits
+from splitinfer.machine.numbers import Count, NotNegative, Numbers
+from tests.emulation.device_queue import DeviceTraits, Positive
 
 
 @dataclass(frozen=True, slots=True)
