@@ -14,9 +14,9 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from splitinfer.engine.device.strict import VARIABLE as STRICT
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.shutdown import shutdown
+from tests.emulation.strict import VARIABLE as STRICT
 
 for folder in ("", "cluster", "core", "grammar", "pictures", "store", "transports", "wire"):
     sys.path.insert(0, str(Path(__file__).parent / folder))

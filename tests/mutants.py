@@ -43,7 +43,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.provider import OperatorProvider
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "wire", "sim", "machine", "placement", "text", "kvstore")
+ROOMS = ("core", "wire", "machine", "placement", "text", "kvstore")
 LEAST_KILLED = 0.6  # the share
 NOT_OURS = ("VariableReplacer", "VariableInserter", "RemoveDecorator")  # the first two need to be told of variables
 QUIETLY = ("-q", "-n0", "--no-header", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestAssertRewriteWarning")

@@ -18,8 +18,8 @@ from splitinfer.core.rng import position_key
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
+from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
-from transports.emulated_jaccl.world import World
 
 _names = itertools.count()
 

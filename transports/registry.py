@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from importlib import import_module
 
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
+from transports.emulation import emulator
 
-_PLUGINS = {"emulated": "transports.emulated"}  # prefixes whose module is imported, and registers them, on first use
+_PLUGINS = {"emulated": "links"}  # prefixes that an emulator registers when it is imported, on first use
 
 
 _transports: dict[str, Transport] = {}
@@ -69,7 +69,7 @@ def _find(address: str) -> Transport:
     scheme, _ = split_scheme(address)
     prefix, plus, plain = scheme.partition("+")
     if plus and prefix in _PLUGINS and prefix not in _prefixes:
-        import_module(_PLUGINS[prefix])
+        emulator(_PLUGINS[prefix])
     if plus and prefix in _prefixes and plain in _transports:
         return _prefixes[prefix](_transports[plain])
     if scheme not in _transports:

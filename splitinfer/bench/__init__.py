@@ -4,11 +4,9 @@ modes          runs a mode: checks its inputs, measures, draws and prints
 speed          one stream, long prompts, and the throughput of many sequences
 speculation    drafts in flight
 prefix         the prefix cache, in memory and on disk
-serving        policies and objectives, while requests arrive
 kv             quantised KV
 wire           codecs for hidden states
 link           links, beside bare ZeroMQ
-device         what the loops leave of a device's time, on emulated accelerators
 server         streams over HTTP, beside the library's
 compare        one table for an owner: speed, prompts, kept KV, a killed worker, and whether answers are right
 exact          the first token at which other ways to compute the same part

@@ -38,7 +38,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.codecs import pack, seconds_per_row, unpack
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
-from transports.emulated import LinkProfile, installed
+from transports.emulation import emulator
 
 _LENGTH = 400  # tokens of a passage
 _OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
@@ -137,19 +137,19 @@ def _relative(back: np.ndarray, was: np.ndarray) -> float:
 # -- prompts -------------------------------------------------------------------------------------
 
 
-def _open(options: Options, stack: ExitStack, codec: str, link: LinkProfile | None) -> LLM:
+def _open(options: Options, stack: ExitStack, codec: str, link: Any) -> LLM:
     context = max(options.prompt_tokens, _LENGTH) + _OPENING
     settings = options.settings(context, codec=codec, token_budget=options.token_budget)
     with ExitStack() as while_opening:
         if link is not None:
-            while_opening.enter_context(installed(link))
+            while_opening.enter_context(emulator("links").installed(link))
         what = f", codec {codec}{'' if link is None else ', slow link'}"
         llm = open_stages(stack, options, settings, what)
     machine.pin_stages(llm.layout.stages)  # the workers that were started last
     return llm
 
 
-def _slow_link(options: Options, llm: LLM) -> LinkProfile:
+def _slow_link(options: Options, llm: LLM) -> Any:
     """A link on which the bytes of a prompt take ``_SLOW`` times as long as the slowest stage computes."""
     _ttft(options, llm, -2)  # warms up
     before = llm.stats()["stages"]
@@ -157,7 +157,7 @@ def _slow_link(options: Options, llm: LLM) -> LinkProfile:
     after = llm.stats()["stages"]
     busy = max(b["busy_seconds"] - a["busy_seconds"] for a, b in zip(before, after, strict=True))
     sent = max(b["bytes_sent"] - a["bytes_sent"] for a, b in zip(before, after, strict=True))
-    return LinkProfile(bytes_per_second=sent / (_SLOW * busy))
+    return emulator("links").LinkProfile(bytes_per_second=sent / (_SLOW * busy))
 
 
 def _ttft(options: Options, llm: LLM, trial: int) -> float:

@@ -28,7 +28,6 @@ from splitinfer.cli.plan import plan
 from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
-from splitinfer.cli.simulation import simulate
 from splitinfer.cli.up import down, status, up
 from splitinfer.shutdown import shutdown
 
@@ -38,7 +37,7 @@ app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_ena
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a model": (chat, coord, serve),
     "Machines": (init, up, down, status, worker, pair, discover),
-    "Plan, measure, check": (plan, simulate, bench, doctor, selftest),
+    "Plan, measure, check": (plan, bench, doctor, selftest),
 }
 _KEPT = "What is kept here"
 for panel, commands in _PANELS.items():

@@ -1,6 +1,5 @@
 """`splitinfer bench`: its options, and the measurement that ``--mode`` chooses."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,20 +7,13 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import (
-    Accelerator,
     Budget,
-    KVMemory,
-    Lengths,
     ModelOption,
-    Scale,
     Timeout,
     Tracing,
     Verbose,
-    finite,
 )
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.scheduler.policy import PolicyName
-from splitinfer.machine.selection import VARIABLE
 
 
 class Mode(StrEnum):
@@ -30,17 +22,12 @@ class Mode(StrEnum):
     SPEED = "speed"
     PREFIX = "prefix"
     SPECULATION = "speculation"
-    SERVE = "serve"
     KV = "kv"
     WIRE = "wire"
     LINK = "link"
-    DEVICE = "device"
     EXACT = "exact"
     COMPARE = "compare"
     SERVER = "server"
-
-
-_WITHOUT_LAYOUT = ("link", "device", "server", "several")
 
 
 def bench(
@@ -48,7 +35,7 @@ def bench(
         str | None,
         typer.Option(
             "--layout",
-            help="A layout file, or the name of one; link needs none, nor do device and server on an accelerator.",
+            help="A layout file, or the name of one; link needs none.",
         ),
     ] = None,
     model: ModelOption = None,
@@ -57,10 +44,10 @@ def bench(
         typer.Option(
             "--mode",
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
-            "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
-            "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
-            "first token at which other ways to compute part. server: streams over HTTP beside the library's. "
-            "compare: one table to share: speed, kept KV, a killed worker, right or wrong, beside mlx-lm's own ways.",
+            "speculation: drafts. kv: quantised KV. wire: codecs for hidden states. link: round trips beside bare "
+            "ZeroMQ. exact: the first token at which other ways to compute part. server: streams over HTTP beside the "
+            "library's. compare: one table to share: speed, kept KV, a killed worker, right or wrong, beside mlx-lm's "
+            "own ways.",
         ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -115,25 +102,8 @@ def bench(
     ] = 12,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="With speculation and serve: draw the figures to this file (.png, .svg)."),
+        typer.Option("--plot", help="With speculation: draw the figures to this file (.png, .svg)."),
     ] = None,
-    lengths: Lengths = None,
-    scale: Scale = 1.0,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="With serve: number of requests.")] = 40,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            min=1e-6,
-            callback=finite,
-            help="With serve: requests a second; what suits the machine if not given.",
-        ),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option("--policies", help="With serve: only these, as in stall_free,prefill_first; all if not given."),
-    ] = "",
-    kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="With compare: how long it may take.")] = 15.0,
     report: Annotated[
@@ -147,16 +117,13 @@ def bench(
         ),
     ] = False,
     trace: Tracing = None,
-    accelerator: Accelerator = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
-    counts, shares, chosen = None if streams is None else _counts(streams), _shares(acceptance), _policies(policies)
+    counts, shares = None if streams is None else _counts(streams), _shares(acceptance)
     name = "several" if mode is Mode.SPECULATION and counts else mode.value
-    if layout is None and name not in _WITHOUT_LAYOUT:
+    if layout is None and mode is not Mode.LINK:
         raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
-    if accelerator is not None:
-        os.environ[VARIABLE] = str(accelerator)
     if mode not in (Mode.LINK, Mode.EXACT):  # links do not compute; exact computes as every other command does
         from splitinfer.bench.shared.blas import prefer_openblas
 
@@ -170,9 +137,7 @@ def bench(
         decode_tokens=decode_tokens, token_budget=token_budget, baseline=baseline, whole=whole, seed=seed,
         link_preset=link_preset, streams=counts, come_and_go=come_and_go, stream_prompt_tokens=stream_prompt_tokens,
         stream_tokens=stream_tokens, peers=peers, draft=draft, acceptances=shares, text=text, texts=texts, plot=plot,
-        lengths=lengths, scale=scale, requests=requests, rate=rate, policies=chosen, connect_timeout=connect_timeout,
-        kv_bytes=None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), trace=trace,
-        minutes=minutes, report=report, ssh=ssh,
+        connect_timeout=connect_timeout, trace=trace, minutes=minutes, report=report, ssh=ssh,
     )  # fmt: skip
     finish(lambda: measure(name, options), verbose)
 
@@ -186,14 +151,6 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         raise typer.BadParameter(f"--streams takes numbers with commas between them, not {text!r}") from None
     return tuple(count for count in counts if count > 0)
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    """Names of policies with commas between them."""
-    names = tuple(name for name in text.split(",") if name)
-    if unknown := [name for name in names if name not in tuple(PolicyName)]:
-        raise typer.BadParameter(f"--policies takes {', '.join(PolicyName)}, not {unknown[0]!r}")
-    return names
 
 
 def _shares(text: str) -> tuple[float, ...]:

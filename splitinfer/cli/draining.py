@@ -8,13 +8,12 @@ for.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Protocol
 
 from splitinfer.console import load_llm
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.automatic import Chosen
-from splitinfer.llm.live_socket import LiveSocket
 from splitinfer.shutdown import Closing, Shutdown
 
 DRAIN_SECONDS = 5.0
@@ -57,7 +56,7 @@ def open_llm(
     closing_llm = _closing(
         llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
     )
-    with shutdown.closed_by(closing_llm), llm, closing(LiveSocket(llm)):
+    with shutdown.closed_by(closing_llm), llm:
         try:
             yield llm
         finally:

@@ -148,10 +148,6 @@ Penalty = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
 Budget = Annotated[int | None, option("token_budget")]
-ItlSlo = Annotated[float | None, option("itl_slo_ms")]
-PrefillShare = Annotated[float | None, option("prefill_share")]
-MaxRunning = Annotated[int | None, option("max_running")]
-KVMemory = Annotated[float | None, option("kv_bytes")]
 KVDir = Annotated[str | None, option("kv_dir")]
 KVDirSize = Annotated[float, option("kv_dir_bytes")]
 Timeout = Annotated[float, option("connect_timeout")]
@@ -170,29 +166,7 @@ ModelsSize = Annotated[
         "--models-gb", min=0, callback=finite, help="GB that folder may hold; if not given, what its disk has free."
     ),
 ]
-Accelerator = Annotated[
-    Path | None,
-    typer.Option("--accelerator", help="Compute in the times of this machine file: an emulated accelerator."),
-]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
-
-
-Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths",
-        help="A CSV of requests: num_prompt_tokens, num_output_tokens, optionally arrived_at; like chats if not given.",
-    ),
-]
-Scale = Annotated[
-    float,
-    typer.Option(
-        "--scale",
-        min=1e-4,
-        callback=finite,
-        help="Make those requests shorter, for a smaller model; answers to 100 tokens on average at least.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

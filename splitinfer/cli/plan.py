@@ -1,7 +1,5 @@
 """`splitinfer plan`: which machine gets which layers, from what was measured of them."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +14,10 @@ if TYPE_CHECKING:
     from splitinfer.core.layout import Layout
     from splitinfer.machine.profile import Profiles
 
-NO_DRAFT = "none"
 _GB = 1e9
 _DEFAULTS = Asked()
 _MEMORY = "Memory"
 _FIGURES = "Workload"
-_LIVE = "A running pipeline"
 
 
 def plan(
@@ -36,19 +32,11 @@ def plan(
             "--layout", help="A layout whose stages may get layers, in place of --workers; its cut is ignored."
         ),
     ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(
-            "--profiles", help="A file about the machines (docs/fast/planning.md); without it they are measured."
-        ),
-    ] = None,
     aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts to write with --out.")] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     uses_all: UseAllOption = False,
-    draft: Annotated[
-        str | None, typer.Option("--draft", help="The drafter, or 'none'; default: that of the layout or the profiles.")
-    ] = None,
+    draft: Annotated[str | None, typer.Option("--draft", help="The drafter, or 'none'; default: the layout's.")] = None,
     acceptance: Annotated[
         float,
         typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are accepted.", rich_help_panel=_FIGURES),
@@ -87,21 +75,6 @@ def plan(
             help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Compare the cut of a running pipeline with the best one, from its own measurements.",
-            rich_help_panel=_LIVE,
-        ),
-    ] = False,
-    applies: Annotated[
-        bool,
-        typer.Option("--apply", help="Load the better cut; requests wait meanwhile.", rich_help_panel=_LIVE),
-    ] = False,
-    pid: Annotated[
-        int | None, typer.Option("--pid", help="The pipeline's process, where several run.", rich_help_panel=_LIVE)
-    ] = None,
     measure: MeasureOption = False,
     connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
@@ -114,21 +87,10 @@ def plan(
         from splitinfer.cli.plan_tables import show
         from splitinfer.placement.plan import plan as make_plan
 
-        if live:
-            given = {
-                "--model": model, "--workers": workers, "--layout": layout, "--profiles": profiles, "--out": out,
-                "--draft": draft, "--measure": measure or None,
-            }  # fmt: skip
-            return _live(given, pid, aim, applies=applies, as_json=as_json)
-        if applies or pid is not None:
-            raise ConfigError("--apply and --pid are for a running pipeline; add --live")
         base = _base(layout, workers)
         if out is not None and out.exists() and not force:
             raise ConfigError(f"{out} exists; name another file, or replace it with --force")
-        if profiles is not None:
-            found = _chosen(_read(profiles, model, draft), base, workers)
-        else:
-            found = _measured(model, workers, base, draft, connect_timeout, again=measure)
+        found = _measured(model, workers, base, draft, connect_timeout, again=measure)
         asked = Asked(
             context=min(context, found.model.context_length),
             streams=streams,
@@ -140,20 +102,9 @@ def plan(
             spare_bytes=round(spare_gb * _GB),
             kv_share=kv_share,
         )
-        best = make_plan(found, asked)
-        origin = "measurements" if profiles is None else str(profiles)
-        return show(best, aim, base, out, origin, as_json=as_json)
+        return show(make_plan(found, asked), aim, base, out, as_json=as_json)
 
     finish(run, verbose)
-
-
-def _live(given: Mapping[str, object], pid: int | None, aim: Aim, *, applies: bool, as_json: bool) -> int:
-    """Compare a running pipeline. ``given``: options that have no meaning then, with their values."""
-    from splitinfer.cli.plan_live import plan_live
-
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"--live asks a running pipeline, which has its own model and machines; leave out {wrong[0]}")
-    return plan_live(pid, aim, applies=applies, as_json=as_json)
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":
@@ -177,10 +128,7 @@ def _measured(
 
     name = model or (None if base is None else base.model)
     if name is None or (base is None and workers is None):
-        raise ConfigError(
-            "pass --model with --workers or --layout, whose machines are measured, or --profiles with a file that "
-            "describes them"
-        )
+        raise ConfigError("pass --model with --workers, or --layout: their machines are measured")
     specs = as_workers(named(workers or ""), keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
@@ -189,34 +137,3 @@ def _measured(
     )
     with measuring() as notice:
         return measured_profiles(name, specs, settings, notice, "auto" if base is None else base.dtype, again=again)
-
-
-def _read(path: Path, model: str | None, draft: str | None) -> "Profiles":
-    """The profiles in a file. ``model``: a name in place of its own; ``draft``: its drafter, or none."""
-    from splitinfer.machine.files import read_profiles
-
-    found = read_profiles(path)
-    known = found.model.draft
-    if draft not in (None, NO_DRAFT) and (known is None or draft != known.name):
-        there = "none" if known is None else known.name
-        raise ConfigError(f"there are no figures of the drafter {draft}; there are of {there}")
-    return replace(
-        found,
-        model=replace(found.model, name=model or found.model.name, draft=None if draft == NO_DRAFT else known),
-    )
-
-
-def _chosen(profiles: "Profiles", base: "Layout | None", workers: str | None) -> "Profiles":
-    """The coordinator and the machines that --workers or a layout name, by name or address; all where neither does."""
-    first, *others = profiles.machines
-    if base is not None:
-        wanted = [stage.name for stage in base.stages[1:]]
-    elif workers is not None:
-        wanted = [each.strip() for each in workers.split(",") if each.strip()]
-    else:
-        return profiles
-    names = {key: machine.name for machine in others for key in (machine.address, machine.name) if key}
-    if unknown := [each for each in wanted if each not in names]:
-        known = ", ".join(machine.name for machine in others) or "none"
-        raise ConfigError(f"there are no figures of worker {unknown[0]!r}; there are of {known}")
-    return profiles.only([first.name, *dict.fromkeys(names[each] for each in wanted)])

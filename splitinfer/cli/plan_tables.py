@@ -13,24 +13,22 @@ from splitinfer.core.layout import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import CannotFit, ConfigError
 from splitinfer.placement.asked import Aim
-from splitinfer.placement.document import Origin, as_dict, layout_text
+from splitinfer.placement.document import as_dict, layout_text, name_in_words, shortage, why
 from splitinfer.placement.plan import Plan
-from splitinfer.placement.words import name_in_words, shortage, why
 
 _WIDTH = 120  # columns where there is no terminal
 
 
-def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, profiles: str, *, as_json: bool) -> int:
+def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json: bool) -> int:
     """Print a plan, as a table or ``as_json``, and write the layout for ``aim`` to ``out``; the exit code.
 
     Raises:
         CannotFit: nothing fits for ``aim``.
         ConfigError: the file cannot be written.
     """
-    origin = Origin(datetime.datetime.now().astimezone().date().isoformat(), own_versions().splitinfer, profiles)
     lacking = {each: shortage(plan.profiles, plan.asked, each) for each in Aim if each not in plan.best}
     if as_json:
-        typer.echo(dumps(as_dict(plan, lacking, origin)))
+        typer.echo(dumps(as_dict(plan, lacking)))
     else:
         console = Console(highlight=False)
         console.width = console.width if console.is_terminal else max(console.width, _WIDTH)
@@ -38,6 +36,8 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, profiles: 
     if aim not in plan.best:
         raise CannotFit(lacking[aim])
     if out is not None:
+        today = datetime.datetime.now().astimezone().date()
+        origin = f"By splitinfer {own_versions().splitinfer} on {today}."
         _write(out, layout_text(plan, plan.best[aim], origin, base))
         typer.echo(f"wrote {out}, the best cut for {aim}", err=True)
     return 0
@@ -51,10 +51,7 @@ def _write(out: Path, text: str) -> None:
 
 
 def _table(plan: Plan) -> Table:
-    title = (
-        f"{plan.profiles.model.name}: {plan.profiles.model.num_layers} layers; "
-        f"{plan.screened:,} cuts tried by formula, {plan.simulated:,} simulated"
-    )
+    title = f"{plan.profiles.model.name}: {plan.profiles.model.num_layers} layers; {plan.tried:,} cuts"
     table = Table("", *(f"best for {aim}" for aim in plan.best), title=title, title_justify="left")
     for row in _rows(plan):
         table.add_row(*row)

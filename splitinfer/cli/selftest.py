@@ -44,9 +44,10 @@ def selftest(
 
 def _check_link(name: str) -> None:
     from splitinfer.errors import ConfigError
-    from transports.emulated.profile import preset
+    from transports import AddressError
+    from transports.emulation import emulator
 
     try:
-        preset(name)
-    except ValueError as error:
+        emulator("links").preset(name)
+    except (AddressError, ValueError) as error:
         raise ConfigError(str(error)) from error

@@ -298,7 +298,6 @@ class StageFigures:
     lacking: ids of the fetches' blocks that it could not read.
     drafting: seconds of making drafts behind the step, after ``ended``.
     written: keys of blocks written to its disk since the last figures.
-    notes: what the device says of this step besides; nothing is learned from the times of a step with notes.
 
     Raises:
         ValueError: times or counts that no step has.
@@ -317,7 +316,6 @@ class StageFigures:
     fetching: float = 0.0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
-    notes: tuple[str, ...] = ()
     drafting: float = 0.0
 
     def __post_init__(self) -> None:

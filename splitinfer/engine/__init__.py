@@ -25,7 +25,8 @@ stage           one stage, the same on coordinator and workers
     sampler         logits to tokens, keyed by position
     disk            the stage's blocks of KV on disk
 device          what computes a step, and when it is done
-    device, mlx_device, emulated    the interface; MLX; an emulated accelerator
+    device, mlx_device    the interface; MLX
+    selection       MLX's device, or in a checkout an emulated accelerator
     steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
 links           connects by rdma, or by tcp where that is unavailable; measures links

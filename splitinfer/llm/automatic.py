@@ -33,9 +33,8 @@ from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.document import figures_in_words, layout_of
+from splitinfer.placement.document import figures_in_words, layout_of, name_in_words, shortage, why
 from splitinfer.placement.plan import plan
-from splitinfer.placement.words import name_in_words, shortage, why
 from splitinfer.settings import NO_DRAFT, Settings
 
 DEFAULT_PORT = 5577  # of a worker

@@ -13,7 +13,7 @@ from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import ConfigError
-from splitinfer.llm.rebalance import LiveFigures, Rebalance, live_figures, rebalance
+from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
 from splitinfer.llm.setup import (
     as_layout,
     token_budget_of,
@@ -69,17 +69,9 @@ class Operated:
         Raises:
             RequestError: no step has been computed yet, or no cut meets the aim.
         """
-        return rebalance(self.live_figures(), aim)
-
-    def live_figures(self) -> LiveFigures:
-        """What the cut in force and its machines do, for ``llm.rebalance``: as ``plan`` takes it, also in another
-        process.
-
-        Raises:
-            RequestError: no step has been computed yet.
-        """
         with self._recutting:
-            return live_figures(self._engine, self._checkpoint, self.layout, self.settings, self._profiles)
+            figures = live_figures(self._engine, self._checkpoint, self.layout, self.settings, self._profiles)
+        return rebalance(figures, aim)
 
     def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
         """Load another cut of the model over its machines; returns the seconds in which nothing was computed.

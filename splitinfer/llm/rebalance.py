@@ -7,15 +7,15 @@ steps say what all of its layers cost together, the head among them; each part i
 bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
 machines that have layers are compared.
 
-``LiveFigures`` are taken from the running pipeline; ``rebalance`` is pure, and may compare them in another process.
+``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from statistics import median
 
-from splitinfer.config import Layout as FileLayout
 from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
@@ -23,6 +23,7 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.llm.second import alone_in_words
+from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import describe
@@ -30,16 +31,16 @@ from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import as_mapping, layout_of
-from splitinfer.placement.pipeline import costs_of
+from splitinfer.placement.document import layout_of, name_in_words, why
+from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.plan import Planner
-from splitinfer.placement.words import name_in_words, why
 from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
 
 _ENOUGH = 100  # drafts from which their share that was right is taken
 _WORTH = 1.03  # times as good: what is less may be an error of the costs
 _NOTABLE = 1.2  # times as long as measured, or as short
+_ROWS, _POSITIONS = (1, 2, 4, 8, 16, 32, 128, 512), 256  # by which learned costs are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +67,6 @@ class LiveFigures:
     layout: Layout
     asked: Asked
     times: Mapping[str, float] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers and text, for ``from_dict``."""
-        layout = {"name": self.layout.name, "layout": as_mapping(self.layout)}
-        return {
-            **layout, "profiles": self.profiles.as_dict(), "asked": self.asked.as_dict(), "times": dict(self.times)
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """The figures that ``as_dict`` returned.
-
-        Raises:
-            ValueError, TypeError, KeyError, LayoutError: something is missing or wrong.
-        """
-        layout = FileLayout.from_dict(found["layout"], found["name"])
-        profiles, asked = Profiles.from_dict(found["profiles"]), Asked.from_dict(found["asked"])
-        return cls(profiles, layout, asked, dict(found["times"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +103,7 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     if aim not in plan.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
     best = plan.best[aim]
-    gain = 1.0 if best.cut == now else planner.value(aim, best.cut) / planner.value(aim, now)
+    gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
     current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
@@ -185,7 +168,7 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     times = dict[str, float]()
     for spec, own, said in running.stages:
         expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
-        times[spec.name] = own.relative_to(expected) or 1.0
+        times[spec.name] = _relative(own, expected)
         known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
     first, *others = known.values()
     draft = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
@@ -198,10 +181,23 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
 
 
 def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:
-    """The machine where every step takes so many times as long. Drafts and the coordinator's own time between steps
-    are not part of a stage's steps."""
-    beside = {"host": machine.host, "draft": machine.draft, "draft_more": machine.draft_more}
-    return replace(machine.slower(times), free_bytes=said.free_bytes + said.weight_bytes, **beside)  # type: ignore[arg-type]
+    """The machine where every step takes so many times as long. Drafts are not part of a stage's steps."""
+    free = said.free_bytes + said.weight_bytes
+    return replace(machine.slower(times), free_bytes=free, draft=machine.draft, draft_more=machine.draft_more)
+
+
+def _relative(own: StageCosts, measured: Costs) -> float:
+    """How many times as long a stage's steps take as it was measured to take, by the numbers of rows that they had."""
+    pairs = [(own.at(Shape(rows)), measured.rows(rows)) for rows in own.sizes or [1]]
+    return median(a / b if a > 0 and b > 0 else 1.0 for a, b in pairs)
+
+
+def _as_measured(own: StageCosts) -> Costs:
+    """What a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to."""
+    seconds, most = dict[int, float](), 0.0
+    for rows in _ROWS:
+        seconds[rows] = most = max(most, own.at(Shape(rows)))
+    return Costs.through(seconds, max(0.0, own.at(Shape(1, _POSITIONS)) - own.at(Shape(1))) / _POSITIONS)
 
 
 def _by_bytes(model: ModelProfile, running: Running) -> Profiles:
@@ -214,7 +210,8 @@ def _by_bytes(model: ModelProfile, running: Running) -> Profiles:
 
 def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineProfile:
     """A stage's machine."""
-    spec, own, said = running.stages[stage]
+    spec, learned, said = running.stages[stage]
+    own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
     return MachineProfile(
         name=spec.name,
@@ -225,5 +222,4 @@ def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineP
         draft=running.draft if stage == 0 else 0.0,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",
-        device_name=said.device,
     )

@@ -21,7 +21,7 @@ def alone_in_words(model: ModelProfile, machine: MachineProfile | None, asked: A
     if model.num_layers < 2:
         return here
     if machine is None:
-        return f"{here} {_memory(model)} After an answer, /plan and `splitinfer plan --live` predict the speed."
+        return f"{here} {_memory(model)} After an answer, /plan predicts the speed."
     return f"{here} {_memory(model)} {_speed(*figures(Profiles(model, (machine,)), asked), asked.streams)}"
 
 

@@ -5,22 +5,9 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from splitinfer.core.costs.stage import StageCosts
-
 NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, pydantic.Field(ge=1)]
 Bytes = Annotated[int, pydantic.Field(ge=0)]
-
-
-def _costs(found: Any) -> StageCosts:
-    try:
-        return found if isinstance(found, StageCosts) else StageCosts.from_dict(found)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"costs need coefficients and most_rows ({type(error).__name__}: {error})") from error
-
-
-Costs = Annotated[StageCosts, pydantic.PlainValidator(_costs), pydantic.PlainSerializer(StageCosts.as_dict)]
 
 
 class Numbers:

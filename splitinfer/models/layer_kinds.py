@@ -182,14 +182,14 @@ def _weights(layer: nn.Module) -> int:
 
 def _kv_of(
     structure: ModelStructure, layer: int, kv_format: KVFormat | None
-) -> tuple[tuple[int, int, int], tuple[Attention, ...]]:
-    """Bytes of a layer's KV for each token, for each sequence and for each stored block, and its attention."""
+) -> tuple[tuple[int, int], tuple[Attention, ...]]:
+    """Bytes of a layer's KV for each token and for each sequence, and its attention."""
     stage = StageModel(structure.model, layer, layer + 1, structure)
     stage.use_format(kv_format)
     if not any(structure.first_user(place) == layer for place in stage.own_places):
-        return (0, 0, 0), ()  # it attends to another layer's keys and values
-    fixed, per_token, stored, attention = kv_need(stage)
-    return (per_token, fixed, stored), attention
+        return (0, 0), ()  # it attends to another layer's keys and values
+    fixed, per_token, _, attention = kv_need(stage)
+    return (per_token, fixed), attention
 
 
 def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:

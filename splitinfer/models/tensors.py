@@ -105,7 +105,7 @@ def on_host(array: mx.array) -> NDArray[Any]:
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """The memory of an array. All that a finished step brought is read here (``engine.device.strict`` watches it)."""
+    """The memory of an array. All that a finished step brought is read here; an emulated accelerator may watch it."""
     return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
 

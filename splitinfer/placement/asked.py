@@ -1,13 +1,9 @@
 """What a layout is for: the aim, what has to fit, and what is left free."""
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
-
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from splitinfer.core.kv.budget import KV_SHARE
-from splitinfer.machine.numbers import Bytes, Count, Numbers
 from splitinfer.machine.profile import Profiles
 
 LONG_PROMPT = 4096  # tokens; the prompt whose time to the first token is told
@@ -28,7 +24,7 @@ class Aim(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Numbers):
+class Asked:
     """What a plan has to meet.
 
     context: tokens of a sequence, prompt and answer, that have to fit.
@@ -39,22 +35,17 @@ class Asked(Numbers):
     uses_all: whether every machine has to get layers.
     spare_bytes: left free on each machine, beside what a stage needs.
     kv_share: the share of what is free beside the weights that KV may take; a coordinator takes half by default.
-    simulated: cuts that are simulated for each aim, the best by formula.
-
-    Raises:
-        ValueError: a number is out of its range.
     """
 
-    context: Count = 8192
-    streams: Count = 8
-    prompt: Count = 1024
-    answer: Annotated[int, Field(ge=2)] = 512
-    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
-    token_budget: Count | None = None
+    context: int = 8192
+    streams: int = 8
+    prompt: int = 1024
+    answer: int = 512
+    acceptance: float | None = None
+    token_budget: int | None = None
     uses_all: bool = False
-    spare_bytes: Bytes = 0
-    kv_share: Annotated[float, Field(gt=0, le=1)] = KV_SHARE
-    simulated: Count = 20
+    spare_bytes: int = 0
+    kv_share: float = KV_SHARE
 
     def sequences(self, aim: Aim) -> int:
         """The sequences of ``context`` tokens that have to fit."""

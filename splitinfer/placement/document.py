@@ -1,30 +1,89 @@
-"""A plan as a layout file with comments, and as plain numbers."""
+"""A plan in sentences, as a layout file, and as plain numbers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 
+from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.core.wire_codec import NONE
-from splitinfer.machine.profile import MachineProfile
+from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.cuts import Cut, on_grid, orders, stride_of
+from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Figures, Plan
-from splitinfer.placement.words import aim_in_words, gigabytes, name_in_words, why
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
+_GB = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """When and by what a plan was made, for its comments. ``profiles``: where the figures of machines came from."""
+# -- sentences -----------------------------------------------------------------------------------
 
-    date: str
-    version: str
-    profiles: str
+
+def name_in_words(profiles: Profiles, cut: Cut) -> str:
+    """A cut with its machines: ``studio 40, mini 26``."""
+    names = (profiles.machines[m].name for m in cut.machines)
+    return ", ".join(f"{name} {count}" for name, count in zip(names, cut.layers, strict=True))
+
+
+def figures_in_words(figures: Figures, asked: Asked) -> Iterator[str]:
+    """The figures of a cut, as lines."""
+    with_drafts, of_many = "", ""
+    if figures.one_with_drafts is not None and figures.many_with_drafts is not None:
+        with_drafts = f", {figures.one_with_drafts:.3g} with drafts of which {asked.acceptance:.0%} are right"
+        of_many = f", {figures.many_with_drafts:.3g} with drafts"
+    yield f"Expected: {figures.one:.3g} tokens a second of one stream{with_drafts};"
+    yield f"{figures.many:.3g} of {asked.streams} streams{of_many};"
+    yield f"{figures.ttft:.3g} s to the first token of a prompt of 4,096; up to {figures.longest:,} tokens of context."
+
+
+def why(plan: Plan, best: Best) -> Iterator[str]:
+    """What each stage takes, who gets no layers, and what memory forces: a few sentences."""
+    machines, cut = plan.profiles.machines, best.cut
+    seconds = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
+    times = (f"{1000 * each:.3g} ms on {machines[m].name}" for each, m in zip(seconds, cut.machines, strict=True))
+    what = "A step of one group of streams" if best.aim is Aim.THROUGHPUT else "A token"
+    yield f"{what} takes {', '.join(times)}."
+    for i, machine in enumerate(machines):
+        if i not in cut.machines:
+            yield f"{machine.name} gets no layers: the cut would be no better for it."
+    if best.faster is not None:
+        lacks = Memory(plan.profiles, plan.asked).lacks(best.faster, plan.asked.context, plan.asked.sequences(best.aim))
+        lack, place = max((lack, place) for place, lack in lacks.items())
+        faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
+        yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
+    for a, b in hop_ends(cut):
+        if a != b and plan.profiles.link(machines[a].name, machines[b].name) is None:
+            yield f"The link from {machines[a].name} to {machines[b].name} counts as the slowest that was measured."
+
+
+def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
+    """What is lacking where no cut meets an aim, and what would make room."""
+    context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
+    memory, num_layers = Memory(profiles, asked), profiles.model.num_layers
+    every = orders(len(profiles.machines), num_layers, uses_all=asked.uses_all)
+    cuts = list(on_grid(every, num_layers, stride_of(every, num_layers)))
+    lacking = min(sum(max(0, lack) for lack in memory.lacks(cut, context, sequences).values()) for cut in cuts)
+    what = "a sequence" if sequences == 1 else f"{sequences} streams"
+    longest = max(memory.longest(cut) for cut in cuts)
+    shorter = f"a context of {longest:,} tokens for one sequence, " if longest else ""
+    share = f"(KV may take {asked.kv_share:.0%} of what the weights leave free.)"
+    return (
+        f"For {aim}, {what} of {context:,} tokens would need {gigabytes(lacking)} more memory. Ways to make room: "
+        f"{shorter}fewer bits a weight, one more machine. {share}"
+    )
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Bytes as GB of 10^9, with three digits."""
+    return f"{num_bytes / _GB:.3g} GB"
+
+
+# -- a layout file -------------------------------------------------------------------------------
 
 
 def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
@@ -51,50 +110,21 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
     return spec if known is None else replace(spec, codec=known.codec, link_transport=known.link_transport)
 
 
-def layout_text(plan: Plan, best: Best, origin: Origin, base: Layout | None = None) -> str:
-    """The layout file of a cut: figures, reasons and origin as comments."""
-    return text_of(layout_of(plan, best, base), _comments(plan, best, origin), list(_rooms(plan, best)))
+def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
+    """The layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
+    return text_of(
+        layout_of(plan, best, base),
+        [f"Planned for {best.aim}.", *figures_in_words(best.figures, plan.asked), *why(plan, best), origin],
+    )
 
 
-def text_of(layout: Layout, comments: Iterable[str], rooms: Sequence[str] = ()) -> str:
-    """A layout as a file. ``comments``: lines before it; ``rooms``: a comment for each stage, if any."""
+def text_of(layout: Layout, comments: Iterable[str]) -> str:
+    """A layout as a file. ``comments``: lines before it."""
     lines = [f"# {line}" for line in comments]
     lines += [_flow({key: value}, braces=False) for key, value in _top(layout).items()]
     lines.append("stages:")
-    rows = [f"  - {_flow(_of_stage(stage))}" for stage in layout.stages]
-    width = max(map(len, rows))
-    lines += [f"{row:{width}}  # {room}" for row, room in zip(rows, rooms, strict=True)] if rooms else rows
+    lines += [f"  - {_flow(_of_stage(stage))}" for stage in layout.stages]
     return "\n".join(lines) + "\n"
-
-
-def _comments(plan: Plan, best: Best, origin: Origin) -> Iterator[str]:
-    yield f"Planned for {best.aim}: {aim_in_words(best.aim, plan.asked)}."
-    yield from figures_in_words(best.figures, plan.asked)
-    yield from why(plan, best)
-    for aim, other in plan.best.items():
-        if aim is not best.aim and other.cut != best.cut:
-            yield f"Best for {aim} would be: {name_in_words(plan.profiles, other.cut)}."
-    yield f"By splitinfer {origin.version} on {origin.date}, from {origin.profiles}."
-    for machine in plan.profiles.machines:
-        of = ", ".join(filter(None, (machine.device_name, machine.versions, machine.measured_at)))
-        if of:
-            yield f"{machine.name}: {of}."
-
-
-def figures_in_words(figures: Figures, asked: Asked) -> Iterator[str]:
-    """The figures of a cut, as lines."""
-    with_drafts, of_many = "", ""
-    if figures.one_with_drafts is not None and figures.many_with_drafts is not None:
-        with_drafts = f", {figures.one_with_drafts:.3g} with drafts of which {asked.acceptance:.0%} are right"
-        of_many = f", {figures.many_with_drafts:.3g} with drafts"
-    yield f"Expected: {figures.one:.3g} tokens a second of one stream{with_drafts};"
-    yield f"{figures.many:.3g} of {asked.streams} streams{of_many};"
-    yield f"{figures.ttft:.3g} s to the first token of a prompt of 4,096; up to {figures.longest:,} tokens of context."
-
-
-def as_mapping(layout: Layout) -> dict[str, Any]:
-    """A layout as the mapping that its file holds (``config.Layout.from_dict``)."""
-    return {**_top(layout), "stages": [_of_stage(stage) for stage in layout.stages]}
 
 
 def _top(layout: Layout) -> dict[str, Any]:
@@ -127,22 +157,16 @@ def _flow(mapping: dict[str, Any], *, braces: bool = True) -> str:
     return text if braces else text[1:-1]
 
 
-def _rooms(plan: Plan, best: Best) -> Iterator[str]:
-    """What each stage takes of its machine, as a comment."""
-    for machine, start, end in best.cut.stages():
-        weights = Memory(plan.profiles, plan.asked).weights(start, end)
-        yield f"weights {gigabytes(weights)} of {gigabytes(plan.profiles.machines[machine].free_bytes)} free"
+# -- plain numbers -------------------------------------------------------------------------------
 
 
-def as_dict(plan: Plan, shortages: Mapping[Aim, str], origin: Origin) -> dict[str, Any]:
+def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
     """A plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
     return {
-        **asdict(origin),
         "model": plan.profiles.model.name,
         "machines": [machine.name for machine in plan.profiles.machines],
         "asked": asdict(plan.asked),
-        "screened": plan.screened,
-        "simulated": plan.simulated,
+        "tried": plan.tried,
         "best": {str(aim): _best_as_dict(plan, best) for aim, best in plan.best.items()},
         "shortages": {str(aim): words for aim, words in shortages.items()},
     }
@@ -156,5 +180,5 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
             for m, start, end in best.cut.stages()
         ],
         "figures": asdict(best.figures),
-        "why": why(plan, best),
+        "why": list(why(plan, best)),
     }

@@ -33,7 +33,6 @@ from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import INT8, NONE
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.late_steps import LATE
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.launched import Launched
@@ -76,8 +75,8 @@ def _launches(structure: Any, layers: int, num_steps: int, vocab_size: int) -> d
     device, sequences = open_device(0, (0, layers)), Sequences(step, vocab_size, [_PROMPT, _PROMPT])
     for _ in range(_WARM_UP):
         _timed(device, sequences, 2)
-    builds, launches, steps, late = zip(*(_timed(device, sequences, 1) for _ in range(num_steps)), strict=True)
-    _, seconds, _, later = zip(*(_timed(device, sequences, 2) for _ in range(num_steps)), strict=True)
+    builds, launches, steps = zip(*(_timed(device, sequences, 1) for _ in range(num_steps)), strict=True)
+    _, seconds, _ = zip(*(_timed(device, sequences, 2) for _ in range(num_steps)), strict=True)
     step_ms = statistics.median(steps)
     return {
         "step_ms": step_ms,
@@ -86,18 +85,17 @@ def _launches(structure: Any, layers: int, num_steps: int, vocab_size: int) -> d
         "share": distribution([one / whole for one, whole in zip(launches, steps, strict=True)]),
         "second_ms": distribution(seconds),
         "second_share": statistics.median(seconds) / step_ms,
-        "late_steps": sum(late) + sum(later),
     }
 
 
-def _timed(device: Device, sequences: Sequences, count: int) -> tuple[float, float, float, int]:
+def _timed(device: Device, sequences: Sequences, count: int) -> tuple[float, float, float]:
     """Of the last of ``count`` steps of different sequences, all under way at once: milliseconds of building its graph,
-    of its launch, and from the beginning of that to the end of the step. The last number counts the steps for which an
-    emulated device needed longer than the one that it emulates."""
+    of its launch, and from the beginning of that to the end of the step."""
     under_way = [start(device, sequences, [which]) for which in range(count)]
-    late = sum(LATE in device.wait(one.ticket).notes for one in under_way)
+    for one in under_way:
+        device.wait(one.ticket)
     last, ended = under_way[-1], time.monotonic()
-    return 1e3 * (last.built - last.began), 1e3 * (last.launched - last.built), 1e3 * (ended - last.built), late
+    return 1e3 * (last.built - last.began), 1e3 * (last.launched - last.built), 1e3 * (ended - last.built)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -216,14 +214,14 @@ def _sent(
     """Milliseconds from each step's end until its result could be sent, beside those of the step."""
     runner.reset()
     runner.use_codec(case.codec)
-    free, failed, sent = threading.Semaphore(_UNDER_WAY), list[Exception](), list[tuple[float, float, int, int]]()
+    free, failed, sent = threading.Semaphore(_UNDER_WAY), list[Exception](), list[tuple[float, float, int]]()
 
     def finish(launched: Launched) -> None:
         done = runner.finish(launched)
         wanted = done.reduced_to(replace(done.plan, slices=done.plan.slices[:: case.skip]))
         parts, figures = to_parts(wanted.hidden, wanted.packed), done.figures
         until_sent, step = time.monotonic() - figures.ended, figures.ended - figures.started
-        sent.append((1e3 * until_sent, 1e3 * step, parts.num_unfit, LATE in figures.notes))
+        sent.append((1e3 * until_sent, 1e3 * step, parts.num_unfit))
         free.release()
 
     def fail(why: StepFailed) -> None:
@@ -249,7 +247,6 @@ def _sent(
         "step_ms": step,
         "share_of_step": until_sent["p50"] / step["p50"] if step["p50"] else None,
         "unfit_rows": sum(one[2] for one in sent),
-        "late_steps": sum(one[3] for one in sent),
     }
 
 
@@ -277,8 +274,8 @@ def _hidden(stage: StageModel, case: _Case, plan: StepPlan) -> mx.array:
 
 
 def rules(options: Mapping[str, Any], report: Report) -> None:
-    """What ``engine.device.strict`` forbids, tried: whether it goes wrong here. One that ends the process is found by
-    that."""
+    """What a strict emulated accelerator forbids, tried: whether it goes wrong here. One that ends the process is found
+    by that."""
     report.guarded("words of many heads", _words)
     report.guarded("read while in use", partial(_read_in_use, options["size"], options["rounds"]))
     report.guarded("end of a launch", partial(_end_of_launch, options["size"]))

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from splitinfer.bench.shared import random_model
 from splitinfer.bench.shared.fidelity import whole_model
+from splitinfer.bench.shared.measure import quantile
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
@@ -22,7 +23,6 @@ from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.structure import ModelStructure
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, passed
-from splitinfer.sim.outcome import quantile
 
 _ROWS = (1, 2, 4, 8, 16, 32)  # sequences of one row each
 _PROMPT, _WARM_UP, _MOST_STEPS = 4, 1, 16

@@ -21,7 +21,7 @@ from splitinfer.probes.finding import Finding, Reason, failed, passed
 from splitinfer.probes.links import LinkSurvey
 from splitinfer.probes.registry import WorkerAddress
 from transports import Unreachable
-from transports.emulated import installed
+from transports.emulation import emulator
 
 _SECONDS = 5.0  # for the name, and for the connection
 _TIMEOUT = 8.0  # seconds for the link
@@ -63,7 +63,7 @@ def _link(worker: WorkerAddress) -> dict[str, Any]:
     stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **worker.stage}]
     with ExitStack() as stack:
         if worker.link is not None:
-            stack.enter_context(installed(worker.link))
+            stack.enter_context(emulator("links").installed(worker.link))
         layout = Layout.from_dict({"model": "demo", "stages": stages})
         workers, links = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
     seen, link = asdict(workers[0]), asdict(links[0])

@@ -30,6 +30,7 @@ from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.openai.routes import openai_routes, responses_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
+from splitinfer.server.plan import plan_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
 
@@ -107,7 +108,8 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 
 def make_app(service: Service) -> Guard:
     apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
-    routes = [*own_routes(service), *dial_routes(service), *meter_routes(service), *apis, *page_routes(service)]
+    own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
+    routes = [*own, *apis, *page_routes(service)]
     router = Router(routes, default=_not_found, redirect_slashes=False)
     return Guard(
         router,

@@ -11,10 +11,7 @@ import yaml
 
 from splitinfer.bench.modes import measure
 from splitinfer.bench.shared.options import Options
-from splitinfer.machine.selection import VARIABLE
 
-ROWS = "{layers: 2, rows_ms: {1: 12, 8: 12.5, 512: 60}, buffers: 20}"
-MACHINE = f"stages:\n  - {ROWS}\n  - {ROWS}\nlaunches_ahead: true\n"
 STREAMS = {"streams": (3,), "stream_prompt_tokens": 8, "stream_tokens": 12}
 # What each is asked, the constants that make it short, and a figure of its document.
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -22,11 +19,6 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"decode_tokens": 30, "acceptances": (0.8,)},
         {"speculation.trials._CROWD": 4, "speculation.trials.SETTLE": 8, "speculation.trials._WARM_UP": 12},
         "cases",
-    ),
-    "serve": (
-        {"prompt_tokens": 120, "streams": (2,), "requests": 2, "scale": 0.02, "rate": 20.0},
-        {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15, "serving.run.DIAL": (1.0,)},
-        "arrivals",
     ),
     "server": ({**STREAMS, "connect_timeout": 20.0}, {"server.run._ALONE": 1}, "medians"),
     "exact": (
@@ -38,14 +30,6 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"prompt_tokens": 40, "texts": 1},
         {"wire._LENGTH": 80, "wire._SYSTEMS": (("as it is", "none"), ("slow", "none"), ("slow", "int8"))},
         "fidelity",
-    ),
-    "device": (
-        {"connect_timeout": 20.0},
-        {
-            f"device.{n}": v
-            for n, v in {"_WARM": 3, "_COUNTED": 8, "_LONG_CHUNKS": 2, "_AFTER": 4, "_BEFORE": 6}.items()
-        },
-        "groups",
     ),
     "prefix": ({"prompt_tokens": 64, "decode_tokens": 8}, {}, "one_prompt"),
     "kv": ({"prompt_tokens": 64, "decode_tokens": 6}, {"kv._TEXTS": 3, "kv._LENGTH": 120}, "formats"),
@@ -66,17 +50,14 @@ def test_a_mode_prints_its_tables_and_its_document(
     for dotted, value in constants.items():
         module, _, name = f"splitinfer.bench.{dotted}".rpartition(".")
         monkeypatch.setattr(import_module(module), name, value)
-    if mode in ("device", "server"):
-        (tmp_path / "machine.yaml").write_text(MACHINE)
-        monkeypatch.setenv(VARIABLE, str(tmp_path / "machine.yaml"))
-        layout = ""
-    else:
-        stages: list[dict[str, Any]] = [{"name": "a", "layers": 4}]
-        if mode != "exact":
-            stages = [{"name": "a", "layers": 2}, {"name": "b", "layers": 2, "address": "local"}]
-        model = str(tiny_folder("llama", head_dim=64, vocab_size=160, max_position_embeddings=4096))
-        layout = str(tmp_path / "layout.yaml")
-        Path(layout).write_text(yaml.safe_dump({"model": model, "stages": stages}))
+    half = 6 if mode == "server" else 2  # over HTTP a model needs a tokenizer
+    stages: list[dict[str, Any]] = [{"name": "a", "layers": 2 * half}]
+    if mode != "exact":
+        stages = [{"name": "a", "layers": half}, {"name": "b", "layers": half, "address": "local"}]
+    tiny = tiny_folder("llama", head_dim=64, vocab_size=160, max_position_embeddings=4096)
+    model = "demo" if mode == "server" else str(tiny)
+    layout = str(tmp_path / "layout.yaml")
+    Path(layout).write_text(yaml.safe_dump({"model": model, "stages": stages}))
     assert measure(mode, Options(layout, trials=1, **options)) == 0
     *tables, document = capsys.readouterr().out.splitlines()
     assert json.loads(document)[figure]

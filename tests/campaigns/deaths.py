@@ -47,8 +47,8 @@ from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import INT8
-from transports.emulated_jaccl.device import Limits
-from transports.emulated_jaccl.world import World
+from tests.emulation.jaccl.device import Limits
+from tests.emulation.jaccl.world import World
 
 from .report import Report
 

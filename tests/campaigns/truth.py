@@ -20,7 +20,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,20 +33,20 @@ from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.systems import together, whole
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.bench.speculation.replay import Replay
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.late_steps import LATE_STEPS, MOST_LATE
 from splitinfer.llm import LLM, Settings
+from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
-from splitinfer.placement.pipeline import pipeline_of
 from splitinfer.placement.plan import Planner
-from transports.emulated import LinkProfile as EmulatedLink
-from transports.emulated import installed
+from tests.emulation.late_steps import MOST_LATE, LateSteps, counted
+from tests.emulation.links import LinkProfile as EmulatedLink
+from tests.emulation.links import installed
+from tests.sim.pipelines import pipeline_of
 
 from .report import Report
 
@@ -65,12 +65,10 @@ def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = No
     take so many times as long."""
     coordinator = MachineProfile(
         "m0",
-        {"layer": StageCosts.through({rows: ms / 1000 for rows, ms in LAYER_MS.items()})},
+        {"layer": Costs.through({rows: ms / 1000 for rows, ms in LAYER_MS.items()})},
         step=0.001,
-        host=0.0005,
         draft=0.001,
         draft_more=0.00002,
-        buffers=2.0,
         launches_ahead=True,
         free_bytes=FREE,
     ).slower(slower)
@@ -78,7 +76,7 @@ def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = No
     machines = [
         replace(
             coordinator.slower(times), name=f"m{i}", address="tcp://127.0.0.1:1" if i else None, free_bytes=room[i],
-            host=coordinator.host, draft=coordinator.draft, draft_more=coordinator.draft_more,
+            draft=coordinator.draft, draft_more=coordinator.draft_more,
         )
         for i, times in enumerate(ratio)
     ]  # fmt: skip
@@ -168,14 +166,15 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
     settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
     with ExitStack() as stack:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "machine.json"
-        file.write_text(json.dumps({"machine": machine.as_dict()}) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(machine.as_dict()), encoding="utf-8")
         os.environ[VARIABLE] = str(file)
+        steps = stack.enter_context(counted())
         if hop > LOOPBACK:
             stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages)
-        live = Live(llm, replay, effort.tokens)
+        live = Live(llm, replay, effort.tokens, steps)
         found = live.measured(effort.trials, OFF)
         if effort.drafts:
             found |= live.measured(effort.trials, None, "_with_drafts")
@@ -186,24 +185,27 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
 
 @dataclass(slots=True)
 class Live:
-    """A pipeline that is up, and what it is asked. ``tokens``: of an answer alone."""
+    """A pipeline that is up, and what it is asked. ``tokens``: of an answer alone; ``steps``: of its accelerators
+    so far."""
 
     llm: LLM
     replay: Replay
     tokens: int
+    steps: Callable[[], LateSteps]
 
     def measured(self, trials: int, flight: Flight | None, suffix: str = "") -> dict[str, float]:
         """Medians of turns and of streams side by side, once the costs of steps are known. With drafts (``flight`` is
         ``None``) the answers without are what the drafter knows."""
-        steps, late = LATE_STEPS.steps, LATE_STEPS.late
+        before = self.steps()
         self.many(self.prompts("warm", STREAMS, 16), flight, self.tokens // 4)
         if flight is None:
             self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
         turns = [self.turn(self._turn(number), flight, self.tokens) for number in range(trials)]
         many = [self.many(self._streams(number), flight, self.tokens // 4) for number in range(trials)]
+        counted_steps = self.steps().since(before)
         found = {
             "one": statistics.median(rate for _, rate in turns), "turn": statistics.median(took for took, _ in turns),
-            "many": statistics.median(many), "steps": LATE_STEPS.steps - steps, "late": LATE_STEPS.late - late,
+            "many": statistics.median(many), "steps": counted_steps.steps, "late": counted_steps.late,
         }  # fmt: skip
         return {f"{name}{suffix}": value for name, value in found.items()}
 
@@ -224,7 +226,7 @@ class Live:
         return [list(made_up(f"truth {name} {i}", length, VOCAB)) for i in range(count)]
 
     def turn(self, prompt: list[int], flight: Any, tokens: int) -> tuple[float, float]:
-        """Seconds of a turn, and the rate of its answer behind the first quarter, as ``placement.simulate`` has it."""
+        """Seconds of a turn, and the rate of its answer behind the first quarter, as ``sim.pipelines`` has it."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         output = whole(self.llm.submit(prompt, params, flight=flight).result())
         self.replay.know(prompt, output.token_ids, error=1 - ACCEPTANCE)

@@ -13,8 +13,8 @@ import splitinfer
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
-from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
-from transports.emulated_jaccl.world import World
+from tests.emulation.jaccl.device import REGIONS_OF_GROUP, Limits
+from tests.emulation.jaccl.world import World
 
 PARAMS = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"

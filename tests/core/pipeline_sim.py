@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from toy import VOCAB, ToyStage, next_token
 
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Proposal
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from splitinfer.machine.costs import Costs
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PipelineSim(Simulator):
         self, config: SchedulerConfig, stages: list[Stage], check: bool = True, draft: float = 0.0, **more: object
     ) -> None:
         machine = Machine(
-            tuple(StageCosts.line(stage.a, stage.b) for stage in stages),
+            tuple(Costs.line(stage.a, stage.b) for stage in stages),
             tuple(Hop(stage.link) for stage in stages),
             (1,) * len(stages),
             draft=draft,

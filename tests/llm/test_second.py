@@ -2,14 +2,14 @@
 
 import pytest
 
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.llm.second import alone_in_words, figures, halved
+from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
 
 MODEL = ModelProfile("m", (LayerProfile("a", 10**9, 100),) * 12, 2 * 10**9, 0, hidden_row=100)
 ASKED = Asked(context=1024, streams=8, prompt=16, answer=16)
-STUDIO = MachineProfile("studio", {"a": StageCosts.line(1e-3, 1e-3)})
+STUDIO = MachineProfile("studio", {"a": Costs.line(1e-3, 1e-3)})
 
 
 def test_both_halves_are_as_alike_as_layers_allow():

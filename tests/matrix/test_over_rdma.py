@@ -11,7 +11,7 @@ import pytest
 from stages import pipeline, prompt
 
 import splitinfer
-from transports.emulated_jaccl.world import World
+from tests.emulation.jaccl.world import World
 
 CONFIGS = configs.configurations()
 NIGHTLY = [("llama/sliding", "rdma"), ("rwkv7", "rdma"), ("mixtral", "rdma"), ("gemma3_text", "rdma"),

@@ -38,7 +38,6 @@ def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
         own = model.layers[start:end]
         assert sum(layer.kv_per_token for layer in own) == need.kv_per_token
         assert sum(layer.kv_fixed for layer in own) == need.kv_fixed
-        assert sum(layer.kv_stored for layer in own) == need.kv_stored
 
 
 def test_a_row_on_the_link(tiny_folder: Callable[..., Path]):
@@ -70,15 +69,8 @@ def test_made_up_numbers_are_finite(bits: int | None, tmp_path: Path):
     logits = model(mx.arange(12)[None])
     assert mx.isfinite(logits).all()
     rows = logits[0].astype(mx.float32)
-    assert all(mx.abs(rows[a] - rows[b]).max() > 1e-3 for a, b in combinations(range(0, 12, 3), 2))
+    large = 0.01 * mx.abs(rows).max()
+    assert all(mx.abs(rows[a] - rows[b]).max() > large > 0 for a, b in combinations(range(0, 12, 3), 2))
     made = made_up(checkpoint)
     for name, info in checkpoint.tensors.items():
         assert (made[name].shape, made[name].dtype) == (info.shape, mx.uint32 if info.dtype == "U32" else dtype)
-
-
-def test_words_of_quantised_weights_use_all_their_bits(tmp_path: Path):
-    checkpoint = open_folder(tiny.save(tmp_path / "m", "llama", bits=4))
-    words = next(array for array in made_up(checkpoint).values() if array.dtype == mx.uint32)
-    for nibble in range(8):
-        values = (words >> (4 * nibble)) & 15
-        assert len(set(values.flatten().tolist())) == 16

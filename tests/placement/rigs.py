@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from splitinfer.core.costs.stage import StageCosts
+from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
 GB = 10**9
-LAYER = StageCosts.through({1: 0.6e-3, 8: 0.68e-3, 16: 1e-3, 32: 1.8e-3, 128: 7e-3, 512: 27.5e-3}, 2e-9, 3e-10)
+LAYER = Costs.through({1: 0.6e-3, 8: 0.68e-3, 16: 1e-3, 32: 1.8e-3, 128: 7e-3, 512: 27.5e-3}, 2e-9, 3e-10)
 MODEL = ModelProfile(
     "some/model",
     (LayerProfile("layer", GB // 2, 4096),) * 12,
@@ -18,8 +18,8 @@ MODEL = ModelProfile(
     draft=DraftProfile("some/draft", GB // 8, 1024),
 )
 FIRST = MachineProfile(
-    "m0", {"layer": LAYER}, step=0.5e-3, head=StageCosts.line(0.4e-3, 0.02e-3), host=0.4e-3, draft=1e-3,
-    draft_more=0.02e-3, buffers=2.0, launches_ahead=True, free_bytes=64 * GB,
+    "m0", {"layer": LAYER}, step=0.5e-3, head=Costs.line(0.4e-3, 0.02e-3), draft=1e-3, draft_more=0.02e-3,
+    launches_ahead=True, free_bytes=64 * GB,
 )  # fmt: skip
 
 

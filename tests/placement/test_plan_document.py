@@ -1,6 +1,7 @@
 """A plan as a layout file and in words: it loads again, and says what the figures say."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,19 +10,17 @@ import yaml
 from splitinfer.config import Layout
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import Origin, as_dict, layout_of, layout_text
-from splitinfer.placement.memory import Memory
+from splitinfer.placement.document import as_dict, layout_of, layout_text, why
 from splitinfer.placement.plan import Best, Figures, Plan
-from splitinfer.placement.words import _seconds, why
 from tests.placement.rigs import GB, rig
 
-_ORIGIN = Origin("2026-01-31", "9.8.7", "profiles.yaml")
+_ORIGIN = "By splitinfer 9.8.7 on 2026-01-31."
 _FIGURES = Figures(21.25, 80.5, 12.0, 30.0, 4096, 42.0, 99.0)
 _BEST = Best(Aim.CHAT, Cut((0, 2, 1), (6, 4, 2)), _FIGURES, Cut((0, 1), (11, 1)), 1.25)
 
 
 def _plan(asked: Asked, *best: Best, free: tuple[int, ...] = (8 * GB, 3 * GB, 6 * GB)) -> Plan:
-    return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121, 40)
+    return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121)
 
 
 def test_a_layout_file_loads_as_the_cut_that_was_planned():
@@ -33,7 +32,7 @@ def test_a_layout_file_loads_as_the_cut_that_was_planned():
     ]  # fmt: skip
     assert (layout.model, layout.draft) == ("some/model", "some/draft")
     assert layout.stages == layout_of(plan, _BEST).stages
-    for part in ("2026-01-31", "9.8.7", "profiles.yaml", "42 with drafts", "21.2", "4,096", "weights 3.38 GB of 8 GB"):
+    for part in (_ORIGIN, "42 with drafts", "21.2", "4,096"):
         assert part in text
 
 
@@ -64,26 +63,21 @@ def test_what_a_plan_does_not_choose_stays_as_the_layout_has_it():
     assert last.address == "tcp://m1.local:5577"
 
 
-def test_why_says_who_is_slow_and_what_memory_forces():
-    one, many, long = (replace(_BEST, aim=aim) for aim in Aim)
-    plan = _plan(Asked(acceptance=0.7), one)
-    sentences = " ".join(why(plan, one))
-    assert "Drafts overlap the stages for 2 times the tokens; m0 is the bottleneck." in sentences
+def test_why_says_what_stages_take_and_what_memory_forces():
+    plan = _plan(Asked(acceptance=0.7), _BEST)
+    sentences = " ".join(why(plan, _BEST))
+    assert re.match(r"A token takes [\d.]+ ms on m0, [\d.]+ ms on m2, [\d.]+ ms on m1\. ", sentences)
     assert "m0 11, m1 1 would be 25% faster, but" in sentences
-    assert "m1 has" in sentences or "m0 has" in sentences
-    assert "bottleneck" in " ".join(why(plan, many))
-    if not Memory(plan.profiles, plan.asked).fits(long.cut, 4096 + 256, 1):
-        assert "full" in " ".join(why(plan, long))
-    alone = replace(_BEST, cut=Cut((0,), (12,)), faster=None)
-    assert "m1 and m2 get no layers" in " ".join(why(plan, alone))
-    (seconds,) = _seconds(plan, alone, 1).values()
-    nothing_else = replace(alone, figures=replace(alone.figures, one=1 / (seconds * (1 + 1e-13))))
-    assert " ms on m0; no other machine would be faster." in " ".join(why(plan, nothing_else))
+    assert "GB of memory." in sentences
+    alone = replace(_BEST, aim=Aim.THROUGHPUT, cut=Cut((0,), (12,)), faster=None)
+    sentences = " ".join(why(plan, alone))
+    assert sentences.startswith("A step of one group of streams takes ")
+    assert "m1 gets no layers" in sentences
 
 
 def test_a_plan_is_a_line_of_json():
     plan = _plan(Asked(acceptance=0.7), _BEST)
-    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: "no"}, _ORIGIN), allow_nan=False))
+    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: "no"}), allow_nan=False))
     assert found["best"]["chat"]["stages"][0] == {"name": "m0", "layers": 6, "weights": round(3.375 * GB)}
     assert found["best"]["chat"]["figures"]["one"] == pytest.approx(21.25)
     assert found["shortages"] == {"context": "no"}

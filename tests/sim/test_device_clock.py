@@ -6,19 +6,15 @@ from pathlib import Path
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.capacity import decode_gap
-from splitinfer.sim.search import Search, search
-from splitinfer.sim.simulator import Simulator
-from splitinfer.sim.workload import fitted, made_up_lengths
+from splitinfer.machine.costs import Costs
+from tests.emulation.device_queue import DeviceTraits
+from tests.emulation.files import read_machine
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 TWO_LARGE, TWO_SMALL, THREE_LARGE = (read_machine(Path(name)) for name in ("two-large", "two-small", "three-large"))
 EXAMPLES = {"two-large": TWO_LARGE, "two-small": TWO_SMALL, "three-large": THREE_LARGE}
@@ -26,7 +22,7 @@ LARGE_HOPS = sum(hop.fixed for hop in TWO_LARGE.hops)
 
 
 def one_stage(buffers: int = 1, **more: object) -> Machine:
-    return Machine((StageCosts.line(0.01, 0.0),), (Hop(),), (8,), launches_ahead=True, buffers=(buffers,), **more)  # type: ignore[arg-type]
+    return Machine((Costs.line(0.01, 0.0),), (Hop(),), (8,), launches_ahead=True, buffers=(buffers,), **more)  # type: ignore[arg-type]
 
 
 def run(machine: Machine, requests: list[tuple[float, int, int]], **more: object) -> Simulator:
@@ -61,12 +57,6 @@ def test_after_a_long_prompt_the_gaps_are_at_once_the_steady_ones(name: str):
     assert times[0] == pytest.approx(chunks + rest, rel=0.01), "chunks of one prompt follow each other at once"
 
 
-def test_the_usual_gap_is_the_simulated_one():
-    for machine, count in ((TWO_LARGE, 16), (TWO_LARGE, 1), (TWO_SMALL, 2), (THREE_LARGE, 24)):
-        times = run(machine, [(0.0, 8, 60)] * count).served[0].token_times
-        assert gaps(times)[-20:] == pytest.approx([decode_gap(machine, count, 8)] * 20, rel=0.01)
-
-
 # -- the queue -----------------------------------------------------------------------------------------------
 
 
@@ -84,7 +74,7 @@ def test_a_launch_holds_the_coordinator_until_few_buffers_are_left(buffers: int,
 
 def test_a_result_leaves_while_the_coordinator_is_held_in_a_launch():
     """Two chunks on two stages: the first leaves at 10 ms, though the second's launch holds until 19 ms."""
-    stages = (StageCosts.line(0.01, 0.0),) * 2
+    stages = (Costs.line(0.01, 0.0),) * 2
     machine = Machine(stages, (Hop(0.001),) * 2, (1, 1), launches_ahead=True, buffers=(100, 100))
     clockwork = run(machine, [(0.0, 1024, 1)])
     found = [(start, end) for start, end, rows in clockwork.busy[1] if rows]
@@ -108,7 +98,7 @@ def test_the_clock_of_a_device_that_was_idle_is_lower():
 
 def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():
     """Each draft is wrong. A block's verdict comes after 15 ms, while the one behind it is computed, from 12 to 22."""
-    stages = (StageCosts.line(0.01, 0.0), StageCosts.line(0.005, 0.0))
+    stages = (Costs.line(0.01, 0.0), Costs.line(0.005, 0.0))
     machine = Machine(stages, (Hop(),) * 2, (8, 8), draft=0.002, launches_ahead=True)
     clockwork = run(machine, [(0.0, 8, 20)], flight=Flight(first=1, further=1, in_flight=2))
     assert clockwork.scheduler.speculation is not None
@@ -118,30 +108,3 @@ def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():
     assert sum(rows == 1 for _, _, rows in clockwork.busy[0]) >= counts.unsent
     alone = sum(rows == 1 for _, _, rows in clockwork.busy[1])
     assert alone <= 1, "the last token has no draft; of a void block only the plan comes"
-
-
-# -- capacity ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_the_search_for_capacity_knows_such_devices():
-    lengths, rates = fitted(made_up_lengths(40), 0.02, 4000), dict[str, float]()
-    for name, machine in EXAMPLES.items():
-        options = ServingOptions(max_running=machine.num_stages)
-        asked = Search(machine, lengths, options, ("stall_free",), (64,), 16, 1, objectives=(5.0,))
-        (found,) = search(asked)["cases"][0]["capacity"]
-        assert found["itl"]["p99"] <= 5 * asked.gap(machine)
-        rates[name] = found["rate"]
-    assert 50 > rates["two-small"] > 2 * rates["two-large"] > 2 * rates["three-large"] / 3 > 0
-
-
-@pytest.mark.nightly
-def test_cuts_by_the_costs_of_each_layer():
-    machine = read_machine(Path("each-layer"))
-    asked = Search(
-        machine, fitted(made_up_lengths(40), 0.02, 4000), ServingOptions(max_running=16), ("stall_free",), (64,), 8, 1,
-        rates=(50.0,), all_cuts=True,
-    )  # fmt: skip
-    by_cut = {case["cut"]: case["rates"][0]["tokens_per_second"] for case in search(asked)["cases"]}
-    assert len(by_cut) == 65
-    assert by_cut["33-33"] > 1.05 * max(by_cut["60-6"], by_cut["6-60"]), "unequal stages are one group's"

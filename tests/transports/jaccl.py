@@ -1,4 +1,4 @@
-"""Links over emulated JACCL (`transports.emulated_jaccl`), for tests."""
+"""Links over emulated JACCL (`tests.emulation.jaccl`), for tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import psutil
 import pytest
 from contract import SECONDS, until
 
+from tests.emulation.jaccl.world import World
 from transports import Frame, Link, LinkClosed
-from transports.emulated_jaccl.world import World
 from transports.rdma import transport
 
 WRITER, READER = "rdma_en0", "rdma_en1"

@@ -34,8 +34,8 @@ from jaccl import carriers_of, is_free, is_gone
 from processes import until
 
 import transports
+from tests.emulation.jaccl.world import World
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportError
-from transports.emulated_jaccl.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = ("writer's child", "reader's child", "both children", "connector", "listener")

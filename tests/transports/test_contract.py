@@ -16,9 +16,9 @@ from contract import CHECKS
 from jaccl import READER, WRITER, make_world, until_free
 
 import transports
-from transports import emulated
-from transports.emulated import LinkProfile
-from transports.emulated_jaccl.device import Limits
+from tests.emulation import links as emulated
+from tests.emulation.jaccl.device import Limits
+from tests.emulation.links import LinkProfile
 
 ADDRESSES = {
     "inproc": "inproc://contract",

@@ -11,9 +11,10 @@ import pytest
 from contract import SECONDS, num_threads_of_links, number, numbered, pair, reason_at, until
 
 import transports
-from transports import AddressError, Frame, Link, LinkClosed, LinkOptions, emulated
-from transports.emulated import PRESETS, LinkProfile
-from transports.emulated.wire import Timing
+from tests.emulation import links as emulated
+from tests.emulation.links import PRESETS, LinkProfile
+from tests.emulation.links.wire import Timing
+from transports import AddressError, Frame, Link, LinkClosed, LinkOptions
 
 CARRIERS = {"inproc": "inproc://emulated", "tcp": "tcp://127.0.0.1:0"}
 SLOW = LinkProfile(latency=0.001, jitter=0.001, bytes_per_second=1e9)

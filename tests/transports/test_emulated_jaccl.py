@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from contract import SECONDS, until
 
+from tests.emulation.jaccl import group, wire
+from tests.emulation.jaccl.device import Device, Limits, Usage
+from tests.emulation.jaccl.group import EmulatedGroup, join
+from tests.emulation.jaccl.world import Fault, What, World
 from transports import TransportUnavailable
-from transports.emulated_jaccl import group, wire
-from transports.emulated_jaccl.device import Device, Limits, Usage
-from transports.emulated_jaccl.group import EmulatedGroup, join
-from transports.emulated_jaccl.world import Fault, What, World
 from transports.rdma import probe
 
 
@@ -136,8 +136,8 @@ def test_queue_pairs_and_groups_are_bounded(tmp_path: Path) -> None:
 _PROCESS = """
 import sys, time
 from pathlib import Path
-from transports.emulated_jaccl import group, wire
-from transports.emulated_jaccl.device import Device, Limits
+from tests.emulation.jaccl import group, wire
+from tests.emulation.jaccl.device import Device, Limits
 held = Device(Path(sys.argv[1]), Limits()).register()
 if sys.argv[2] == "receiving":
     held.receiving().__enter__()

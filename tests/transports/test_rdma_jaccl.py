@@ -19,8 +19,8 @@ from interrupts import freeze
 from jaccl import READER, WRITER, all_received, make_world, until_free
 
 import transports
+from tests.emulation.jaccl.world import Fault, What, World
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
-from transports.emulated_jaccl.world import Fault, What, World
 from transports.rdma import child_process, link, transport
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)

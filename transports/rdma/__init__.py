@@ -43,7 +43,7 @@ in the log says so.
 The group's messages are neither encrypted nor authenticated. The nonce at the beginning of each message was agreed over
 the control link, so other senders' bytes are refused, but anyone on the cable can read: use a direct cable.
 
-Tested over MLX's ring, and over a stand-in that has JACCL's limits; **not run on a Mac**.
+Tested over MLX's ring, and over `tests.emulation.jaccl`, which has JACCL's limits; **not run on a Mac**.
 
 Files: `address` what may follow rdma:// · `probe`, `macos` whether this machine can use a backend, and two together ·
 `transport` connecting and listening · `handshake` from a control link to a group · `link` the link · `child_process`

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import mlx.core as mx
 
 from transports.base import FrameError
+from transports.emulation import emulator
 from transports.rdma.address import RING
 from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Word
 from transports.rdma.messages import (
@@ -255,9 +256,7 @@ if __name__ == "__main__":
     mx.set_default_device(mx.cpu)
     mx.set_cache_limit(_CACHE_BYTES)
     if (world := emulated()) is not None:  # in tests, away from Macs
-        from transports.emulated_jaccl.group import install
-
-        install(world)
+        emulator("jaccl.group").install(world)
     code = main(Channel(sockets.socket(fileno=int(sys.argv[1]))), Segment(int(sys.argv[2])))
     sys.stderr.flush()
     os._exit(code)  # the interpreter's own end waits for MLX's threads, and stops the one that would end this process

@@ -1,7 +1,7 @@
 """Checks whether this machine can use a backend; if not, the reason is one sentence for the user.
 
 Only the requirements on this machine are checked: a cable that leads to another machine shows when a group is joined.
-In tests the machine may be an emulated one (`transports.emulated_jaccl`).
+In tests the machine may be an emulated one (`tests.emulation.jaccl`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from transports.base import TransportUnavailable
+from transports.emulation import emulator
 from transports.rdma.address import JACCL
 from transports.rdma.macos import why_too_old
-
-if TYPE_CHECKING:
-    from transports.emulated_jaccl.world import World
 
 ACTIVE = "PORT_ACTIVE"
 _EMULATED = "SPLITINFER_EMULATED_JACCL"
 _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
 
 
-def emulated() -> World | None:
+def emulated() -> Any | None:
     """The emulated machines of a test, if the environment names them."""
     if not os.environ.get(_EMULATED):
         return None
-    from transports.emulated_jaccl.world import World
-
-    return World.of_this_process()
+    return emulator("jaccl.world").World.of_this_process()
 
 
 def device_for(backend: str, wanted: str = "") -> str:
@@ -105,11 +101,11 @@ def macos_version(device: str = "") -> str:
     `device`: the emulated Mac's; on a real machine all devices have the same.
     """
     if (world := emulated()) is not None:
-        return world.macos(device)
+        return str(world.macos(device))
     return platform.mac_ver()[0] if sys.platform == "darwin" else ""
 
 
 def _output(tool: str) -> str:
     if (world := emulated()) is not None:
-        return world.output(tool)
+        return str(world.output(tool))
     return subprocess.run([tool], capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout

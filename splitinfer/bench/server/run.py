@@ -1,11 +1,10 @@
 """``splitinfer bench --mode server``: what a client over HTTP loses to one of the library.
 
-    streams     many streams at once on one pipeline: by ``LLM``, as chat completions, and as messages; in turns, the
-                same tokens, by a client that reads raw sockets in a process of its own. Tokens a second, and processor
-                seconds a token: of the server's event loop, and of the whole process beyond what it takes without HTTP
-    alone       one request at a time, by ``LLM`` and as a chat completion in turns: seconds to the first token
+streams     many streams at once on one pipeline: by ``LLM``, as chat completions, and as messages; in turns, the
+            same tokens, by a client that reads raw sockets in a process of its own. Tokens a second, and processor
+            seconds a token: of the server's event loop, and of the whole process beyond what it takes without HTTP
+alone       one request at a time, by ``LLM`` and as a chat completion in turns: seconds to the first token
 
-On an emulated accelerator it needs no layout: a stand-in model is cut as the machine is.
 """
 
 import json
@@ -24,6 +23,7 @@ from splitinfer.bench.server.client import Arrival, arrivals_of, chat_text, mess
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.inputs import check_context
+from splitinfer.bench.shared.measure import quantile
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout, whole
@@ -33,7 +33,6 @@ from splitinfer.errors import ConfigError, ModelError
 from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.sim.outcome import quantile
 
 _LIBRARY, _CHAT, _MESSAGES = "LLM", "chat completions", "messages"
 _PATHS = {_CHAT: "/v1/chat/completions", _MESSAGES: "/v1/messages"}

@@ -30,6 +30,16 @@ def summarize(values: Sequence[float]) -> Summary:
     return {"median": median, "low": min(values), "high": max(values), "spread": spread, "values": list(values)}
 
 
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of some ordered values that at least ``share`` of them do not exceed.
+
+    >>> quantile([1, 2, 3, 4], 0.5), quantile([1, 2, 3, 4], 0.51), quantile([1], 0.99)
+    (2, 3, 1)
+    """
+    rank = -(-round(share * len(ordered) * 1e9) // 10**9)
+    return ordered[max(0, min(len(ordered), rank) - 1)]
+
+
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
     """Ratios of ours to theirs, trial by trial: what slows a whole trial down divides out."""
     return summarize([a / b for a, b in zip(ours, theirs, strict=True)])

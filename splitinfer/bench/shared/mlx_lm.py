@@ -77,15 +77,6 @@ class PlainMlxLm:
         """Run many sequences at once in the batch generator."""
         return _batch_run(self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens}))
 
-    def serve(self, jobs: Sequence[tuple[float, Sequence[int], int]], until: int | None) -> list[list[float]]:
-        """Serve requests that arrive over time, in the batch generator.
-
-        ``jobs``: arrival in seconds, prompt, and number of tokens. ``until``: the index of the job after whose end
-        every other one gets one more token and is ended. Returns the seconds of each token from the start.
-        """
-        times: list[list[float]] = self._ask({"jobs": jobs, "until": until})["token_times"]
-        return times
-
     def _ask(self, options: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._child.ask(options)

@@ -105,7 +105,7 @@ def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]
         return _rounding(model, options["rounding"])
     if "prompt" in options:
         return run(model, draft, options)
-    return serve_jobs(model, options) if "jobs" in options else run_batch(model, options)
+    return run_batch(model, options)
 
 
 def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,43 +188,6 @@ def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     mx.synchronize(generation_stream)
     generator.close()
     return {"token_ids": list(token_ids.values()), "token_times": list(token_times.values())}
-
-
-def serve_jobs(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve prompts that arrive over time, given to mlx-lm's batch generator at their arrival."""
-    jobs, until = options["jobs"], options["until"]
-    generator = BatchGenerator(model, completion_batch_size=_LEAST_BATCH)
-    number_of: dict[int, int] = {}
-    token_times: list[list[float]] = [[] for _ in jobs]
-    start, arrived, done = time.monotonic(), 0, set[int]()
-    while len(done) < len(jobs) and not _is_over(token_times, done, until):
-        now = time.monotonic() - start
-        while arrived < len(jobs) and jobs[arrived][0] <= now:
-            _, prompt, most = jobs[arrived]
-            (uid,) = generator.insert([prompt], max_tokens=[most])
-            number_of[uid] = arrived
-            arrived += 1
-        if arrived == len(done):
-            time.sleep(max(0.0, jobs[arrived][0] - now))
-            continue
-        _, responses = generator.next()
-        now = time.monotonic() - start
-        for response in responses:
-            number = number_of[response.uid]
-            token_times[number].append(now)
-            if response.finish_reason is not None:
-                done.add(number)
-    mx.synchronize(generation_stream)
-    generator.close()
-    return {"token_times": token_times}
-
-
-def _is_over(token_times: list[list[float]], done: set[int], until: int | None) -> bool:
-    """Whether the job ``until`` has ended, and each other one has ended or has a token after that."""
-    if until not in done or until is None:
-        return False
-    over = token_times[until][-1]
-    return all(number in done or (times and times[-1] > over) for number, times in enumerate(token_times))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ from splitinfer.errors import ConfigError
 from splitinfer.llm import NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
-from transports.emulated import LinkProfile, preset
+from transports import AddressError
+from transports.emulation import emulator
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The command line's options; the help of ``splitinfer bench`` says which mode reads which.
 
-    layout: empty for a stand-in model, cut as the emulated machine is. streams: ``None``: what is usual for the mode.
-    draft: ``replay``, or as in a layout; ``None``: the layout's. policies: none: all of them.
+    streams: ``None``: what is usual for the mode.
+    draft: ``replay``, or as in a layout; ``None``: the layout's.
     """
 
     layout: str = ""
@@ -43,12 +44,6 @@ class Options:
     text: Path | None = None
     texts: int = 12
     plot: Path | None = None
-    lengths: Path | None = None
-    scale: float = 1.0
-    requests: int = 40
-    rate: float | None = None
-    policies: tuple[str, ...] = ()
-    kv_bytes: int | None = None
     connect_timeout: float = 10.0
     trace: Path | None = None
     minutes: float = 15.0
@@ -71,11 +66,12 @@ class Options:
         fixed = {"context": context, "connect_timeout": self.connect_timeout, "rejoin_timeout": 0.0}
         return Settings(**{**usual, **fixed, **more})
 
-    def link(self) -> LinkProfile | None:
-        """The link to emulate between the coordinator and workers, and between workers.
+    def link(self) -> Any:
+        """The link to emulate between the coordinator and workers, and between workers: a profile (`tests/emulation`);
+        ``None``: none.
 
         Raises:
-            ConfigError: the layout has no links, or there is no such preset.
+            ConfigError: the layout has no links, there is no such preset, or no emulator.
         """
         if self.link_preset is None:
             return None
@@ -84,6 +80,6 @@ class Options:
                 f"--link-preset emulates the links between stages; layout {self.layout} has 1 stage, so none"
             )
         try:
-            return preset(self.link_preset)
-        except ValueError as error:
+            return emulator("links").preset(self.link_preset)
+        except (AddressError, ValueError) as error:
             raise ConfigError(str(error)) from error

@@ -26,7 +26,7 @@ from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ConfigError
 from splitinfer.llm import NO_DRAFT
-from transports.emulated import installed
+from transports.emulation import emulator
 
 __all__ = ["measure", "plot", "tables"]
 
@@ -52,7 +52,7 @@ def measure(options: Options) -> dict[str, Any]:
     settings = options.settings(context, draft=None if replay is not None else name)
     with ExitStack() as stack:
         if link is not None:
-            stack.enter_context(installed(link))
+            stack.enter_context(emulator("links").installed(link))
         llm = open_stages(stack, options, settings, drafter=None if replay is None else lambda: replay)
         draft = model_in(name) if replay is None else None
         plain = stack.enter_context(plain_mlx_lm(llm.layout, draft=draft)) if options.baseline else None

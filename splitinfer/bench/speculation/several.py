@@ -3,9 +3,7 @@
 For each acceptance and number of streams the systems take turns, every other trial in reverse order: without drafts in
 as many groups as stages and in fewer, and with the live choice of groups and drafts. All get the same prompts; drafts
 come from ``replay``, which is right as often as was asked for, and all answers must have the same tokens. Rates are of
-the time in which all streams decode. Where the stages are emulated, the best fixed choice of groups, drafts and blocks
-in flight is found by simulating all of them (``sim.drafts``) with the links, the host and the rounds of drafts as they
-were in the run, and the measured gain is set beside that one's.
+the time in which all streams decode.
 
 Then streams whose drafts are never right beside streams whose drafts nearly always are: each to its own speed without
 drafts. And requests that come and go (``--come-and-go``): Poisson arrivals, one to twelve at once, to no drafts and to
@@ -16,7 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -24,6 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from splitinfer.bench.shared import machine as this_machine
+from splitinfer.bench.shared.measure import quantile
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout, together, whole
@@ -32,19 +31,20 @@ from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Request
-from splitinfer.machine.files import read_machine
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.machine.selection import emulated_machine
-from splitinfer.sim.drafts import Choice, Crowd, optimum, without_drafts
-from splitinfer.sim.outcome import quantile
 
 LIVE = "drafts"
 _PROMPT = 16  # tokens
 _MIXED = ((0.0, 0.95), (0.0, 0.0, 0.95, 0.95), (0.3, 0.5, 0.7, 0.9))
-_SIMULATED = 300  # tokens of each stream
 _MOST_AT_ONCE = 12
 _FIXED = (1, 2, 4)  # drafts of the fixed choices beside which requests come and go
-_LONGEST_GAP = 1.7  # of that without drafts, which the optimum may have
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``groups`` and ``flight`` of all streams; ``None``: as the live choice has it."""
+
+    groups: int | None = None
+    flight: Flight | None = None
 
 
 def none_in(groups: int) -> str:
@@ -58,8 +58,7 @@ def measure(options: Options) -> dict[str, Any]:
     Raises:
         SplitinferError: something cannot be measured.
     """
-    file, streams = emulated_machine(), options.streams or ()
-    described = None if file is None else read_machine(file)
+    streams = options.streams or ()
     checkpoint = options.checkpoint
     replay = Replay(checkpoint.vocab_size or 2)
     context, most = max(512, 2 * (_PROMPT + options.decode_tokens)), max(_MOST_AT_ONCE, *streams)
@@ -70,8 +69,8 @@ def measure(options: Options) -> dict[str, Any]:
         pinned = this_machine.pin_stages(llm.layout.stages)
         trials = _Several(options, llm, replay, checkpoint.vocab_size or 2)
         trials.warm_up()
-        cases = [trials.case((a,) * n, described) for a in options.acceptances for n in streams]
-        mixed = [trials.case(each, None) for each in _MIXED]
+        cases = [trials.case((a,) * n) for a in options.acceptances for n in streams]
+        mixed = [trials.case(each) for each in _MIXED]
         visits = trials.come_and_go(options.come_and_go) if options.come_and_go else None
     return {
         "measured_on": {**on, "pinned": pinned},
@@ -103,7 +102,7 @@ class _Several:
                 prompts = self._prompts(f"warm up {count}", (acceptance,) * count)
                 self._ask(prompts, Choice())
 
-    def case(self, acceptance: tuple[float, ...], described: Machine | None) -> dict[str, Any]:
+    def case(self, acceptance: tuple[float, ...]) -> dict[str, Any]:
         """One number of streams, with each one's acceptance."""
         count = len(acceptance)
         systems = {none_in(groups): Choice(groups, OFF) for groups in range(min(self.num_stages, count), 0, -1)}
@@ -124,15 +123,7 @@ class _Several:
             "to_best_without": min(_ratio(found[LIVE], each) for name, each in found.items() if name != LIVE),
             "same_tokens": all(one["tokens"] == found[today][i]["tokens"]
                                for each in found.values() for i, one in enumerate(each)),
-            "optimum": None if described is None else _optimum(self._as_it_ran(described, count), acceptance),
         }  # fmt: skip
-
-    def _as_it_ran(self, described: Machine, count: int) -> Machine:
-        """The machine with what this run's links, host and rounds of drafts took: the file does not know these."""
-        costs, group = self.llm._engine.scheduler.costs, max(1, count // self.num_stages)
-        one, round_of_all = costs.drafting(1), costs.drafting(group)
-        more = max(0.0, round_of_all - one) / max(1, group - 1)
-        return replace(described, hops=(Hop(costs.hop),) * self.num_stages, host=costs.host, draft=one, draft_more=more)
 
     def _prompts(self, name: str, acceptance: Sequence[float]) -> list[tuple[int, ...]]:
         """Prompts whose answers are known to the drafter, which errs about each as often as was asked for."""
@@ -254,22 +245,6 @@ def _summary(trials: Sequence[Mapping[str, Any]], today: Sequence[Mapping[str, A
     }  # fmt: skip
 
 
-def _optimum(described: Machine, acceptance: tuple[float, ...]) -> dict[str, Any]:
-    """The best fixed choice by simulation, and its gain over no drafts in as many groups as stages."""
-    crowd = Crowd(described, acceptance, tokens=_SIMULATED)
-    none = without_drafts(crowd)
-    today = none[max(none)]
-    choice, figures = optimum(crowd)
-    bounded_choice, bounded = optimum(crowd, _LONGEST_GAP * today.longest_gap)
-    within = {"gain": bounded.rate / today.rate, **_plain(bounded_choice.groups, bounded_choice.flight)}
-    return {"gain": figures.rate / today.rate, **_plain(choice.groups, choice.flight), "bounded": within}
-
-
-def _plain(groups: int | None, flight: Flight | None) -> dict[str, Any]:
-    flight = flight or OFF
-    return {"groups": groups, "drafts": flight.first, "in_flight": flight.in_flight}
-
-
 # -- tables --------------------------------------------------------------------------------------
 
 
@@ -282,13 +257,13 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def _case_table(found: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], title: str) -> Table:
     cut = "+".join(map(str, found["layout"]["layers"]))
     table = Table(
-        "acceptance", "streams", "tokens/s", "gain", "to the best without", "computed optimum", "share of it",
+        "acceptance", "streams", "tokens/s", "gain", "to the best without",
         "s a token, p99", "gap p99", "longest gap", "groups, drafts", "same tokens",
         title=f"{title}, {found['layout']['name']} ({cut} layers); ratios are to no drafts in as many groups as stages",
         title_justify="left",
     )  # fmt: skip
     for case in cases:
-        live, best = case["systems"][LIVE], case["optimum"]
+        live = case["systems"][LIVE]
         choice = live["choice"]
         table.add_row(
             f"{case['acceptance'][0]:g}",
@@ -296,8 +271,6 @@ def _case_table(found: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], ti
             f"{live['tokens_per_second']:.4g}",
             f"{live['gain']:.2f}",
             f"{case['to_best_without']:.2f}",
-            "" if best is None else f"{best['gain']:.2f} ({best['groups']} x {best['drafts']}, {best['in_flight']})",
-            "" if best is None else f"{live['gain'] / best['gain']:.2f}",
             f"{live['seconds_a_token_p99_to_today']:.2f}",
             f"{live['gap_p99_to_today']:.2f}",
             f"{live['longest_gap_to_today']:.2f}",

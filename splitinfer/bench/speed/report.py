@@ -25,12 +25,12 @@ from splitinfer.bench.shared.measure import (
     Summary,
     causes,
     prefill_share,
+    quantile,
     ratios,
     summarize,
 )
 from splitinfer.bench.shared.throughput import BatchRun, best_ratio, step_seconds
 from splitinfer.bench.shared.workload import KINDS, Kind
-from splitinfer.sim.outcome import quantile
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
 BASELINE_ALL, PEERS = "baseline_all_processors", "mlx_lm_pipeline"

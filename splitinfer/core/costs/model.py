@@ -61,7 +61,7 @@ class CostModel:
             return
         shape = Shape.of(slices)
         for each in figures:
-            if 0 <= each.stage < len(self.stages) and each.rows == shape.rows and not each.notes:
+            if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
                 self.stages[each.stage].took(shape, each.ended - each.started - each.copying)
         if len(figures) != len(self.stages):
             return

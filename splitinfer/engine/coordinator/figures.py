@@ -25,7 +25,6 @@ from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.metrics import PipelineMetrics
 from splitinfer.engine.coordinator.totals import StageTotals, Totals
 from splitinfer.engine.coordinator.trace import Trace
-from splitinfer.engine.device.late_steps import LATE_STEPS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,7 +109,6 @@ class Figures:
         """A step's result arrived at ``heard``; the readers have not got its tokens yet."""
         self._window.returned(step, result, heard)
         self.totals.step(result, heard)
-        LATE_STEPS.count(result)
 
     # -- stages ------------------------------------------------------------------------------
 

@@ -37,14 +37,10 @@ def round_of(sequences: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When the device computed, in seconds on the monotonic clock of this process.
-
-    ``notes``: what the device says besides, for the figures.
-    """
+    """When the device computed, in seconds on the monotonic clock of this process."""
 
     started: float
     ended: float
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

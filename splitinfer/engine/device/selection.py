@@ -1,7 +1,7 @@
 """Which device a process computes its stage on: MLX's default device, or an emulated accelerator.
 
-``SPLITINFER_ACCELERATOR`` names a machine file. Every process that inherits it, local workers too, then computes on the
-CPU in the times of that machine's stage.
+``SPLITINFER_ACCELERATOR`` names a machine file (`tests/emulation`). Every process that inherits it, local workers too,
+then computes on the CPU in the times of that machine's stage.
 """
 
 import sys
@@ -10,9 +10,12 @@ from itertools import pairwise
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 from splitinfer.system.gpu_roads import Road
+from transports import AddressError
+from transports.emulation import emulator
 
 _SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
 
@@ -21,18 +24,19 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``.
 
     Raises:
-        ConfigError: the machine file cannot be read, or does not fit the layout.
+        ConfigError: the machine file cannot be read, or does not fit the layout; or there are no emulators here.
     """
     file = emulated_machine()
     if file is None:
         return default_device()
-    from splitinfer.engine.device.emulated import EmulatedDevice
-    from splitinfer.engine.device.strict import strict_device
-    from splitinfer.machine.files import read_devices  # and YAML with it, which no other stage needs
-
+    try:
+        emulated = emulator("device")
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
     _share_the_interpreter()
-    found = read_devices(file, [end - start for start, end in pairwise(bounds)])[stage]
-    return EmulatedDevice(found, computes_at_launch=not Road.WAITER.is_open, strict=strict_device())
+    layers = [end - start for start, end in pairwise(bounds)]
+    device: Device = emulated.open_device(file, stage, layers, computes_at_launch=not Road.WAITER.is_open)
+    return device
 
 
 @cache

@@ -1,9 +1,8 @@
-"""Measures this machine for one model: seconds of layers of each kind, of embedding and head, of a step; what is free.
+"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free.
 Remembers it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
-(``models.made_up``). A few layers are timed (``machine.spans``), within some seconds, the most important steps first
-(``machine.timetable``); what would take too long is left to a line through the others.
+(``models.made_up``). A few layers are timed, within some seconds (``stopwatch``).
 
     splitinfer/profiles/DIGEST.json      in the user's folder of caches, beside ``kv``
 
@@ -11,8 +10,7 @@ The digest is of all that the figures depend on: the machine's name (home folder
 that is emulated, its file; the versions of splitinfer, MLX and mlx-lm; the model's shapes. What memory is free is never
 remembered. A file that cannot be read or written is as good as none.
 
-What is not measured: how many command buffers a device holds (MLX's own number is taken), and what it does after having
-been idle, which ``Device.stay_awake`` prevents.
+What is not measured: what a device does after having been idle, which ``Device.stay_awake`` prevents.
 """
 
 import contextlib
@@ -22,7 +20,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import mlx.core as mx
@@ -33,11 +30,9 @@ from splitinfer.engine.profiling.question import Question, checkpoint_of
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.errors import CannotFit, ProtocolError
-from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.machine.spans import Fitted, choose, fit
-from splitinfer.models.layer_kinds import DescribedModel, describe
+from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
@@ -120,7 +115,7 @@ def measure_machine(
 
     Raises:
         ModelError: mlx-lm cannot build the model, it cannot be cut, or not even a layer fits.
-        ConfigError: an emulated accelerator's file does not say what each layer costs.
+        ConfigError: an emulated accelerator's file cannot be read, or does not say what each layer costs.
         DeviceFailed: the device did.
     """
     try:
@@ -131,45 +126,22 @@ def measure_machine(
 
 def _measured(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
     began = time.monotonic()
-    _check_device()
     free = unloaded_bytes()  # what a stage that is loaded holds is given up for another
     dtype = resolve_dtype(question.dtype, gpu=on_gpu())
     arrays = made_up(question.checkpoint)
     described = describe(question.checkpoint, dtype, question.name, arrays, format_of(question.kv_format))
     del arrays
-    chosen = choose(described.profile, _room(described.profile, free_bytes()))
+    room = _room(described.profile, free_bytes())
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
-    stopwatch = Stopwatch(described, chosen, question.checkpoint.vocab_size or 2, report, left)
-    timings = stopwatch.time_all()
-    fitted = fit(described.profile, chosen, timings)
-    return _profile(name, described, fitted, stopwatch, free)
-
-
-def _check_device() -> None:
-    """Raises ConfigError for an emulated accelerator whose file does not say what each layer costs."""
-    file = emulated_machine()
-    if file is not None:
-        from splitinfer.machine.files import check_each_layer  # and YAML with it, which no other stage needs
-
-        check_each_layer(file)
-
-
-def _profile(name: str, described: DescribedModel, fitted: Fitted, stopwatch: Stopwatch, free: int) -> MachineProfile:
-    versions = own_versions()
+    found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     return MachineProfile(
         name=name,
-        layers=fitted.layers,
-        step=fitted.step,
-        embedding=fitted.embedding,
-        head=fitted.head,
+        layers=found.layers,
+        step=found.step,
+        head=found.head,
         free_bytes=free,
         scores=described.scores,
-        buffers=stopwatch.buffers,
-        launches_ahead=stopwatch.launches_ahead,
-        device=DeviceTraits(wait=stopwatch.wait if stopwatch.launches_ahead else 0.0),
-        device_name=device_name(),
-        versions=f"splitinfer {versions.splitinfer}, mlx {versions.mlx}, mlx-lm {versions.mlx_lm}",
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        launches_ahead=found.launches_ahead,
     )
 
 

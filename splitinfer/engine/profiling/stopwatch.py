@@ -1,165 +1,203 @@
-"""Times steps of chosen spans, one span after the other, in the seconds that there are.
+"""Times a few layers of a model, which need not be here: what one layer of each kind costs, a step, and the head.
 
-A span's layers are made up when it is its turn, and given up when no other needs them, so a model that is larger than
-the memory is timed, too. Every span gets a share of the seconds that are left; which numbers of rows these are spent on
-is ``machine.timetable``'s.
+    one layer of each kind    by rows: a decode, a few, a chunk; then chunks behind each other, and a decode behind
+                              them, for what attending costs
+    two layers                what they take less than each of them alone is the fixed time of a step
+    the last layer            what it takes longer than another of its kind is norm, head and sampler
+
+Each has a share of the seconds that there are. A number of rows that would take too long is left to the line through
+those before it. Where the last layer is the only one of its kind, it and the head share its seconds in proportion to
+the bytes of their weights. No difference counts as less than nothing.
+
+Layers are made up when it is their turn, and given up when no other step needs them, so a model that is larger than the
+memory is timed, too.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from splitinfer.engine.profiling.trial import HELD_STEPS, Trial
-from splitinfer.machine.device_queue import MAX_BUFFERS
-from splitinfer.machine.spans import Chosen, Span, Timed, Timings
-from splitinfer.machine.timetable import CHUNKS, ORDER, fewest, next_repeat, next_rows
+from splitinfer.engine.profiling.trial import Trial
+from splitinfer.machine.costs import Costs
 from splitinfer.models.layer_kinds import DescribedModel
 from splitinfer.models.loader import in_bunches
 
-_REPEATS = 5  # of single rows behind much context
-_CONTEXT_SHARE = 0.4  # of a span's seconds, for steps with much context
-_SEQUENCES = (8, 4, 2, 1)  # that get much context: as many as there is time for
-_MOST_CHUNKS = 4  # of context
+ROWS = (1, 8, 32, 128, 512)
+CHUNK = 128  # rows from which they are those of one sequence
+_REPEATS = 5  # that count, behind a step that compiles kernels
+_LONG = 0.25  # seconds of a step that is not repeated
+_BEHIND = 4  # chunks of a sequence, behind which a decode is timed
+_ATTENDING = 0.4  # of a layer's seconds, for that
+_MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
-_USUAL = 3  # times that a step is timed, to say how far a measurement has come
 
 Report = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Some layers: seconds of a step by its rows, for each position that a single row attends to, and for each that a
+    row of a chunk does."""
+
+    seconds: Mapping[int, float]
+    decode: float = 0.0
+    chunk: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one layer of each kind, a step and the head cost; whether the device computes while its host goes on."""
+
+    layers: dict[str, Costs]
+    step: float
+    head: Costs
+    launches_ahead: bool
+
+
 class Stopwatch:
-    """Times the chosen spans of a model, in about ``seconds`` seconds.
+    """Times layers of a model in about ``seconds`` seconds. ``room``: bytes of weights that may be in memory."""
 
-    Attributes:
-        buffers: command buffers of a step for each layer.
-        wait: seconds from the end of a step until a thread that waits for it goes on.
-        launches_ahead: whether the device computes while its host goes on.
-    """
+    def __init__(self, described: DescribedModel, vocab_size: int, report: Report, seconds: float, room: int) -> None:
+        self._described, self._vocab_size, self._report = described, vocab_size, report
+        kinds = [layer.kind for layer in described.profile.layers]
+        self._last = len(kinds) - 1
+        # The layer that stands for each kind: not the first or last one, if there is another.
+        self._of_kind = {
+            kind: min((i for i, each in enumerate(kinds) if each == kind), key=lambda i: (i == self._last, i == 0, i))
+            for kind in dict.fromkeys(kinds)
+        }
+        first = 1 if len(kinds) > 3 else 0
+        pair = described.profile.layers[first : first + 2]
+        self._pair = (first, first + 2) if len(pair) == 2 and sum(each.weights for each in pair) <= room else None
+        singles = dict.fromkeys([*self._of_kind.values(), self._last])
+        self._spans = [(i, i + 1) for i in singles] + ([] if self._pair is None else [self._pair])
+        self._ends, self._done, self._total = time.monotonic() + seconds, 0, len(self._spans) * len(ROWS) * _REPEATS
+        self._launches_ahead = False
 
-    def __init__(
-        self, described: DescribedModel, chosen: Chosen, vocab_size: int, report: Report, seconds: float
-    ) -> None:
-        self._described, self._chosen, self._vocab_size = described, chosen, vocab_size
-        self._report, self._seconds, self._done = report, seconds, 0
-        self._expected = len(chosen.spans) * len(ORDER) * _USUAL  # steps that there may be
-        growing = {layer.kind for layer in described.profile.layers if layer.kv_per_token > 0}
-        # The kind of a span that is its single layer, if layers of that kind attend to more with every token.
-        self._kinds = {single: kind for kind, single in chosen.singles.items() if kind in growing}
-        self._timings = Timings()
-        self._allowed: Sequence[int] = ORDER  # rows that were timed on all spans so far
-        self.buffers, self.wait, self.launches_ahead = 1.0, 0.0, False
-
-    def time_all(self) -> Timings:
-        spans = list(self._chosen.spans)
-        ends = time.monotonic() + self._seconds
-        for i, span in enumerate(spans):
-            shares = [2.0 if each in self._kinds else 1.0 for each in spans[i:]]
-            began = time.monotonic()
-            self._time(span, began + max(0.0, ends - began) * shares[0] / sum(shares))
-            self._give_up(span, spans[i + 1 :])
-        return self._timings
-
-    def _time(self, span: Span, until: float) -> None:
-        self._make(span)
-        trial = Trial(self._described.structure, span, self._vocab_size)
-        kind, left = self._kinds.get(span), until - time.monotonic()
-        self._timings.by_rows[span] = found = self._by_rows(
-            trial, until if kind is None else until - _CONTEXT_SHARE * max(0.0, left)
-        )
-        self._allowed = [rows for rows in self._allowed if rows in found]
-        if kind is not None and (with_context := self._with_context(trial, found, until - time.monotonic())):
-            self._timings.contexts[kind] = with_context
-        self.launches_ahead = not trial.device.computes_at_launch
-        if self.launches_ahead and span == (self._chosen.long or span):
-            self.buffers = _buffers(*trial.held(), span.num_layers)
-        self.wait = trial.wait()
-        trial.close()
+    def measure(self) -> Measured:
+        """Time everything."""
+        timed = dict[tuple[int, int], Timed]()
+        for number, span in enumerate(self._spans):
+            left = max(0.0, self._ends - time.monotonic()) / (len(self._spans) - number)
+            timed[span] = self._time(span, time.monotonic() + left)
+            self._give_up(span, self._spans[number + 1 :])
+        return _fitted(self._described, self._of_kind, timed, self._pair, launches_ahead=self._launches_ahead)
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _by_rows(self, trial: Trial, until: float) -> dict[int, Timed]:
-        """Steps by rows, without much context."""
-        timed = defaultdict[int, list[tuple[Timed, bool]]](list)  # and whether the device noted something
-        known, sequences = dict[int, float](), dict[int, list[int]]()
+    def _time(self, span: tuple[int, int], until: float) -> Timed:
+        self._make(span)
+        trial = Trial(self._described.structure, span, self._vocab_size)
+        self._launches_ahead = not trial.device.computes_at_launch
+        if span == self._pair:
+            return Timed({1: self._median(trial, 1, until)})
+        if span[0] not in self._of_kind.values():
+            return Timed(self._by_rows(trial, [rows for rows in ROWS if rows < CHUNK], until))
+        if not self._described.profile.layers[span[0]].kv_per_token:
+            return Timed(self._by_rows(trial, ROWS, until))
+        left = until - time.monotonic()
+        found = self._by_rows(trial, ROWS, until - _ATTENDING * left)
+        chunks = [rows for rows in found if rows >= CHUNK and _BEHIND * found[rows] < until - time.monotonic()]
+        return self._attending(trial, found, max(chunks)) if chunks else Timed(found)
 
-        def measure(rows: int) -> None:
-            if rows in CHUNKS or rows not in sequences:
-                sequences[rows] = trial.open(1 if rows in CHUNKS else rows)
-            one = self._step(trial, sequences[rows], rows if rows in CHUNKS else 1)
-            timed[rows].append((one, trial.has_notes))
-            known[rows] = _median(timed[rows])[1]
-
-        while (rows := next_rows(known, until - time.monotonic(), self._allowed)) is not None:
-            measure(rows)
-            if len(timed) == 1 or len(timed[rows]) < fewest(known[rows]):  # a span's first step compiles kernels
-                measure(rows)
-        counts = {rows: len(each) for rows, each in timed.items()}
-        while (rows := next_repeat(known, counts, until - time.monotonic())) is not None:
-            measure(rows)
-            counts[rows] += 1
-        trial.close()
-        return {rows: _median(each) for rows, each in timed.items()}
-
-    def _with_context(self, trial: Trial, little: dict[int, Timed], seconds: float) -> list[Timed]:
-        """Chunks further and further behind others, and single rows behind them: as many as there is time for."""
-        chunks = sorted(rows for rows in little if rows in CHUNKS)
-        if not chunks:
-            return []
-        rows, each = chunks[-1], little[chunks[-1]][1]
-        count = next((n for n in _SEQUENCES if n in little and n * each <= seconds), 1)
-        num_chunks = max(2, min(_MOST_CHUNKS, int(seconds / max(count * each, 1e-9))))
-        sequences, found = trial.open(count), list[Timed]()
-        for i, sequence in enumerate(sequences):
-            for number in range(num_chunks):
-                timed = self._step(trial, [sequence], rows)
-                if i == 0 and number:
-                    found.append(timed)
-        singles = [self._step(trial, sequences, 1) for _ in range(_REPEATS + 1)][1:]
-        found.append(sorted(singles, key=lambda one: one[1])[len(singles) // 2])
-        trial.close()
+    def _by_rows(self, trial: Trial, every: Sequence[int], until: float) -> dict[int, float]:
+        """Seconds of steps that attend to little, of as many rows as there is time for, and of two numbers at least."""
+        found = dict[int, float]()
+        for rows in every:
+            if len(found) > 1 and 2 * max(found.values()) * rows / max(found) > until - time.monotonic():
+                break
+            found[rows] = self._median(trial, rows, until)
+            trial.close()
         return found
 
-    def _step(self, trial: Trial, sequences: list[int], rows: int) -> Timed:
-        self._done += 1
-        self._tell()
-        return trial.step(sequences, rows)
+    def _median(self, trial: Trial, rows: int, until: float) -> float:
+        """Seconds of a step of so many rows that attend to little: the median of some, behind the first one. A long one
+        counts at once."""
+        took, sequences = list[float](), list[int]()
+        while len(took) <= _REPEATS and (len(took) < 2 or time.monotonic() + took[-1] < until):
+            if rows >= CHUNK or not took:
+                sequences = trial.open(1 if rows >= CHUNK else rows)
+            took.append(self._step(trial, sequences, rows if rows >= CHUNK else 1))
+            if took[0] > _LONG:
+                break
+        return median(took[1:] or took)
 
-    def _tell(self) -> None:
-        self._report(self._done, max(self._done, self._expected))
+    def _attending(self, trial: Trial, found: dict[int, float], rows: int) -> Timed:
+        """The same with what chunks of so many rows behind each other take longer, and a single row behind them."""
+        (sequence,) = trial.open(1)
+        chunks = [self._step(trial, [sequence], rows) for _ in range(_BEHIND)]
+        singles = [self._step(trial, [sequence], 1) for _ in range(1 + _REPEATS)][1:]
+        trial.close()
+        chunk = max(0.0, chunks[-1] - chunks[1]) / (rows * rows * (_BEHIND - 2))
+        decode = max(0.0, median(singles) - found[1]) / (_BEHIND * rows)
+        within = {each: chunk * each * (each + 1) / 2 if each >= CHUNK else 0.0 for each in found}
+        return Timed({each: max(0.0, seconds - within[each]) for each, seconds in found.items()}, decode, chunk)
+
+    def _step(self, trial: Trial, sequences: list[int], rows: int) -> float:
+        self._done += 1
+        self._report(self._done, max(self._done, self._total))
+        return trial.step(sequences, rows)
 
     # -- weights -------------------------------------------------------------------------------
 
-    def _make(self, span: Span) -> None:
-        """Make the weights of a span's layers, a few at a time."""
-        layers = self._described.structure.layers[span.start : span.end]
-        for few in in_bunches(_parameters(layers), _TOGETHER):
+    def _make(self, span: tuple[int, int]) -> None:
+        """Make the weights of some layers, a few at a time."""
+        layers = self._described.structure.layers[slice(*span)]
+        for few in in_bunches([array for layer in layers for _, array in tree_flatten(layer.parameters())], _TOGETHER):
             mx.eval(few)
-            self._tell()
+            self._report(self._done, max(self._done, self._total))
 
-    def _give_up(self, span: Span, still: Iterable[Span]) -> None:
+    def _give_up(self, span: tuple[int, int], still: Iterable[tuple[int, int]]) -> None:
         """Let go of the weights that no other span needs."""
-        needed = {layer for other in still for layer in range(other.start, other.end)}
-        for number in set(range(span.start, span.end)) - needed:
+        needed = {layer for other in still for layer in range(*other)}
+        for number in set(range(*span)) - needed:
             layer = self._described.structure.layers[number]
             layer.update(tree_map(lambda array: mx.zeros(array.shape, array.dtype), layer.parameters()))
         mx.clear_cache()
 
 
-def _parameters(layers: Iterable[object]) -> list[mx.array]:
-    return [array for layer in layers for _, array in tree_flatten(layer.parameters())]  # type: ignore[attr-defined]
+def _fitted(
+    described: DescribedModel,
+    of_kind: Mapping[str, int],
+    timed: Mapping[tuple[int, int], Timed],
+    pair: tuple[int, int] | None,
+    *,
+    launches_ahead: bool,
+) -> Measured:
+    """What the timings say."""
+    layers, model = described.profile.layers, described.profile
+    last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
+
+    def alone(layer: int) -> Timed:
+        place = layer if layer == last else of_kind[layers[layer].kind]
+        return timed[place, place + 1]
+
+    quickest = min(alone(i).seconds[1] for i in of_kind.values())
+    more = 0.0 if pair is None else sum(alone(i).seconds[1] for i in range(*pair)) - timed[pair].seconds[1]
+    step = min(max(0.0, more), _MOST_STEP * quickest)
+    both = alone(last).seconds.keys() & alone(last_of_kind).seconds.keys()
+    few = {rows: alone(last).seconds[rows] for rows in both if rows < CHUNK}
+    if last_of_kind == last:
+        share = model.head / max(1, model.head + layers[-1].weights)
+        head = {rows: share * (seconds - step) for rows, seconds in few.items()}
+    else:
+        head = {rows: max(0.0, seconds - alone(last_of_kind).seconds[rows]) for rows, seconds in few.items()}
+    found = dict[str, Costs]()
+    for kind, place in of_kind.items():
+        # Of a chunk the head computes one row.
+        beside = {rows: step + (head.get(rows, head[1]) if place == last else 0.0) for rows in alone(place).seconds}
+        seconds = {rows: max(0.0, took - beside[rows]) for rows, took in alone(place).seconds.items()}
+        found[kind] = Costs.through(_rising(seconds), alone(place).decode, alone(place).chunk)
+    return Measured(found, step, Costs.through(_rising(head)), launches_ahead)
 
 
-def _median(timed: Sequence[tuple[Timed, bool]]) -> Timed:
-    """The median of steps, without the first and without those with notes where there are others."""
-    later = timed[1:]
-    counted = [one for one, has_notes in later if not has_notes] or [one for one, _ in later or timed]
-    return sorted(counted, key=lambda one: one[1])[len(counted) // 2]
-
-
-def _buffers(held: float, total: float, num_layers: int) -> float:
-    """The command buffers of a step for each layer, from how long launches of several steps were held: until all but
-    ``MAX_BUFFERS`` were complete."""
-    share_left = 1 - held / total if total > 0 else 1.0
-    return MAX_BUFFERS / max(share_left, 0.01) / (HELD_STEPS * num_layers)
+def _rising(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Seconds by rows, none less than those of fewer rows."""
+    found, most = {}, 0.0
+    for rows, value in sorted(seconds.items()):
+        found[rows] = most = max(most, value)
+    return found

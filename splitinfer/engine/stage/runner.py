@@ -390,5 +390,4 @@ class StageRunner:
             fetching=applied.fetching,
             lacking=applied.lacking,
             written=self._commands.written(),
-            notes=span.notes,
         )

@@ -6,14 +6,14 @@ import pytest
 from pipeline_sim import PipelineSim, Stage
 from toy import House, blocks, drain, small
 
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from splitinfer.machine.costs import Costs
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)
 
@@ -176,7 +176,7 @@ def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
         max_len=100_000,
         policy_config=PolicyConfig(itl_slo=slo),
     )
-    stages = (StageCosts.line(0.01, 0.0005),) * num_stages
+    stages = (Costs.line(0.01, 0.0005),) * num_stages
     sim = Simulator(Scheduler(config), Machine(stages, (Hop(0.001),) * num_stages, (1,) * num_stages))
     for i in range(8):
         sim.submit(0.0, sequence(i, 20, 1500))

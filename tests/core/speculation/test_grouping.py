@@ -250,14 +250,9 @@ def test_a_host_that_is_held_up_now_and_then_changes_no_choice() -> None:
     assert controller.choice.drafts == before.drafts
 
 
-def test_steps_with_prompts_and_late_steps_of_an_emulation_are_nothing_to_choose_by() -> None:
+def test_steps_with_prompts_are_nothing_to_choose_by() -> None:
     controller = GroupController(CostModel.of(2), 2)
     figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3) for stage in range(2))
     returned(controller, StepPlan(0, slices=(Slice(0, 0, (1, 2, 3), 1),)), StepResult(0, (), figures), 11.0)
     choose(controller, [0.8] * 4)
     assert controller.choice is None, "what a row with logits costs is not known"
-    controller = GroupController(CostModel.of(2), 2)
-    figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3, notes=("late",)) for stage in range(2))
-    returned(controller, StepPlan(1, slices=(Slice(0, 0, (1, 2, 3), 3, 2),)), StepResult(1, (), figures), 11.0)
-    choose(controller, [0.8] * 4)
-    assert controller.choice is None

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 
 from splitinfer.core.costs.by_rows import RowCosts
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds
 from splitinfer.core.speculation.speculation import Proposal
-from splitinfer.machine.machine import Hop, Machine
-from splitinfer.sim.simulator import Simulator
+from splitinfer.machine.costs import Costs
+from tests.emulation.machine import Hop, Machine
+from tests.sim.simulator import Simulator
 
 RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("recorded_drafts.json").read_text())
 PROMPT = 48
 DRAFT, LINK, SHARE, ROW = 0.21, 0.03, 0.27, 0.04  # of a step of one row; the first stage's share of it; a row more
 
-STAGES = tuple(StageCosts.line(part * (1 - ROW), part * ROW) for part in (SHARE, 1 - SHARE))
+STAGES = tuple(Costs.line(part * (1 - ROW), part * ROW) for part in (SHARE, 1 - SHARE))
 RIG = RowCosts.through(
     [{n: part * (1 + ROW * (n - 1)) for n in range(1, 17)} for part in (SHARE, 1 - SHARE)], DRAFT, LINK
 )

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from stages import plain_greedy, plain_sampled
 
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.device.strict import strict_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import Drafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.errors import LayoutError, ModelError
-from splitinfer.machine.machine import Hop, Machine
+from splitinfer.machine.costs import Costs
 from splitinfer.models.hub import open_model
+from tests.emulation.device import EmulatedDevice
+from tests.emulation.machine import Hop, Machine
+from tests.emulation.strict import strict_device
 
 DRAFT = TARGET.parent / "draft"
 PROMPT = [5, 90, 7, 300, 41, 8, 1000, 77, 3, 250, 60, 12]
@@ -31,7 +31,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8)
 @pytest.fixture(scope="module", params=[False, True], ids=["one by one", "ahead"])
 def model(request: pytest.FixtureRequest) -> DraftModel:
     made = DraftModel.load("draft", open_model("demo-draft"), "float32", 2048, 512)
-    accelerator = Machine((StageCosts.through({1: 1e-5}),), (Hop(),), (1,), draft=1e-5)
+    accelerator = Machine((Costs.through({1: 1e-5}),), (Hop(),), (1,), draft=1e-5)
     ahead = EmulatedDevice(accelerator, strict=strict_device())  # on which a round is launched ahead
     made.use_device(ahead if request.param else MlxDevice(computes_at_launch=True))
     return made

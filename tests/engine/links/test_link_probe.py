@@ -29,8 +29,8 @@ from splitinfer.wire.messages import (
     Welcome,
 )
 from splitinfer.wire.session import Session
+from tests.emulation.links import EmulatedLink, LinkProfile, installed
 from transports import Frame, LinkClosed, connect, listen
-from transports.emulated import EmulatedLink, LinkProfile, installed
 
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 SESSION = "5e55"

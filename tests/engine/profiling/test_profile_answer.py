@@ -21,8 +21,8 @@ from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import open_model
 from splitinfer.wire.messages import ClockAsk, ClockTell, Fault, Profile, Profiled, Ready, Refuse, Welcome
 
-COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
-QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "embedding": COSTS, "head": COSTS})
+COSTS = {"points": [[1, 0.001], [8, 0.002]]}
+QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "head": COSTS})
 ASK = Profile("m", "auto", "exact", False)
 
 

@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode serve``: policies and objectives, while requests arrive."""

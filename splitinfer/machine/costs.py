@@ -1,0 +1,67 @@
+"""What a step costs, as it was measured or described: seconds by rows, and for what these attend to.
+
+Between two numbers of rows seconds lie on a line, and beyond the last one the last line goes on. The scheduler learns
+its own costs from steps as they run (``core.costs``); these do not change.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from splitinfer.core.costs.shape import Shape
+from splitinfer.machine.numbers import Count, NotNegative
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Costs:
+    """``points``: numbers of rows, rising, with the seconds of a step of so many, never falling; none: it costs
+    nothing. ``decode``, ``chunk``: seconds for each position that a single row attends to, and a row of a chunk.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    points: tuple[tuple[Count, NotNegative], ...] = ()
+    decode: NotNegative = 0.0
+    chunk: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.points)):
+            raise ValueError("more rows than one cannot take less time than one")
+
+    @classmethod
+    def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "Costs":
+        """Costs through seconds by rows."""
+        return cls(tuple(sorted(seconds.items())), decode, chunk)
+
+    @classmethod
+    def line(cls, base: float, per_row: float) -> "Costs":
+        """``base`` for each step, and ``per_row``."""
+        return cls(((1, base + per_row), (2, base + 2 * per_row)))
+
+    def at(self, shape: Shape) -> float:
+        """Seconds of a step of this shape."""
+        return self.rows(shape.rows) + self.decode * shape.decode_context + self.chunk * shape.chunk_context
+
+    def rows(self, rows: int) -> float:
+        """Seconds of a step of so many rows that attend to nothing."""
+        points = self.points
+        if len(points) < 2:
+            return points[0][1] if points else 0.0
+        at = next((i for i in range(1, len(points)) if rows <= points[i][0]), len(points) - 1)
+        (a, low), (b, high) = points[at - 1 : at + 1]
+        return max(0.0, low + (high - low) * (rows - a) / (b - a))
+
+    def scaled(self, factor: float) -> "Costs":
+        """The costs of ``factor`` times as much."""
+        points = tuple((rows, factor * seconds) for rows, seconds in self.points)
+        return Costs(points, factor * self.decode, factor * self.chunk)
+
+    def plus(self, other: "Costs", most_rows: int | None = None) -> "Costs":
+        """The costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""
+        most, rows = most_rows or 2**62, {each for each, _ in (*self.points, *other.points)}
+        rows |= set() if most_rows is None else {most, most + 1}
+        points = tuple((n, self.rows(n) + other.rows(min(n, most))) for n in sorted(rows))
+        return Costs(points, self.decode + other.decode, self.chunk + other.chunk)

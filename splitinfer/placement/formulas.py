@@ -1,0 +1,171 @@
+"""What a cut gives, by formulas, from what its machines and links were measured to do: some ten microseconds a figure.
+
+With t_s(r) the seconds of r rows on stage s, l the hops together, n streams in G groups of r = n / G rows, a draft's
+acceptance a and seconds d:
+
+    one stream           1 / (sum of t_s(1) + l)
+    with k drafts        (1 - a^(k+1)) / (1 - a) / (k d + sum of t_s(k+1) + l)            each block waits for the last
+    in flight            1 / (1 - a) / (L + u a^(k+1) / (1 - a^k))     blocks follow each other, u apart, and a wrong
+                         u = max(t_0(k) + k d, t_s(k))                 draft costs L, the line above for one block
+    a prompt of c chunks sum of t_s(chunk) + (c - 1) longest t_s(chunk) + l
+    many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
+
+What the scheduler does between steps is left out: it is the same for all cuts. How near the best by formula is to the
+best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler in virtual time. Seconds of a stage are
+differences of sums over the layers, so a stage costs a look-up.
+"""
+
+from itertools import accumulate
+
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.scheduler.microbatches import even_share
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.asked import Asked
+from splitinfer.placement.cuts import Cut
+
+HEAD_ROWS = 64  # of a step, that the head computes at most: of a chunk it computes one, and steps do not tell
+_ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
+_EACH = (1, 2, 3, 5)  # drafts of each of many
+_CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
+_SEVERAL = 8  # sequences in a round of drafts
+_UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link that nobody measured, where no other was either
+
+
+class Formulas:
+    """The figures of all cuts of ``profiles``."""
+
+    def __init__(self, profiles: Profiles, asked: Asked) -> None:
+        self._profiles, self._asked, self._model = profiles, asked, profiles.model
+        self._budget = asked.budget(profiles)
+        self._at = min(asked.context, asked.prompt + asked.answer // 2)  # the usual position of a token
+        self._sums: dict[tuple[int, Shape], tuple[list[float], float]] = {}
+        places = range(len(profiles.machines))
+        self._drafts = [drafting(profiles, machine) for machine in places]
+        draft = self._model.draft
+        self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
+        self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
+
+    # -- one stream ----------------------------------------------------------------------------
+
+    def turn(self, cut: Cut) -> float:
+        """Seconds from a prompt of ``asked.prompt`` tokens until the last of ``asked.answer`` tokens."""
+        return self.prompt(cut, self._asked.prompt) + (self._asked.answer - 1) / self.one(cut, self._asked.acceptance)
+
+    def one(self, cut: Cut, acceptance: float | None) -> float:
+        """Tokens per second of one stream, with drafts where there are any (``acceptance``) and they pay."""
+        plain = 1 / self._latency(cut, 1)
+        return plain if acceptance is None else max(plain, *(self._drafted(cut, k, acceptance) for k in _ALONE))
+
+    def _drafted(self, cut: Cut, k: int, acceptance: float) -> float:
+        a, drafting = min(acceptance, _CERTAIN), self._drafting(cut, 1, k)
+        once = drafting + self._latency(cut, k + 1)
+        alone = (1 - a ** (k + 1)) / (1 - a) / once
+        first, *others = self._seconds(cut, self._block(k, 1))
+        apart = max(first + drafting, *others, 0.0)
+        flies = others and a and not self._at_end
+        return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
+
+    def _latency(self, cut: Cut, rows: int) -> float:
+        """Seconds of a step of one sequence from stage to stage and back."""
+        return sum(self._seconds(cut, self._block(rows, 1))) + self._passing(cut, rows)
+
+    def prompt(self, cut: Cut, num_tokens: int) -> float:
+        """Seconds from a prompt until its first token."""
+        rows = even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
+        chunks = -(-num_tokens // rows)
+        shape = Shape(rows, 0, num_tokens * (num_tokens + 1) // 2 // chunks)  # the mean chunk
+        seconds = self._seconds(cut, shape)
+        return sum(seconds) + (chunks - 1) * max(seconds) + self._passing(cut, rows)
+
+    # -- many ----------------------------------------------------------------------------------
+
+    def many(self, cut: Cut, acceptance: float | None) -> float:
+        """Tokens per second of all streams together."""
+        groups = range(1, min(len(cut.layers), self._asked.streams) + 1)
+        drafts = (0,) if acceptance is None else (0, *_EACH)
+        return max(self._grouped(cut, g, k, acceptance or 0.0) for g in groups for k in drafts)
+
+    def _grouped(self, cut: Cut, groups: int, k: int, acceptance: float) -> float:
+        streams, a = self._asked.streams, min(acceptance, _CERTAIN)
+        members = -(-streams // groups)
+        each = self._seconds(cut, self._block(k + 1, members))
+        each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
+        period = max(groups * max(each), sum(each) + self._passing(cut, members * (k + 1)))
+        return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
+
+    def _drafting(self, cut: Cut, members: int, k: int) -> float:
+        """Seconds of ``k`` drafts of each of so many sequences."""
+        one, more = self._drafts[cut.machines[-1]]
+        return (min(k, 1) if self._at_once else k) * (one + more * (members - 1))
+
+    # -- seconds -------------------------------------------------------------------------------
+
+    def seconds(self, cut: Cut, streams: int) -> list[float]:
+        """Seconds of each stage for a step of so many streams in as many groups as there are stages."""
+        return self._seconds(cut, self._block(1, -(-streams // min(len(cut.layers), streams))))
+
+    def _block(self, rows: int, members: int) -> Shape:
+        """A step in which each of some sequences has so many rows."""
+        if rows == 1:
+            return Shape(members, members * self._at, 0)
+        return Shape(members * rows, 0, members * (rows * self._at + rows * (rows + 1) // 2))
+
+    def _seconds(self, cut: Cut, shape: Shape) -> list[float]:
+        found, start, last = [], 0, self._model.num_layers
+        for machine, count in zip(cut.machines, cut.layers, strict=True):
+            sums, head = self._sums.get((machine, shape)) or self._summed(machine, shape)
+            end = start + count
+            found.append(sums[end] - sums[start] + self._profiles.machines[machine].step + head * (end == last))
+            start = end
+        return found
+
+    def _summed(self, place: int, shape: Shape) -> tuple[list[float], float]:
+        """Seconds of the first 0, 1, 2, ... layers on a machine, and of the head."""
+        machine = self._profiles.machines[place]
+        each = {kind: costs.at(shape) for kind, costs in machine.layers.items()}
+        sums = list(accumulate((each[layer.kind] for layer in self._model.layers), initial=0.0))
+        self._sums[place, shape] = found = sums, machine.head.rows(min(shape.rows, HEAD_ROWS))
+        return found
+
+    def _passing(self, cut: Cut, rows: int) -> float:
+        """Seconds of the hops: with hidden states from stage to stage, with little from the last to the first."""
+        *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
+        return sum(latency + per_row * rows for latency, per_row in forward) + back[0]
+
+
+def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
+    """Seconds of a round of drafts for one sequence, and for each further one, where the machine ``last`` has the last
+    stage. A drafter there costs as much as layers of its bytes, and the head, for its rows."""
+    first, machine, draft = profiles.machines[0], profiles.machines[last], profiles.model.draft
+    if draft is None or draft.like is None:
+        return first.draft, first.draft_more
+    weights = next(layer.weights for layer in profiles.model.layers if layer.kind == draft.like)
+    own, rows = machine.layers[draft.like].scaled(draft.weights / max(1, weights)), 1 + draft.at_once
+    one, several = (own.rows(n * rows) + machine.head.rows(n * rows) for n in (1, _SEVERAL))
+    return one, max(0.0, several - one) / (_SEVERAL - 1)
+
+
+def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int) -> Costs:
+    """The costs of a stage of the layers [start, end) on a machine."""
+    costs = Costs(((1, machine.step),))
+    for kind, count in model.kinds(start, end).items():
+        costs = costs.plus(machine.layers[kind].scaled(count))
+    return costs.plus(machine.head, HEAD_ROWS) if end == model.num_layers else costs
+
+
+def hop_ends(cut: Cut) -> list[tuple[int, int]]:
+    """The machines at both ends of the hop after each stage; the last one's leads back."""
+    return [(a, b) for a, b in zip(cut.machines, (*cut.machines[1:], cut.machines[0]), strict=True)]
+
+
+def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
+    """Seconds of the hop from one machine to another, and for each row of hidden states. A link that was not measured
+    is taken to be like the slowest that was."""
+    if source == target:
+        return 0.0, 0.0
+    link = profiles.link(profiles.machines[source].name, profiles.machines[target].name)
+    known = profiles.links if link is None else (link,)
+    latency = max((each.latency for each in known), default=_UNKNOWN[0])
+    bandwidth = min((each.bytes_per_second for each in known), default=_UNKNOWN[1])
+    return latency, profiles.model.hidden_row / bandwidth

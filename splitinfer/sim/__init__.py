@@ -1,1 +1,0 @@
-"""Simulates a pipeline: the live scheduler in virtual time, also for machines that one does not have. Pure."""

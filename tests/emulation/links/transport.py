@@ -1,0 +1,119 @@
+"""Emulated links by address: `emulated+tcp://host:port?link=wifi&seed=3`, for `connect` and `listen`.
+
+    ?link=wifi     a preset to start from
+    &seed=3        any field of LinkProfile
+    &both_ways=1   received frames are delayed as well, for a peer that is not emulated
+
+Each end emulates what it sends, so by default both ends should be given the same. The address below is the address
+without `emulated+` and without the profile's part of the query; names that the inner transport has in its own queries
+(`query_names`) are passed to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from urllib.parse import parse_qsl, urlencode
+
+from tests.emulation.links.link import EmulatedLink
+from tests.emulation.links.profile import LinkProfile, preset
+from transports.address import errors_naming, split_scheme
+from transports.base import AddressError, Link, LinkOptions, Listener, Transport
+from transports.registry import rewriting
+
+
+@contextlib.contextmanager
+def installed(profile: LinkProfile | str) -> Iterator[None]:
+    """For the length of a `with` block emulate every link that `connect` makes in this process, both ways.
+
+    The peers stay as they are, and links made in the block stay emulated. Accepted links are not emulated, and neither
+    are those between two other processes: those need addresses from `transports.address_for_others`.
+    """
+    chosen = preset(profile)
+    changed = {field.name: getattr(chosen, field.name) for field in fields(LinkProfile)}
+    query = {name: repr(value) for name, value in changed.items() if value != getattr(LinkProfile(), name)}
+
+    def emulated(address: str) -> str:
+        if address.startswith("emulated+"):
+            return address
+        return f"emulated+{address}{'&' if '?' in address else '?'}{urlencode({**query, 'both_ways': 1})}"
+
+    with rewriting(emulated):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedAddress:
+    """A parsed address: `emulated+tcp://host:port?link=wifi` -> `tcp://host:port`, `?link=wifi`, and its profile."""
+
+    below: str
+    query: str
+    profile: LinkProfile
+    both_ways: bool
+
+    def emulate(self, below: Link, options: LinkOptions) -> EmulatedLink:
+        return EmulatedLink(below, self.profile, both_ways=self.both_ways, options=options)
+
+
+class EmulatedTransport:
+    """Another transport's links, emulated: `inner`'s addresses under a scheme of their own."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.scheme = f"emulated+{inner.scheme}"
+        self._inner = inner
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        parsed = self._parse(address)
+        with errors_naming(address, parsed.below):
+            return parsed.emulate(self._inner.connect(parsed.below, timeout=timeout, options=options), options)
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        parsed = self._parse(address)
+        with errors_naming(address, parsed.below):
+            return _EmulatedListener(self._inner.listen(parsed.below, options=options), parsed, options)
+
+    def _parse(self, address: str) -> _ParsedAddress:
+        _, rest = split_scheme(address)
+        rest, mark, query = rest.partition("?")
+        changes: dict[str, float | int] = {}
+        for_below: dict[str, str] = {}
+        profile, both_ways = LinkProfile(), False
+        try:
+            for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
+                if name == "link":
+                    profile = preset(value)
+                elif name == "both_ways":
+                    both_ways = bool(int(value))
+                elif name in getattr(self._inner, "query_names", ()):
+                    for_below[name] = value
+                else:
+                    changes[name] = _number(name, value)
+            profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number returns each field's type
+        except ValueError as problem:
+            raise AddressError(f"{address!r}: {problem}") from None
+        below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
+        return _ParsedAddress(below, mark + query, profile, both_ways)
+
+
+class _EmulatedListener(Listener):
+    def __init__(self, below: Listener, parsed: _ParsedAddress, options: LinkOptions) -> None:
+        rest = below.address.partition("?")[0]  # its query is part of `parsed.query`
+        self.address = f"emulated+{rest}{parsed.query}"
+        self._below = below
+        self._parsed = parsed
+        self._options = options
+
+    def accept(self, timeout: float | None = None) -> Link:
+        with errors_naming(self.address, self._below.address):
+            return self._parsed.emulate(self._below.accept(timeout), self._options)
+
+    def close(self) -> None:
+        self._below.close()  # which ends its links, and with them those on top
+
+
+def _number(name: str, value: str) -> float | int:
+    names = [field.name for field in fields(LinkProfile)]
+    if name not in names:
+        raise ValueError(f"unknown {name!r}; known: link, both_ways, {', '.join(names)}")
+    return int(value) if name == "seed" else float(value)

@@ -1,0 +1,50 @@
+"""Stages cost what their layers and what is beside them cost, hops what links take."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from splitinfer.core.costs.shape import Shape
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import LayerProfile, LinkProfile
+from splitinfer.placement.asked import Asked
+from splitinfer.placement.cuts import Cut
+from splitinfer.placement.formulas import HEAD_ROWS, Formulas, costs_of, hop_of
+from tests.placement.rigs import FIRST, LAYER, MODEL, rig
+
+_SLIDING = Costs(((1, 0.0021), (2, 0.0022)), 1e-8)
+_KINDS = replace(MODEL, layers=(LayerProfile("layer", 1), LayerProfile("sliding", 1), LayerProfile("sliding", 1)))
+_MACHINE = replace(FIRST, layers={"layer": LAYER, "sliding": _SLIDING})
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 500), Shape(8, 4000), Shape(HEAD_ROWS), Shape(300, 0, 90_000), Shape(700)])
+def test_a_stage_costs_the_sum_of_its_parts(shape: Shape):
+    full, sliding, step = LAYER.at(shape), _SLIDING.at(shape), _MACHINE.step
+    head = _MACHINE.head.rows(min(shape.rows, HEAD_ROWS))
+    for start, end, expected in (
+        (0, 1, step + full),
+        (1, 2, step + sliding),
+        (1, 3, step + 2 * sliding + head),
+        (0, 3, step + full + 2 * sliding + head),
+    ):
+        assert costs_of(_KINDS, _MACHINE, start, end).at(shape) == pytest.approx(expected)
+
+
+def test_formulas_have_the_same_stages():
+    machines = (_MACHINE, replace(_MACHINE.slower(3), name="m1", address="tcp://m1:1"))
+    profiles = replace(rig((1, 3)), model=_KINDS, machines=machines)
+    asked = Asked(streams=6)
+    at, formulas = asked.prompt + asked.answer // 2, Formulas(profiles, asked)
+    stages = [costs_of(_KINDS, machines[0], 0, 1), costs_of(_KINDS, machines[1], 1, 3)]
+    for streams, rows in ((1, 1), (6, 3)):
+        found = formulas.seconds(Cut((0, 1), (1, 2)), streams)
+        assert found == pytest.approx([each.at(Shape(rows, rows * at)) for each in stages])
+
+
+def test_hops_have_the_latency_and_bytes_of_their_link():
+    links = (LinkProfile("m0", "m1", 0.001, 1e6), LinkProfile("m1", "m0", 0.003), LinkProfile("m1", "m2", 0.002))
+    profiles = replace(rig((1, 1, 1)), links=(*links, LinkProfile("m2", "m0", 0.004, math.inf)))
+    assert [hop_of(profiles, a, b) for a, b in ((0, 1), (1, 0), (1, 2), (0, 2), (0, 0))] == [
+        (0.001, MODEL.hidden_row / 1e6), (0.003, 0.0), (0.002, 0.0), (0.004, 0.0), (0.0, 0.0),
+    ]  # fmt: skip
