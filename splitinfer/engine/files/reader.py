@@ -22,14 +22,12 @@ class Reader:
         Refused: the worker does not admit this machine, or is busy.
     """
 
-    def __init__(
-        self, address: str, options: LinkOptions, timeout: float, name: str = "", *, role: str = "reader"
-    ) -> None:
+    def __init__(self, address: str, options: LinkOptions, timeout: float, name: str = "") -> None:
         self.peer = f"worker {name} ({address})" if name else f"the worker at {address}"
         self._session = Session(opened=True)
         self._link = self._connect(address, options, timeout)
         try:
-            self.send(Hello(role, machine_name(), uuid.uuid4().hex, own_versions()))
+            self.send(Hello("reader", machine_name(), uuid.uuid4().hex, own_versions()))
             answer, _ = self.receive()
         except BaseException:
             self._link.abort("the handshake failed")

@@ -125,12 +125,6 @@ def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
     assert "is not here" in answer.reason
 
 
-def test_a_coordinators_link_is_none_for_weights(address: str, wanted: str):
-    """Weights are asked for in the role of a reader."""
-    with Reader(address, options(ADMITTED), 5.0, role="coordinator") as reader, pytest.raises(PeerError):
-        ask_manifest(reader, wanted)
-
-
 def test_nothing_is_written_for_a_reader(address: str, store: ModelStore, wanted: str):
     before = sorted((path, path.stat().st_mtime_ns) for path in store.path.rglob("*"))
     with Reader(address, options(ADMITTED), 5.0) as reader:
