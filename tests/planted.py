@@ -70,7 +70,7 @@ class Run:
         self._give_up, self._notes = time.monotonic() + seconds, notes
         self._folders = tuple(f"{Path.cwd()}/{folder}/" for folder in PRODUCT)
         self._seen: dict[int, CodeType] = {}  # by its id: its hash takes longer than most calls
-        self.num_tests = 0
+        self.num_tests, self.is_over = 0, False
         self.failed: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, set[str]] = defaultdict(set)
@@ -106,7 +106,7 @@ class Run:
                 if code.co_filename.startswith(self._folders)
             }
             if time.monotonic() > self._give_up:
-                item.session.shouldstop = "its time is over"
+                item.session.shouldstop, self.is_over = "its time is over", True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid not in self.failed:
@@ -173,6 +173,7 @@ def _run_pytest(
     say(None, run.failed)
     code = pytest.main([*files, f"--timeout={TEST_SECONDS}", *options, *QUIETLY], plugins=[run, Saying()])
     sys.settrace(None)
+    code = 0 if run.is_over and code == pytest.ExitCode.INTERRUPTED else code  # not a fault of the tests
     say(int(code), run.failed, seconds=run.seconds, calls={name: sorted(calls) for name, calls in run.calls.items()})
     os._exit(0)
 
