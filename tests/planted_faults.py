@@ -57,7 +57,7 @@ _RECOVERY = (
     Fault(
         "a local worker whose engine hangs is not replaced",
         f"{_COORDINATOR}/pipeline.py",
-        "if handle is self._stuck or handle.is_silent",
+        "if handle.hangs or handle.is_silent",
         "if handle.is_silent",
     ),
     Fault(

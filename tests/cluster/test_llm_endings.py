@@ -1,5 +1,6 @@
 """What a program that uses ``LLM`` sees when a worker dies, and what stays behind when it is done: nothing."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from processes import until
 
 import splitinfer
+from splitinfer.engine.coordinator import loop
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.errors import SplitinferError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
@@ -42,6 +44,41 @@ def test_a_worker_dies_under_requests():
         reader.abort()
         llm.stats()
     until(lambda: not psutil.Process().children(), "no child is left")
+
+
+HANGS_ONCE = """\
+import os
+import threading
+from pathlib import Path
+from splitinfer.engine.device.mlx_device import MlxDevice
+
+launch, launches = MlxDevice.launch, iter(range(12))
+
+def hang(self, *given):
+    if next(launches, None) is None and not Path(HUNG).exists():
+        Path(HUNG).touch()
+        threading.Event().wait()
+    return launch(self, *given)
+
+MlxDevice.launch = hang
+"""
+
+
+def test_a_local_worker_whose_engine_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its heartbeats go on. Python runs ``sitecustomize`` in each process that begins."""
+    hung = tmp_path / "hung"
+    (tmp_path / "sitecustomize.py").write_text(HANGS_ONCE.replace("HUNG", repr(str(hung))))
+    monkeypatch.setattr(loop, "limit_of", lambda _predicted: 2.0)
+    params = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=3)
+    with LLM(LAYOUT) as llm:
+        undisturbed = llm.generate("Once upon a time", params)[0].text
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with LLM(LAYOUT) as llm:
+        (first,) = psutil.Process().children()
+        assert llm.generate("Once upon a time", params)[0].text == undisturbed
+        assert hung.exists()
+        assert llm.stats()["losses"] == {"b": 1}
+        assert not first.is_running(), "the one that hung was ended"
 
 
 @pytest.mark.nightly
