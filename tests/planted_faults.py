@@ -299,9 +299,9 @@ _OF_SERVER = (
     ),
     Fault(
         "a request that finds the server full keeps its key's place",
-        f"{_SERVER}/keys.py",
-        "        account.running -= num_answers\n",
-        "",
+        f"{_SERVER}/service.py",
+        "        finally:\n            self.rates.end(key, num_answers)\n",
+        "        else:\n            self.rates.end(key, num_answers)\n",
     ),
     Fault(
         "a stream that is silent once is flooded with pings",
