@@ -25,7 +25,7 @@ from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.fidelity import HEADINGS, Fidelity, cells, logprobs, one_stage, whole_model
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import ratios, summarize
-from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.options import Options, emulated_links
 from splitinfer.bench.shared.printing import range_of, say
 from splitinfer.bench.shared.systems import Stages, open_stages, plain_layout, vocabulary
 from splitinfer.bench.shared.texts import own_or_read
@@ -38,7 +38,6 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.codecs import pack, seconds_per_row, unpack
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
-from transports.emulation import emulator
 
 _LENGTH = 400  # tokens of a passage
 _OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
@@ -142,7 +141,7 @@ def _open(options: Options, stack: ExitStack, codec: str, link: Any) -> LLM:
     settings = options.settings(context, codec=codec, token_budget=options.token_budget)
     with ExitStack() as while_opening:
         if link is not None:
-            while_opening.enter_context(emulator("links").installed(link))
+            while_opening.enter_context(emulated_links().installed(link))
         what = f", codec {codec}{'' if link is None else ', slow link'}"
         llm = open_stages(stack, options, settings, what)
     machine.pin_stages(llm.layout.stages)  # the workers that were started last
@@ -157,7 +156,7 @@ def _slow_link(options: Options, llm: LLM) -> Any:
     after = llm.stats()["stages"]
     busy = max(b["busy_seconds"] - a["busy_seconds"] for a, b in zip(before, after, strict=True))
     sent = max(b["bytes_sent"] - a["bytes_sent"] for a, b in zip(before, after, strict=True))
-    return emulator("links").LinkProfile(bytes_per_second=sent / (_SLOW * busy))
+    return emulated_links().LinkProfile(bytes_per_second=sent / (_SLOW * busy))
 
 
 def _ttft(options: Options, llm: LLM, trial: int) -> float:

@@ -80,6 +80,18 @@ class Options:
                 f"--link-preset emulates the links between stages; layout {self.layout} has 1 stage, so none"
             )
         try:
-            return emulator("links").preset(self.link_preset)
-        except (AddressError, ValueError) as error:
+            return emulated_links().preset(self.link_preset)
+        except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def emulated_links() -> Any:
+    """The emulators of links (`tests/emulation/links`).
+
+    Raises:
+        ConfigError: this is not a checkout.
+    """
+    try:
+        return emulator("links")
+    except AddressError as error:
+        raise ConfigError(str(error)) from error

@@ -17,7 +17,7 @@ from typing import Any
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.mlx_lm import plain_mlx_lm
-from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.options import Options, emulated_links
 from splitinfer.bench.shared.systems import open_stages, plain_layout
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import case_document, curve
@@ -26,7 +26,6 @@ from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ConfigError
 from splitinfer.llm import NO_DRAFT
-from transports.emulation import emulator
 
 __all__ = ["measure", "plot", "tables"]
 
@@ -52,7 +51,7 @@ def measure(options: Options) -> dict[str, Any]:
     settings = options.settings(context, draft=None if replay is not None else name)
     with ExitStack() as stack:
         if link is not None:
-            stack.enter_context(emulator("links").installed(link))
+            stack.enter_context(emulated_links().installed(link))
         llm = open_stages(stack, options, settings, drafter=None if replay is None else lambda: replay)
         draft = model_in(name) if replay is None else None
         plain = stack.enter_context(plain_mlx_lm(llm.layout, draft=draft)) if options.baseline else None

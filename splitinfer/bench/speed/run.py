@@ -17,7 +17,7 @@ from splitinfer.bench.shared import blas, machine
 from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
-from splitinfer.bench.shared.options import Options
+from splitinfer.bench.shared.options import Options, emulated_links
 from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import Baseline, Stages, System, vocabulary
 from splitinfer.bench.shared.throughput import BatchRun
@@ -42,7 +42,6 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
-from transports.emulation import emulator
 
 _USUAL = (8,)  # sequences at once for each stage
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
@@ -90,7 +89,7 @@ def _measure(options: Options, settings: Settings) -> Findings:
     on = machine.describe()  # before this measurement loads the machine
     with ExitStack() as stack:
         if link is not None:
-            stack.enter_context(emulator("links").installed(link))
+            stack.enter_context(emulated_links().installed(link))
         llm = stack.enter_context(load_llm(options.layout, options.model, settings))
         checkpoint = open_model(str(llm.layout.model))
         workload = plan(options, vocabulary(llm, checkpoint))
