@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import kv_writer
 import pytest
 from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of
+from processes import until
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.kvstore import store as module
@@ -147,6 +149,19 @@ def test_what_was_ordered_is_written_before_the_end(open_store: Open, gate: Gate
     gate.opened.set()
     store.close(30)
     assert set(open_store().offer()) == set(keys_of(records))
+
+
+def test_a_writer_that_waits_holds_no_block_in_memory(open_store: Open):
+    class Array(bytearray):
+        """Bytes that can be watched."""
+
+    store, record = open_store(), block()
+    arrays = [Array(one) for one in buffers(record)]
+    held = [weakref.ref(array) for array in arrays]
+    store.put(record, arrays)
+    del arrays
+    until(lambda: store.written() == (record.key,), "it is written")
+    until(lambda: [array() for array in held] == [None, None], "nobody has its bytes")
 
 
 def test_what_is_there_already_is_told_of_and_not_written(open_store: Open, gate: Gate):
