@@ -7,7 +7,7 @@ the survey (``loader.survey``), whether KV can be kept in blocks (``loader.try_b
 are run (``step_trial.StepTrial``) and how states are rolled back (``runner.try_rollback``). Each reads its own weights.
 
 Models with other linear layers than MLX's own (``noisy_layers.py``) are tried each time. Loading itself is tested in
-``tests/models`` and ``tests/matrix``, which call all of this directly, and in every process that ``tests/cluster`` starts.
+``tests/models`` and ``tests/matrix``, which call all of this directly, and in the processes of ``tests/cluster``.
 """
 
 import json

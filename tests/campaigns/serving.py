@@ -22,7 +22,7 @@ from splitinfer.llm import LLM, Settings
 LOCAL = "local"
 START_SECONDS, END_SECONDS = 120.0, 30.0
 _KV = 2**28  # bytes of the library; else half of all memory
-_PROGRAM = "from looking import main\nmain()"
+_PROGRAM = "from campaigns.looking import main\nmain()"
 
 
 class Serving:
