@@ -27,7 +27,6 @@ import argparse
 import math
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -360,30 +359,6 @@ def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
         print(rig.coordinator.log.read_text()[-3000:], flush=True)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """A line for each way of striking."""
-    lines = [_LINE.format("", "trials", "same", "clean", "notice p50", "max", "resume p50", "max")]
-    for how in sorted({outcome.how for outcome in outcomes}):
-        own = [outcome for outcome in outcomes if outcome.how == how]
-        notice, resume = [o.to_notice for o in own], [o.to_resume for o in own]
-        counts = (len(own), sum(o.same for o in own), sum(not o.troubles for o in own))
-        lines.append(_LINE.format(how, *counts, *_middle_and_most(notice), *_middle_and_most(resume)))
-    found = [outcome.found for outcome in outcomes if not math.isnan(outcome.found)]
-    if found:
-        lines.append(
-            f"of prompts asked again of a new coordinator, KV was found for {100 * statistics.mean(found):.0f} %"
-        )
-    return "\n".join(lines)
-
-
-_LINE = "{:<24}{:>8}{:>8}{:>8}{:>12}{:>8}{:>12}{:>8}"
-
-
-def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
-    known = [each for each in seconds if not math.isnan(each)]
-    return (f"{statistics.median(known):.2f} s", f"{max(known):.2f}") if known else ("-", "-")
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strikes", type=int, help="so many in all; without, as long as there is time")
     parser.add_argument("--link", choices=("tcp", "rdma"), default="tcp", help="between machines")
@@ -479,5 +454,4 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         else:
             for _ in report.numbers():
                 deaths.strike(deaths.drawn(_AT_ONCE))
-        print(table(deaths.outcomes))
         report.figures |= deaths.figures()

@@ -1,5 +1,6 @@
 """A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -13,6 +14,7 @@ import tiny
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.core.rng import position_key
@@ -42,6 +44,17 @@ def save(folder: Path, **changes: Any) -> Path:
     tiny.save(folder, "llama", **{"vocab_size": VOCABULARY, **changes})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TARGET / name, folder / name)
+    return folder
+
+
+def save_with_markers(folder: Path, markers: Seq[str], template: str, *, special: bool) -> Path:
+    """The same with more tokens and a chat template."""
+    save(folder, vocab_size=VOCABULARY + len(markers))
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_tokens([AddedToken(one, special=special, normalized=False) for one in markers])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    config = Path(folder, "tokenizer_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
     return folder
 
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import h11
 import httpx2 as httpx
 import pytest
 from processes import until
@@ -24,7 +23,7 @@ from stub_model import Model
 
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.connections import Connections, Limits
+from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
@@ -266,59 +265,3 @@ def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
             httpx.get(f"http://localhost:{server.port}/health")
     finally:
         server.close()
-
-
-# -- what is looked at, without sockets ------------------------------------------------------------
-
-
-class Still:
-    """A connection as uvicorn has it, on which nothing moves by itself."""
-
-    def __init__(self, *, asked: int = 0, answered: int = 0, unsent: int = 0, behind: bytes = b"") -> None:
-        self.is_aborted, self.unsent = False, unsent
-        self.transport, self.flow, self.conn = self, self, self
-        self.write_paused, self.read_paused = bool(unsent), bool(behind)
-        self.cycle = self if asked else None
-        self.response_complete = asked == answered
-        self.their_state, self.trailing_data = (h11.DONE if asked else h11.IDLE), (behind, False)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def is_closing(self) -> bool:
-        return False
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def resume_reading(self) -> None:
-        self.read_paused = False
-
-
-def takes_a_byte_a_minute(connection: Still, now: float) -> None:
-    connection.unsent -= now % 59 == 0
-
-
-def nothing(_connection: Still, _now: float) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("connection", "change", "seconds"),
-    [
-        (Still(asked=1), nothing, None),  # an answer takes as long as it takes
-        (Still(asked=1, answered=1), nothing, None),  # uvicorn's own bound
-        (Still(asked=1, answered=1, behind=b"GET"), nothing, 20.0),
-        (Still(asked=1, unsent=9), nothing, 60.0),
-        (Still(asked=1, unsent=9999), takes_a_byte_a_minute, None),
-    ],
-)
-def test_each_has_its_bound(connection: Still, change: Any, seconds: float | None):
-    """Seconds after which a connection is ended; ``None`` if it is not within an hour."""
-    connections, now = Connections(Limits(head=20.0, idle=75.0, unread=60.0)), 0.0
-    connections.open = {connection}
-    while not connection.is_aborted and now < 3600:
-        now += 1.0
-        connections.look(now)
-        change(connection, now)
-    assert (now - 1.0 if connection.is_aborted else None) == seconds

@@ -1,6 +1,5 @@
 """Samples as figures, steps as spans: worked out by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,24 +72,6 @@ def test_acceptance_is_of_the_verdicts_between_two_samples():
     last = {"drafter": "ngram", "tried_at": [16, 9], "accepted_at": [8, 1]}
     before, after = stats(1, 1, 1, 1, 1, speculation=first), stats(2, 2, 2, 2, 2, speculation=last)
     assert [between(each, after, []).acceptance for each in (before, after)] == [pytest.approx(4 / 10), None]
-
-
-def test_a_cut_and_counters_of_other_stages_do_not_fit():
-    """The engine, health and memory hear of another cut one after the other."""
-    sample = Sample(0.0, stats(4, 1, 60, 60, 50), LAYOUT, HEALTH, BUDGET)
-    assert sample.is_of_one_cut
-    assert replace(sample, budget=KVBudget()).is_of_one_cut, "no bounds"
-    studio, mini = LAYOUT.stages
-    for stages in ((replace(studio, end=3), replace(mini, start=3)), (studio, replace(mini, name="air")), (studio,)):
-        states = [StageHealth(each.name, each.start, each.end, StageState.READY) for each in stages]
-        layout, health = Layout(stages), PipelineHealth(tuple(states))
-        assert not replace(sample, layout=layout).is_of_one_cut
-        assert not replace(sample, health=health).is_of_one_cut
-        other = replace(sample, layout=layout, health=health, budget=KVBudget((StageKV(1, 1),) * len(stages)))
-        assert other.is_of_one_cut is ([each.name for each in stages] == ["studio", "mini"]), "counters are older"
-    assert not replace(sample, budget=KVBudget((StageKV(1, 1),) * 3)).is_of_one_cut
-    sample.stats["window"]["stages"].pop()
-    assert not sample.is_of_one_cut
 
 
 def test_documents_have_figures_and_no_addresses():
