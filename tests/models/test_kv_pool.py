@@ -147,24 +147,6 @@ def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
     assert pool.at(1, 2745).place.position == 2745
 
 
-def test_bytes_come_and_go_with_the_sequences():
-    pool = pool_of(KVCache, lambda: WindowKVCache(8))
-    assert pool.nbytes == 0
-    for seq_id in (1, 2):
-        pool.open(seq_id)
-    assert pool.nbytes == 0
-    run(pool, 1, 0, 10)
-    one = pool.nbytes
-    assert one >= 2 * 2 * 10 * 4 * 4
-    run(pool, 2, 0, 10)
-    assert pool.nbytes == 2 * one
-    pool.free(1)
-    pool.free(1)
-    assert (pool.nbytes, len(pool)) == (one, 1)
-    pool.clear()
-    assert (pool.nbytes, len(pool)) == (0, 0)
-
-
 def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():
     """Else all of its KV would be there twice."""
     pool, length, size = pool_of(*[KVCache] * 24), 2048, 256
