@@ -146,12 +146,6 @@ def test_files_exist():
     assert wrong(CURRENT, missing_files) == {}
 
 
-def test_a_missing_file_is_found(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("`tests/test_docs.py`, `config.py`, `scripts/no_such`, run by `python tests/no_such.py --frames 3`")
-    assert missing_files(page) == {"tests/no_such.py", "scripts/no_such"}
-
-
 # ----- commands and options ----------------------------------------------------------------------------
 
 COMMAND_LINE = typer.main.get_command(app)
@@ -213,19 +207,6 @@ def unknown_options(page: Path) -> set[str]:
 
 def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
-
-
-def test_an_unknown_option_is_found(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("`--layout FILE`, `--prompt=TEXT`, `--fix` and `--no-such-option 3`")
-    assert unknown_options(page) == {"--no-such-option"}
-
-
-@pytest.mark.parametrize(
-    "command", ["cord --layout demo.yaml", "coord --lay-out demo.yaml", "plan --for speed", "cache sweep"]
-)
-def test_a_wrong_command_is_refused(command: str):
-    assert refusal(command) is not None
 
 
 # The first pattern that fits a command says which tests run it, or what it needs that tests do not have.

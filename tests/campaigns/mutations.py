@@ -110,13 +110,13 @@ _SMALL: tuple[bytes, ...] = (
     b'[{"role": "user"}]', b'[{"type": "text", "text": 1}]', b'{"__proto__": 1, "__class__": 2}', b'"\\"', b"'x'",
     b"[" * 40 + b"]" * 40, b"[" * 70 + b"]" * 70, b'{"a": ' * 30 + b"1" + b"}" * 30,
 )  # fmt: skip
-_LARGE: tuple[Callable[[], bytes], ...] = (
-    lambda: b'"' + b"a" * 10_000_000 + b'"',
-    lambda: b'"' + b"ab cd " * 200_000 + b'"',
-    lambda: b"[" + b",".join([b"{}"] * 300_000) + b"]",
-    lambda: b"{" + b",".join(b'"%d":1' % i for i in range(300_000)) + b"}",
-    lambda: b"[" * 100_000 + b"]" * 100_000,
-    lambda: b"[" + b",".join([b'{"role":"user","content":"x"}'] * 50_000) + b"]",
+_LARGE: tuple[Callable[[int], bytes], ...] = (  # with about so many bytes
+    lambda size: b'"' + b"a" * size + b'"',
+    lambda size: b'"' + b"ab cd " * (size // 6) + b'"',
+    lambda size: b"[" + b",".join([b"{}"] * (size // 3)) + b"]",
+    lambda size: b"{" + b",".join(b'"%d":1' % i for i in range(size // 10)) + b"}",
+    lambda size: b"[" * (size // 2) + b"]" * (size // 2),
+    lambda size: b"[" + b",".join([b'{"role":"user","content":"x"}'] * (size // 30)) + b"]",
 )
 _NAMES = (
     "surprise", "", "__class__", "\u0000", "a" * 5000, "chat_template", "tokenize", "return_tensors", "max_length",
@@ -139,7 +139,8 @@ def _damaged_values(chance: random.Random, body: dict[str, Any]) -> tuple[bytes,
             what.append(f"without {path}.{last}")
             continue
         name = chance.choice(_NAMES) if kind < 0.3 and isinstance(inside, dict) else last
-        raw.append(chance.choice(_SMALL) if chance.random() < 0.98 else chance.choice(_LARGE)())
+        size = chance.choice((6_000, 100_000, 1_000_000, 10_000_000))
+        raw.append(chance.choice(_SMALL) if chance.random() < 0.98 else chance.choice(_LARGE)(size))
         inside[name] = f"{_RAW}{len(raw) - 1}"
         what.append(f"{path}.{name!s:.20}={raw[-1][:24]!r}")
     text = json.dumps(made).encode()
