@@ -280,7 +280,6 @@ def play(report: Report, driven: Any, scene: Callable[[Any], None]) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, _NAMES)), None))
     parser.add_argument("--pictures", type=Path, default=Path(tempfile.gettempdir()) / "splitinfer-page")
-    parser.add_argument("--axe", type=Path, help="axe.min.js of npm's axe-core; without, one scene is left out")
     parser.add_argument("--only", nargs="*", help="names of scenes, and hostile")
 
 
@@ -295,8 +294,6 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     from .driving import Driven, demo, watched
 
     todo = [one for one in (*scenes.SCENES, *live_scenes.SCENES) if not given.only or one.__name__ in given.only]
-    if given.axe is None:
-        todo = [one for one in todo if one is not scenes.accessible]
     names = list[str]()
     given.pictures.mkdir(parents=True, exist_ok=True)
     rules = f"--host-resolver-rules=MAP {_ATTACKER} 127.0.0.1, MAP {_REBOUND} 127.0.0.1"
@@ -306,7 +303,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         if not given.only or "hostile" in given.only:
             hostile(report, browser)
         page = browser.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
-        driven = Driven(page, server, given.pictures, axe=given.axe.read_text() if given.axe else "")
+        driven = Driven(page, server, given.pictures)
         watched(driven)
         for scene in report.chance().sample(todo, len(todo)):
             if names and report.is_over:

@@ -24,7 +24,6 @@ class Driven:
     server: Serving
     pictures: Path
     complaints: list[str] = field(default_factory=list)
-    axe: str = ""  # the script of npm's axe-core
 
     @property
     def url(self) -> str:

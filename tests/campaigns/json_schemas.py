@@ -3,9 +3,9 @@
     python -m tests.campaigns json_schemas --num 400 --seed 1
     python -m tests.campaigns json_schemas --suites FOLDER          # what pip would fetch otherwise (see below)
 
-Schemas come from four sources, by turns: every keyword alone with several values; compositions to a depth of three,
-with references, drawn by the seed; JSON Schema's official suite; and those of real programs' files. The last two are in
-the source of the package jsonschema and in check-jsonschema, which pip fetches; without a network the first two remain.
+Schemas come from three sources, by turns: every keyword alone with several values; compositions to a depth of three,
+with references, drawn by the seed; and JSON Schema's official suite, which is in the source of the package jsonschema:
+pip fetches it, and without a network the first two remain.
 
     answers    to each of ``--num`` schemas, at temperature 1: each that ended is compared with its schema by jsonschema
     suite      each document of the official suite whose schema it breaks must not be an answer in the form. One that
@@ -22,8 +22,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -154,18 +152,13 @@ def _composed(drawn: random.Random, depth: int) -> Schema:
 
 
 def fetch(folder: Path) -> str:
-    """Let pip fetch what holds the official suite and real schemas; why that failed, or ""."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    for words in (["check-jsonschema"], ["--no-binary", ":all:", f"jsonschema=={jsonschema.__version__}"]):
-        done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            return done.stderr.strip().rpartition("\n")[2][:200] or "pip failed"
-    for package in [*folder.iterdir()]:
-        if package.suffix == ".whl":
-            zipfile.ZipFile(package).extractall(folder)
-        elif package.suffix == ".gz":
-            with tarfile.open(package) as packed:
-                packed.extractall(folder, filter="data")
+    """Let pip fetch what holds the official suite; why that failed, or ""."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+    done = subprocess.run([*pip, f"jsonschema=={jsonschema.__version__}"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr.strip().rpartition("\n")[2][:200] or "pip failed"
+    with tarfile.open(next(folder.glob("*.gz"))) as packed:
+        packed.extractall(folder, filter="data")
     return ""
 
 
@@ -181,12 +174,6 @@ def official(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def real(folder: Path) -> list[Schema]:
-    """Schemas of files that programs read: workflows, packages, compositions."""
-    texts = [file.read_text(encoding="utf-8") for file in sorted(folder.rglob("vendor/*.json"))]
-    return [json.loads(text) for text in texts if not _ELSEWHERE.search(text)]
-
-
 # -- what a form admits ----------------------------------------------------------------------------
 
 
@@ -196,16 +183,13 @@ class Reader:
     def __init__(self) -> None:
         self._prompts = PromptEncoder(open_model(str(TARGET)))
         self.forms = AnswerForms(self._prompts)
-        self.compiled_in: list[float] = []  # seconds
 
     def close(self) -> None:
         self.forms.close()
 
     def rules(self, schema: Schema) -> AnswerRules:
         """Raises RequestError: it is refused."""
-        began = time.monotonic()
         made = self.forms.rules(SamplingParams(grammar=schema), [3], may_think=False)
-        self.compiled_in.append(time.monotonic() - began)
         assert made is not None
         return made
 
@@ -326,7 +310,7 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num", type=int, help="of schemas, and of the suite's; without, as long as there is time")
-    parser.add_argument("--suites", type=Path, help="a folder with both packages unpacked; without, pip fetches them")
+    parser.add_argument("--suites", type=Path, help="a folder with the package's source; without, pip fetches it")
 
 
 def campaign(report: Report, given: argparse.Namespace) -> None:
@@ -334,8 +318,8 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         folder = Path(made)
         (folder / "suites").mkdir()
         lacking = "" if given.suites else fetch(folder / "suites")
-        groups, others = official(given.suites or folder / "suites"), real(given.suites or folder / "suites")
-        report.say(f"{len(groups)} groups of the suite, {len(others)} real schemas{lacking and f'; pip: {lacking}'}")
+        groups = official(given.suites or folder / "suites")
+        report.say(f"{len(groups)} groups of the suite{lacking and f'; pip: {lacking}'}")
         found = Campaign(report)
         with closing(Reader()) as reader:
             report.begin(0.5)
@@ -343,8 +327,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
                 if given.num is None and report.is_over:
                     break
                 found.compare(reader, group)
-            compiled = sorted(reader.compiled_in) or [0.0]
-        known = [*keywords(), *others, *(group["schema"] for group in groups)]
+        known = [*keywords(), *(group["schema"] for group in groups)]
         known = report.chance("schemas").sample(known, len(known))
         drawn = compositions(report.seed)
         schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
@@ -355,6 +338,5 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
                 found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
     report.figures |= {
         **found.counts, "refused": dict(found.refused.most_common()),
-        "suite": len(groups), "real": len(others), "not_fetched": lacking,
-        "compile_seconds": {"p50": compiled[len(compiled) // 2], "most": compiled[-1]},
+        "suite": len(groups), "not_fetched": lacking,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from typing import Any
 
 import anthropic
-from probe import ANSWER, ASKED, KEY, MODEL, SCHEMA, TALE, THOUGHT, URL, Weather, ability, refused, run, same
+from probe import ANSWER, ASKED, KEY, MODEL, SCHEMA, TALE, URL, Weather, ability, refused, run, same
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
 TOOLS: list[Any] = [{"name": "get_weather", "description": "Tells the weather.", "input_schema": SCHEMA}]
@@ -70,20 +70,6 @@ def tool_runner() -> None:
         return f"sunny in {city}"
 
     same(text_of(client.beta.messages.tool_runner(**HEAD, messages=ASKED, tools=[get_weather]).until_done()), ANSWER)
-
-
-@ability
-def thinking() -> None:
-    wanted: Any = {"max_tokens": 2048, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    block: Any = client.messages.create(model=MODEL, messages=ASKED, tools=TOOLS, **wanted).content[0]
-    same((block.type, block.thinking), ("thinking", THOUGHT))
-
-
-@ability
-def counts() -> None:
-    counted = client.messages.count_tokens(model=MODEL, messages=ASKED, tools=TOOLS)
-    usage = client.messages.create(**HEAD, messages=ASKED, tools=TOOLS).usage
-    same(counted.input_tokens, usage.input_tokens + (usage.cache_read_input_tokens or 0))
 
 
 @ability
