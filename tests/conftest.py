@@ -18,7 +18,7 @@ from splitinfer.engine.device.strict import VARIABLE as STRICT
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.shutdown import shutdown
 
-for folder in ("", "cluster", "core", "grammar", "pictures", "store", "transports"):
+for folder in ("", "chat", "cluster", "core", "grammar", "pictures", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 

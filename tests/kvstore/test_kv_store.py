@@ -141,16 +141,6 @@ def test_nobody_waits_for_the_disk_and_is_told_only_what_is_on_it(open_store: Op
     assert set(store.offer()) == set(keys_of(records))
 
 
-def test_what_was_ordered_is_written_before_the_end(open_store: Open, gate: Gate):
-    store, records = open_store(), chain(3)
-    gate.opened.clear()
-    for record in records:
-        store.put(record, buffers(record))
-    gate.opened.set()
-    store.close(30)
-    assert set(open_store().offer()) == set(keys_of(records))
-
-
 def test_a_writer_that_waits_holds_no_block_in_memory(open_store: Open):
     class Array(bytearray):
         """Bytes that can be watched."""
@@ -249,16 +239,6 @@ def test_headers_tell_what_can_be_read(open_store: Open, path: Path):
     assert store.headers(keys_of(records)) == [records[0], records[3]]
 
 
-def test_one_header_of_several_files_is_enough(open_store: Open, path: Path):
-    record = block()
-    for layers in ((0, 4), (4, 8)):
-        put(open_store(layers), record)
-    file_of(path, record, (0, 4)).write_bytes(b"nothing")
-    store = open_store((0, 8))
-    assert store.offer() == (record.key,)
-    assert store.headers([record.key]) == [record]
-
-
 def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ):
@@ -311,28 +291,6 @@ def test_a_damaged_file_is_removed_and_written_again(
     assert new.offer() == (other.key,)
     assert put(new, record) == (record.key,)
     assert holds(new, record)
-
-
-def test_a_file_that_is_gone_is_no_warning(open_store: Open, path: Path, caplog: pytest.LogCaptureFixture):
-    store, record = open_store(), block()
-    put(store, record)
-    file_of(path, record).unlink()
-    assert store.get(record.key) is None
-    assert warnings(caplog) == []
-    assert put(store, record) == (record.key,)
-    assert holds(store, record)
-
-
-def test_of_several_files_all_must_be_right(open_store: Open, path: Path):
-    record = block()
-    for layers in ((0, 4), (4, 8)):
-        put(open_store(layers), record)
-    store = open_store((0, 8))
-    store.offer()
-    file_of(path, record, (4, 8)).write_bytes(b"nothing")
-    assert store.get(record.key) is None
-    assert store.offer() == ()
-    assert file_of(path, record, (0, 4)).exists()
 
 
 def flip(file: Path, pick: random.Random) -> None:
@@ -470,18 +428,6 @@ def test_what_went_is_not_taken_to_be_there(open_store: Open):
     put(store, *records)
     assert put(store, records[0]) == (records[0].key,)
     assert holds(store, records[0])
-
-
-def test_below_the_cap_the_folder_is_not_looked_through_for_every_block(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-):
-    store, looks = open_store(cap=5 * 2200), list[str]()
-    look = Folder.all_files
-    monkeypatch.setattr(Folder, "all_files", lambda folder: looks.append("once") or look(folder))
-    put(store, *(block(i) for i in range(4)))
-    assert len(looks) == 1
-    put(store, *(block(i) for i in range(4, 8)))
-    assert len(looks) > 1
 
 
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):

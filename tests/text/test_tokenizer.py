@@ -152,12 +152,6 @@ def test_a_template_that_refuses(tmp_path: Path):
         Tokenizer.from_folder(tmp_path).encode_chat(CHAT)
 
 
-@pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"role": "user", "content": None}]])
-def test_messages_without_text(tokenizer: Tokenizer, messages: list[dict[str, str]]):
-    with pytest.raises(RequestError, match="chat"):
-        tokenizer.encode_chat(messages)
-
-
 def test_no_tokenizer(tmp_path: Path):
     with pytest.raises(ModelError, match=r"there is no model folder .*gone"):
         Tokenizer.from_folder(tmp_path / "gone")
@@ -221,16 +215,6 @@ def test_a_call_needs_no_content(tmp_path: Path):
         tokenizer.encode_chat([{"role": "assistant", "content": None}])
 
 
-def test_the_ids_of_an_answer_are_used_beside_tools(tmp_path: Path):
-    tokenizer = marked(tmp_path, special=False)
-    tools = [{"type": "function", "function": {"name": "weather"}}]
-    answer = [*tokenizer.encode("no"), *tokenizer.encode("ne")]
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "none", "token_ids": answer}]
-    ids = tokenizer.encode_chat(chat, tools=tools)
-    assert tokenizer.decode(ids).startswith("weather;user:hi|")
-    assert " ".join(map(str, answer)) in " ".join(map(str, ids))
-
-
 def test_tools_need_a_template(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
     with pytest.raises(RequestError, match="no chat template, so it cannot use tools"):
@@ -281,10 +265,3 @@ def test_the_system_may_speak_where_a_template_does_not_know_it(tmp_path: Path, 
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.render_chat(SYSTEM_ANYWHERE) == written
     assert tokenizer.decode(tokenizer.encode_chat(SYSTEM_ANYWHERE)) == written
-
-
-def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
-    template = "{{ raise_exception('not ' ~ messages[0].role) }}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    with pytest.raises(RequestError, match="refuses these messages: not system"):
-        Tokenizer.from_folder(tmp_path).encode_chat(SYSTEM_ANYWHERE)
