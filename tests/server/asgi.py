@@ -79,6 +79,11 @@ async def answer(application: Application, asked: Asked) -> Said:
     return await Client(application, asked).whole()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 def posted(path: str, body: Any, *headers: tuple[str, str], method: str = "POST") -> Asked:
     """A request with a body: JSON, or bytes as they are."""
     declared = () if "Content-Type" in dict(headers) else (JSON,)

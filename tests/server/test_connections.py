@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from certificates import make_certificate, make_key
 from processes import until
 from raw_http import Connection
 from stages import pipeline
@@ -250,10 +250,8 @@ def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.Lo
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
 def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    made += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
-    subprocess.run(made.split(), check=True, capture_output=True, timeout=60)
+    key = make_key(tmp_path, "key.pem")
+    certificate = make_certificate(tmp_path, "cert.pem", key, "-days", "2", "-addext", "subjectAltName=DNS:localhost")
     gate = Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))]))
     server = Server(Service(llm, "demo", gate), Listen(port=0, certificate=certificate, key=key))
     try:
