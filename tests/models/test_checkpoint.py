@@ -227,13 +227,6 @@ def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int
     assert difference(here, there) is None
 
 
-def test_weights_in_other_files_are_named(folder: Path, tiny_folder: Folder):
-    (folder / SECOND).rename(folder / "model-rest.safetensors")
-    assert difference(folder, tiny_folder("llama")) == (
-        f"the weight files differ ({FIRST}, model-rest.safetensors here, {FIRST}, {SECOND} there)"
-    )
-
-
 def test_a_file_that_is_not_here_has_no_sample(folder: Path, tiny_folder: Folder):
     checkpoint = open_folder(folder)
     (folder / SECOND).unlink()
