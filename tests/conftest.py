@@ -106,7 +106,6 @@ def no_command_ends_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def a_stage_is_loaded_once() -> Iterator[None]:
-    """Hundreds of pipelines are made of a dozen stages."""
     with pytest.MonkeyPatch.context() as patch:
         loaded_once.look_up(patch)
         yield

@@ -57,13 +57,11 @@ _TEMPLATE = """\
 
 
 def call(name: str, thinking: str = "", text: str = "", **arguments: Any) -> str:
-    """An answer that thinks, says something, and calls a tool."""
     thought = f"<think>{thinking}</think>" if thinking else ""
     return f"{thought}{text}<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def save(folder: Path, scripts: Scripts, *, seed: int = 0) -> Path:
-    """Write the model's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {PLAIN: ["I have no tool for that."], **scripts}
     chains = _chains(scripts)

@@ -37,12 +37,10 @@ HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
 
 
 def wrong(pages: Iterable[Path], faults: Callable[[Path], Collection[str]]) -> dict[str, Collection[str]]:
-    """The pages that have faults, by name."""
     return {str(page.relative_to(ROOT)): found for page in pages if (found := faults(page))}
 
 
 def code_in_lines(page: Path) -> list[str]:
-    """The code between single backquotes, blocks left out."""
     return CODE.findall(FENCE.sub("", page.read_text()))
 
 
@@ -50,12 +48,10 @@ def code_in_lines(page: Path) -> list[str]:
 
 
 def links(text: str) -> list[str]:
-    """The targets of the links of a page, those in code left out."""
     return LINK.findall(CODE.sub("", FENCE.sub("", text)))
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -66,7 +62,6 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """The relative links of ``page`` that lead nowhere."""
     return [target for target in links(page.read_text()) if not _leads_somewhere(page, target)]
 
 
@@ -189,7 +184,6 @@ def known_options() -> set[str]:
 
 
 def refused(page: Path) -> dict[str, str]:
-    """The commands on ``page`` that the command line would not take, and why."""
     found = {command: refusal(command) for command in commands(page.read_text())}
     return {command: why for command, why in found.items() if why is not None}
 
@@ -200,7 +194,6 @@ def test_commands_can_be_parsed():
 
 
 def unknown_options(page: Path) -> set[str]:
-    """Options that ``page`` names and that neither a command nor a script has."""
     named = {code.split()[0].partition("=")[0] for code in code_in_lines(page) if code.startswith("--")}
     return named - known_options() - OF_SCRIPTS
 

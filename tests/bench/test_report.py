@@ -50,7 +50,6 @@ def batch(step: float, sequences: int, *, busy: Sequence[float] = ()) -> BatchRu
 
 
 def together() -> dict[str, Any]:
-    """Findings of throughputs at 2, of all who can have any."""
     batches = {
         (PIPELINE, 2): [batch(0.25, 4, busy=(0.1, 0.3)), batch(0.5, 4, busy=(0.2, 0.2))],
         (BASELINE, 2): [batch(0.25, 2), batch(0.25, 2)],

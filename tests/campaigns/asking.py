@@ -134,7 +134,6 @@ def streams_of(canary: Canary) -> list[Ask]:
 
 
 def draw(chance: random.Random, said: Sequence[Canary]) -> Ask:
-    """One of every kind."""
     if chance.random() < 0.15:
         return chance.choice(OTHERS)
     if chance.random() < 0.1:  # a prompt that nobody has asked before, and that takes several steps to read
@@ -192,7 +191,6 @@ async def _answered(
 
 
 def _judged(ask: Ask, text: str, failure: str, is_cancelled: bool) -> Ended:
-    """An answer that has come to its end."""
     if failure:  # of a long answer only its beginning is known
         is_right = "told to end" in failure and text.startswith(ask.expected[: len(text)])
         return Ended(ask, "cut short", "" if is_right else f"{failure}: {text!r}")
@@ -232,7 +230,6 @@ def _failure(events: Sequence[dict[str, Any]]) -> str:
 
 
 def _has_form(path: str, document: Any) -> bool:
-    """Whether a refusal has the form of its API."""
     error = document.get("error", {})
     is_anthropic = path.startswith("/v1/messages")
     return bool(error.get("message")) and (document.get("type") == "error" if is_anthropic else "code" in error)

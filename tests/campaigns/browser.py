@@ -58,8 +58,6 @@ _USER = ApiKey("laptop", digest("bought with this"))
 
 @dataclass
 class Counts:
-    """What reached the engine, and what the server answered."""
-
     reached: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
 
@@ -132,7 +130,6 @@ class Site:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def tries(self, targets: list[str]) -> None:
-        """What its page tries."""
         page = _PAGE.read_text().replace("TARGETS", json.dumps(targets).replace('"', '\\"'))
         self.page = page.replace("REPORT", f"http://{_ATTACKER}:{self.port}/report").encode()
         self.reported.clear()
@@ -250,7 +247,6 @@ class Attacks:
 
 
 def hostile(report: Report, browser: Any) -> None:
-    """A hostile page at each kind of server."""
     with contextlib.ExitStack() as things:
         llm = things.enter_context(pipeline(TARGET, [6, 6]))
         context = browser.new_context()
@@ -262,7 +258,6 @@ def hostile(report: Report, browser: Any) -> None:
 
 
 def play(report: Report, driven: Any, scene: Callable[[Any], None]) -> None:
-    """Play one scene on a fresh page."""
     driven.complaints.clear()
     driven.page.set_viewport_size({"width": 1280, "height": 800})
     driven.page.goto(driven.url)

@@ -71,8 +71,6 @@ Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, a
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault to come."""
-
     kind: str
     number: int
     streams: int | None = None  # None: as the number says
@@ -128,7 +126,6 @@ class Outcome:
 
 
 def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any worker."""
     rig.num_killed += 1
     name, where = _victim(rig, chance)
     if where == LOCAL:
@@ -144,7 +141,6 @@ def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any worker."""
     rig.num_killed += 1
     name, where = _victim(rig, chance)
     process = rig.local_worker(name) if where == LOCAL else rig.machines[name].worker.process
@@ -161,7 +157,6 @@ def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def cut(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any machine's cable."""
     cable = chance.choice(list(rig.machines.values())).cable
     how = chance.choice(("torn", "silent", "snapped"))
     struck = time.monotonic()
@@ -186,7 +181,6 @@ def stutter(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def _each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
-    """Act on those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             act(process)
@@ -205,7 +199,6 @@ STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "stutt
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
-    """A worker's name, and where it runs."""
     return chance.choice(list(zip("bcd", rig.shape.workers, strict=False)))
 
 
@@ -230,7 +223,6 @@ def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
 
 
 def _failed(trial: Trial, error: Exception) -> Outcome:
-    """What is told of a trial that came to no end."""
     why = f"{type(error).__name__}: {error}"
     return Outcome(trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan)
 
@@ -370,8 +362,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 class Deaths:
-    """The campaign: rounds of strikes, and what came of them."""
-
     def __init__(self, report: Report, given: argparse.Namespace, folder: Path) -> None:
         self._report, self._given, self._folder = report, given, folder
         self._is_rdma = given.link == "rdma"
@@ -391,7 +381,6 @@ class Deaths:
         return Trial(kind, number, self._given.streams, SHAPES[0] if self._is_rdma else None)
 
     def drawn(self, count: int) -> list[Trial]:
-        """The next strikes."""
         weights = RDMA_WEIGHTS if self._is_rdma else WEIGHTS
         only, chance = self._given.only, self._report.chance(self.numbers.total())
         found = []

@@ -76,7 +76,6 @@ _LEAVES: tuple[Schema, ...] = (
 
 
 def keywords() -> Iterator[Schema]:
-    """Every keyword alone."""
     yield from _LEAVES
     yield from ({"type": "string", "pattern": one} for one in _PATTERNS)
     yield from ({"type": "string", "format": one} for one in _FORMATS)
@@ -188,7 +187,6 @@ class Reader:
         self.forms.close()
 
     def rules(self, schema: Schema) -> AnswerRules:
-        """Raises RequestError: it is refused."""
         made = self.forms.rules(SamplingParams(grammar=schema), [3], may_think=False)
         assert made is not None
         return made
@@ -252,14 +250,11 @@ def _spelt(data: Any, schema: Schema) -> set[str]:
 
 
 class Campaign:
-    """What was found so far."""
-
     def __init__(self, report: Report) -> None:
         self._report = report
         self.refused, self.counts = Counter[str](), Counter[str]()
 
     def compare(self, reader: Reader, group: dict[str, Any]) -> None:
-        """A schema's documents with its form."""
         try:
             rules = reader.rules(group["schema"])
         except RequestError as error:
@@ -276,7 +271,6 @@ class Campaign:
         self.refused.update([f"while it ran: {rules.failure}"[:90]] if rules.failure else [])
 
     def answer(self, llm: LLM, number: int, schemas: Sequence[Schema]) -> None:
-        """An answer to each schema, compared."""
         requests = []
         for seed, schema in enumerate(schemas, number):
             params = SamplingParams(grammar=schema, temperature=1.0, seed=seed, max_tokens=_MOST_TOKENS)

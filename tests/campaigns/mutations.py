@@ -51,7 +51,6 @@ class Sent:
 
 
 def valid(chance: random.Random) -> Asked:
-    """A request of any route."""
     if chance.random() < 0.1:
         method, path = chance.choice(_WITHOUT_BODY)
         return Asked(method, path)
@@ -77,7 +76,6 @@ def damaged(chance: random.Random) -> Asked:
 
 
 def sent(chance: random.Random) -> Sent:
-    """What a stranger sends over one connection."""
     kind, asked = chance.random(), damaged(chance)
     if kind < 0.6:
         return Sent(written(asked), (asked.is_anthropic,), 1 if _is_plain(asked) else None, asked.what)
@@ -197,7 +195,6 @@ _HEADERS: tuple[tuple[tuple[str, str], ...], ...] = (
 
 
 def _damaged_head(chance: random.Random, asked: Asked) -> Asked:
-    """The request with another method, target or headers."""
     kind = chance.random()
     if kind < 0.2:
         method = chance.choice(_METHODS)
@@ -238,7 +235,6 @@ def written(asked: Asked, *framing: str, version: str = "HTTP/1.1", body: bytes 
 
 
 def chunked(body: bytes, sizes: Sequence[int]) -> bytes:
-    """A body in chunks of these sizes in turn."""
     made, at, i = [], 0, 0
     while at < len(body):
         part = body[at : at + sizes[i % len(sizes)]]

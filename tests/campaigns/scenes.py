@@ -155,7 +155,6 @@ def library(driven: Driven) -> None:
 
 
 def keyboard(driven: Driven) -> None:
-    """A whole conversation without a mouse."""
     page = driven.page
     page.keyboard.press("Control+Shift+O")
     page.get_by_label("Message", exact=True).focus()

@@ -47,8 +47,6 @@ _ENDLESS = 3000  # tokens of an answer that the server's end cuts short
 
 @dataclass(frozen=True)
 class Turn:
-    """What an agent sends, and what is said to it."""
-
     prompt: str
     expected: str
 
@@ -70,7 +68,6 @@ class Soak:
         return httpx.AsyncClient(base_url=self.server.url, timeout=SECONDS)
 
     async def agent(self, turns: Sequence[Turn]) -> None:
-        """One conversation after the other."""
         async with self.http() as http:
             while not self.report.is_over:
                 for turn in turns:
@@ -81,7 +78,6 @@ class Soak:
                     await asyncio.sleep(0.5 if found.how == "turned away" else 0.2)
 
     async def chats(self, which: int) -> None:
-        """Requests of every kind."""
         chance = self.report.chance("client", which)
         async with self.http() as http:
             while not self.report.is_over:
@@ -94,7 +90,6 @@ class Soak:
                 await asyncio.sleep(chance.uniform(0, 0.5))
 
     async def watcher(self, path: str) -> None:
-        """A path, read again and again."""
         async with self.http() as http:
             while not self.report.is_over:
                 status = (await http.get(path)).status_code
@@ -116,7 +111,6 @@ class Soak:
                 at += every
 
     async def samples(self, disk: Path) -> None:
-        """What is held, again and again."""
         every = max(1.0, 60 * self.report.minutes / _MOST_SAMPLES)
         while not self.report.is_over:
             await asyncio.sleep(every)

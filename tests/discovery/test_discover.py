@@ -69,7 +69,6 @@ def around(
 
 
 def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
-    """What `splitinfer discover` says."""
     return "\n".join(lines(*discover(network, LONG, known, own)))
 
 

@@ -59,7 +59,6 @@ def save_with_markers(folder: Path, markers: Seq[str], template: str, *, special
 
 
 def forms(folder: Path = TARGET) -> AnswerForms:
-    """What makes rules for a model."""
     return AnswerForms(PromptEncoder(open_model(str(folder))))
 
 
@@ -75,14 +74,12 @@ def open_forms() -> Iterator[AnswerForms]:
 
 
 def rules(made: AnswerForms, params: SamplingParams) -> AnswerRules:
-    """The rules of an answer to a prompt without reasoning."""
     found = made.rules(params, PROMPT, may_think=False)
     assert found is not None
     return found
 
 
 def allowed(mask: bytes | None) -> set[int]:
-    """The tokens of a mask."""
     if mask is None:
         return set(range(VOCABULARY))
     return {int(i) for i in np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0]}

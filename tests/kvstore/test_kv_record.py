@@ -52,7 +52,6 @@ def packed(record: Record, arrays: list[Any]) -> bytes:
 
 
 def sealed(header: bytes, arrays: bytes = b"") -> bytes:
-    """A file with any header and a right checksum."""
     whole = MAGIC + struct.pack("<I", len(header)) + header + arrays
     return whole + struct.pack("<I", zlib.crc32(whole))
 

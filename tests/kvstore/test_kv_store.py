@@ -45,7 +45,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_store(path: Path) -> Iterator[Open]:
-    """Opens stores that are closed in the end."""
     stores: list[KVStore] = []
 
     def opened(layers: tuple[int, int] = LAYERS, group: str = GROUP, cap: int = LARGE, at: Path = path) -> KVStore:
@@ -294,7 +293,6 @@ def test_a_damaged_file_is_removed_and_written_again(
 
 
 def flip(file: Path, pick: random.Random) -> None:
-    """Change one bit of a file."""
     data = bytearray(file.read_bytes())
     data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
     file.write_bytes(data)

@@ -157,7 +157,6 @@ def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
 
 
 def command(*words: object, code: int = 0) -> str:
-    """What `splitinfer cache` says, its spaces single."""
     result = CliRunner().invoke(app, ["cache", *map(str, words)])
     assert result.exit_code == code, result.output
     return " ".join(result.output.split())

@@ -19,7 +19,6 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 @pytest.fixture
 def folder(tiny_folder: Folder, tmp_path: Path) -> Path:
-    """A copy to damage."""
     return Path(shutil.copytree(tiny_folder("llama"), tmp_path / "llama"))
 
 
@@ -30,7 +29,6 @@ def error_of(folder: Path) -> str:
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
-    """A safetensors file with a header of our choice."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path

@@ -26,7 +26,6 @@ HTTPError = huggingface_hub.errors.HTTPError  # what every failure of the connec
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with three files of weights and their index."""
     folder = tiny.save(tmp_path_factory.mktemp("hub") / REVISION, "llama", tie_word_embeddings=False)
     weights: dict[str, mx.array] = {}
     for path in folder.glob("*.safetensors"):

@@ -16,8 +16,6 @@ from splitinfer.models.kv_pool import KVPool
 
 
 def pool_of(*kinds: Callable[[], Any]) -> KVPool:
-    """A pool for a stage with one layer of each kind of cache."""
-
     def make_caches() -> SequenceCaches:
         own = [kind() for kind in kinds]
         return SequenceCaches(own, own, Place())
@@ -27,7 +25,6 @@ def pool_of(*kinds: Callable[[], Any]) -> KVPool:
 
 
 def run(pool: KVPool, seq_id: int, start: int, num: int) -> SequenceCaches:
-    """What a slice does to caches."""
     caches = pool.at(seq_id, start)
     for cache in caches.own:
         if isinstance(cache, ArraysCache):

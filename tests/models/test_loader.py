@@ -33,7 +33,6 @@ def load(checkpoint: Checkpoint, start: int, end: int, dtype: str | None = None)
 
 
 def run(stages: list[StageModel], tokens: mx.array) -> mx.array:
-    """Logits of all positions."""
     hidden = None
     for stage in stages:
         hidden = stage(tokens, stage.make_caches(), hidden, tokens.shape[1])
@@ -166,7 +165,6 @@ def test_progress_rises_to_the_total(tiny_folder: Folder):
 
 
 def rewritten(folder: Path, target: Path, change: Callable[[dict[str, mx.array]], object]) -> Checkpoint:
-    """A copy of the folder with other tensors, in one file."""
     target.mkdir()
     shutil.copy(folder / "config.json", target)
     weights: dict[str, mx.array] = {}

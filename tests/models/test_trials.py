@@ -61,13 +61,11 @@ def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
-    """A stage of many layers with noise in its linear layers."""
     yield from noisy_stage(request.param, DEEP)
 
 
 @pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.nightly)])
 def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
-    """The same of fewer layers."""
     yield from noisy_stage(request.param, SHALLOW)
 
 

@@ -28,7 +28,6 @@ CODE = (
 
 
 def ran(code: str, limit: float = 20.0, **more: Any) -> Result:
-    """The result of a probe whose process runs ``code``."""
     return run_probe(PROBE, limit, "/run", {"ALL": "ours"}, command=(sys.executable, "-S", "-c", CODE + code), **more)
 
 

@@ -30,14 +30,12 @@ Headers = tuple[tuple[str, str], ...]
 
 @pytest.fixture(scope="module")
 def applications(llm: LLM) -> tuple[Guard, Guard]:
-    """A server with keys, and one without."""
     gates = (Gate(HOSTS, ORIGINS, ApiKeys(KEYS.values())), Gate(HOSTS, ORIGINS))
     with_keys, without = (make_app(Service(llm, "demo", gate)) for gate in gates)
     return with_keys, without
 
 
 def routes_of(application: Guard) -> Iterator[tuple[str, str]]:
-    """Every method and path of an application."""
     router = application._app
     assert isinstance(router, Router)
     for route in router.routes:
@@ -46,7 +44,6 @@ def routes_of(application: Guard) -> Iterator[tuple[str, str]]:
 
 
 def status(application: Guard, method: str, path: str, headers: Headers = ()) -> int:
-    """What a request without a fault gets."""
     changes = {"stream": False, "n": 1, "max_tokens": 1, "max_output_tokens": 1, "prompt": "x", "echo": False}
     asks = {**BODIES.get(path, {}), **({"prefill_share": None} if path.endswith("dials") else {})}
     body = json.dumps(asks | {name: changes[name] for name in changes if name in asks}).encode()

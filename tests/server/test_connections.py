@@ -58,14 +58,12 @@ CHUNKED = "Transfer-Encoding: chunked"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """One that takes seconds for a long answer."""
     with pipeline(TARGET, [6, 6]) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def server(service: Service) -> Iterator[Server]:
-    """A server that soon loses its patience."""
     server = Server(service, Listen(port=0, limits=QUICK))
     yield server
     server.close()
@@ -228,8 +226,6 @@ def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server,
 
 
 class Thinking(Model):
-    """A model that never answers."""
-
     async def asubmit(self, *_given: Any, **_more: Any) -> None:
         await asyncio.Event().wait()
 

@@ -48,7 +48,6 @@ class Client:
             self.has_ended = True
 
     async def get(self, source: AsyncGenerator[bytes, None], **options: Any) -> bool:
-        """Whether the client was still there in the end."""
         scope: dict[str, Any] = {}
         await EventStream(source, **options)(scope, self.receive, self.send)  # type: ignore[arg-type]
         return "has_left" not in scope.get("state", {})
@@ -70,8 +69,6 @@ class Source:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs on an event loop, for a while at most."""
-
     @functools.wraps(test)
     def run(*args: Any, **more: Any) -> None:
         asyncio.run(asyncio.wait_for(test(*args, **more), AT_MOST))

@@ -91,7 +91,6 @@ def decode_with(decoder: decoders.Decoder) -> Callable[[list[int]], str]:
 
 
 def encode(text: str) -> list[int]:
-    """Longest known words, and bytes for what no word spells."""
     text = "▁" + text.replace(" ", "▁")
     token_ids = []
     while text:

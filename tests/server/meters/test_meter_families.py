@@ -23,7 +23,6 @@ WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
 
 
 def told(readings: Readings, name: str, **labels: str) -> float:
-    """The one sample of that name and these labels."""
     (family,) = [family for family in all_families(readings) if family.name == name]
     (value,) = [sample.value for sample in family.samples if labels.items() <= sample.labels.items()]
     return value

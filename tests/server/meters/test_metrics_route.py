@@ -57,7 +57,6 @@ def samples_in(answer: httpx.Response) -> Samples:
 
 
 def of(samples: Samples, name: str, **labels: str) -> float:
-    """The sum of the samples with these labels."""
     return sum(
         value for (each, found), value in samples.items() if each == name and labels.items() <= dict(found).items()
     )

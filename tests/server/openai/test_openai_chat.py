@@ -199,8 +199,6 @@ def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
 
 
 class Failing:
-    """An answer whose pipeline fails."""
-
     usage, num_choices = Usage(1), 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:

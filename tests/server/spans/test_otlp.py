@@ -25,7 +25,6 @@ PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[tuple[str, "queue.Queue[tuple[str, bytes]]"]]:
-    """A collector's address, and what it was sent: paths and bodies."""
     sent: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
     class Collector(BaseHTTPRequestHandler):
@@ -78,7 +77,6 @@ def spans(llm: LLM, collector: tuple[str, Any]) -> tuple[bytes, list[Any]]:
 
 
 def values(span: Any) -> dict[str, Any]:
-    """A span's attributes."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
