@@ -102,14 +102,6 @@ def test_the_kind_of_a_step():
     assert len(set(LETTERS.values())) == len(LETTERS)
 
 
-def test_spans_have_the_largest_cause_of_the_gap_before():
-    steps = [step(0, Rows(8), 8, 1.0), step(1, Rows(0, 1), 1, 1.3, gap=0.2)]
-    first, second = spans_of(steps, 0)
-    assert (first.cause, second.cause) == ("", "downstream")
-    assert (second.start, second.end, second.busy) == pytest.approx((1.3, 1.4, 0.1))
-    assert {span.cause for span in spans_of(steps, 1)} == {"upstream"}
-
-
 def test_spans_do_not_overlap_whatever_the_clocks_say():
     steps = [step(0, Rows(0, 1), 1, 1.0), step(1, Rows(0, 1), 1, 1.05), step(2, Rows(0, 1), 1, 1.02)]
     spans = spans_of(steps, 0)
