@@ -22,19 +22,7 @@ from splitinfer.llm import LLM
 
 FATES = {"reads": 10, "dawdles": 1, "goes": 5, "cancelled": 2}  # and how often each comes
 SECONDS = 120.0  # for the next bytes, on a machine that is busy with other things
-WORDS = (
-    "the",
-    "old king",
-    "had",
-    "a garden",
-    "where nobody went",
-    "and",
-    "one small",
-    "fox",
-    "found",
-    "the gate",
-    "rain",
-)
+WORDS = ["the", "old king", "had", "a garden", "nobody", "and", "one small", "fox", "found", "the gate", "rain"]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 HI = [{"role": "user", "content": "Hello"}]
 

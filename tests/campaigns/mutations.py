@@ -356,7 +356,6 @@ def strike(report: Report, running: Running, port: int, num_threads: int = 8, at
         report.expect_none(_afterwards(port, before, [*memory, running.process.memory_info().rss]))
     else:
         report.wrong("the server has ended")
-    print("MEM", [m >> 20 for m in memory])
     return {"requests": number, "statuses": statuses, "slowest_seconds": slowest}
 
 
