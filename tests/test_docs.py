@@ -103,17 +103,6 @@ def test_the_book_has_every_page_and_every_name_of_python():
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path):
-    (tmp_path / "there.md").write_text("# One `code` heading, with: signs\n\n## Twice\n\n## Twice\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Here\n[a](there.md) [b](there.md#one-code-heading-with-signs) [c](there.md#twice-1) [d](#here) [e](https://x.y/z)\n"
-        "[f](gone.md) [g](there.md#twice-2) [h](#there)\n"
-        "`[i](code.md)`\n\n```\n[j](fence.md)\n# no heading\n```\n[k](#no-heading)\n"
-    )
-    assert broken(page) == ["gone.md", "there.md#twice-2", "#there", "#no-heading"]
-
-
 def test_links_that_leave_docs_lead_to_the_book_s_pages():
     from book.hook import within
 

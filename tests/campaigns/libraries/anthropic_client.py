@@ -90,13 +90,5 @@ def parse() -> None:
     same(isinstance(answer.parsed_output, Weather), True)
 
 
-@ability
-def cancel() -> None:
-    for _ in range(3):
-        with client.messages.stream(**HEAD, messages=ASKED) as events:
-            next(iter(events))
-    same(text_of(client.messages.create(**HEAD, messages=ASKED)), TALE)
-
-
 if __name__ == "__main__":
     run("anthropic")

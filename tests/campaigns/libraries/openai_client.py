@@ -129,16 +129,5 @@ def parse() -> None:
     same(isinstance(response.output_parsed, Weather), True)
 
 
-@ability
-def cancel() -> None:
-    for _ in range(3):
-        endless = client.chat.completions.create(
-            model=MODEL, messages=ASKED, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(iter(endless))
-        endless.close()
-    same(client.chat.completions.create(model=MODEL, messages=ASKED).choices[0].message.content, TALE)
-
-
 if __name__ == "__main__":
     run("openai")
