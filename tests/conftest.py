@@ -18,11 +18,10 @@ from splitinfer.machine.selection import VARIABLE
 from splitinfer.shutdown import shutdown
 from tests.emulation.strict import VARIABLE as STRICT
 
-for folder in ("", "cluster", "core", "grammar", "pictures", "store", "transports", "wire"):
+for folder in ("", "chat", "cluster", "core", "grammar", "pictures", "store", "transports", "wire"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-import effort  # noqa: E402
 import interrupts  # noqa: E402
 import left_over  # noqa: E402
 import loaded_once  # noqa: E402
@@ -36,7 +35,6 @@ HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # thei
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much is tested")
     group.addoption("--all", action="store_true", help="tests marked nightly, too: every cut, every combination")
-    group.addoption("--effort", action="store_true", help="say at the end how many processor seconds each room took")
     group.addoption("--accelerator", metavar="FILE", type=Path, help="compute on an emulated accelerator")
 
 
@@ -54,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())
     interrupts.let_children_hear_them()
     config.pluginmanager.register(left_over)
-    config.pluginmanager.register(effort.ProcessorSeconds(is_shown=config.getoption("--effort")))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,7 +107,6 @@ def no_command_ends_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def a_stage_is_loaded_once() -> Iterator[None]:
-    """Hundreds of pipelines are made of a dozen stages."""
     with pytest.MonkeyPatch.context() as patch:
         loaded_once.look_up(patch)
         yield

@@ -11,18 +11,17 @@ first of the known tools that is offered, and by how many results of tools there
     anything else -> the words of the plain answer
 
 Texts of the script are tokens of their own, which no text is encoded to, so that two places of a script never share a
-token. ``merges``: of a byte-level vocabulary that is trained on ``corpus``; without them a token is a byte, and agents'
-prompts are five times as long as with a real vocabulary.
+token; of other texts a token is a byte.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 HIDDEN, LAYERS = 128, 2  # small, because agents' prompts are long
 CONTEXT = 131072
@@ -58,17 +57,15 @@ _TEMPLATE = """\
 
 
 def call(name: str, thinking: str = "", text: str = "", **arguments: Any) -> str:
-    """An answer that thinks, says something, and calls a tool."""
     thought = f"<think>{thinking}</think>" if thinking else ""
     return f"{thought}{text}<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def save(folder: Path, scripts: Scripts, *, merges: int = 0, corpus: Iterable[str] = (), seed: int = 0) -> Path:
-    """Write the model's folder."""
+def save(folder: Path, scripts: Scripts, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {PLAIN: ["I have no tool for that."], **scripts}
     chains = _chains(scripts)
-    tokenizer = _tokenizer(scripts, chains, merges, corpus)
+    tokenizer = _tokenizer(chains)
     ids = tokenizer.get_vocab()
     mx.save_safetensors(str(folder / "model.safetensors"), _weights(ids, chains, seed), metadata={"format": "mlx"})
     ends = [_end(start) for start in chains]
@@ -107,17 +104,10 @@ def _pieces(text: str, used: set[str]) -> list[str]:
     return pieces
 
 
-def _tokenizer(scripts: Scripts, chains: Mapping[str, Sequence[str]], merges: int, corpus: Iterable[str]) -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    learned = Tokenizer(models.BPE())
-    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + merges, initial_alphabet=alphabet, show_progress=False)
-    learned.train_from_iterator(corpus if merges else (), trainer)
-    described = json.loads(learned.to_str())["model"]
-    vocab = dict(described["vocab"])
-    for piece in (piece for pieces in chains.values() for piece in pieces):
-        vocab.setdefault(_written(piece), len(vocab))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(pair) for pair in described["merges"]]))
+def _tokenizer(chains: Mapping[str, Sequence[str]]) -> Tokenizer:
+    pieces = (_written(piece) for pieces in chains.values() for piece in pieces)
+    words = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces])
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     edges = (edge for start in chains for edge in (start, _end(start)))

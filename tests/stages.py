@@ -55,7 +55,6 @@ class Here:
 
     @property
     def address(self) -> str:
-        """What a layout calls it."""
         return self.cables.address.replace("rdma://", "tcp://")
 
     def stop(self) -> None:
@@ -72,7 +71,6 @@ _here: dict[str, Here] = {}  # by address
 
 @contextmanager
 def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
-    """A worker in this process."""
     address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
     cables = Cables(listen(address))
     running = Here(cables, Worker(cables, disk=disk), disk)
@@ -86,7 +84,6 @@ def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
 
 @contextmanager
 def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
-    """A worker in this process; its address in a layout."""
     with here(scheme, disk) as running:
         yield running.address
 
@@ -116,7 +113,6 @@ def lose(llm: LLM) -> None:
 
 @contextmanager
 def pipeline(model: Path | str, cuts: Sequence[int], *args: Any, **options: Any) -> Iterator[LLM]:
-    """The LLM of ``opened``."""
     with opened(model, cuts, *args, **options) as (llm, _):
         yield llm
 
@@ -152,7 +148,6 @@ def opened(
 
 
 def prompt(num_tokens: int, vocab: int = 150, seed: int = 11) -> list[int]:
-    """Token ids that do not repeat soon."""
     return [(i * 37 + seed + i * i) % vocab for i in range(num_tokens)]
 
 
@@ -190,5 +185,4 @@ def _plain(
 
 
 def tokens_of(llm: LLM, tokens: Sequence[int], **params: Any) -> list[int]:
-    """One request's tokens."""
     return llm.generate([list(tokens)], splitinfer.SamplingParams(ignore_eos=True, **params))[0].token_ids

@@ -57,7 +57,6 @@ class Terminal:
         return self.process.wait(timeout=1)
 
     def is_as_before(self) -> bool:
-        """Whether echo and line mode are what they were."""
         return termios.tcgetattr(self._slave)[3] == self.before[3]
 
     def close(self) -> None:
@@ -69,5 +68,4 @@ class Terminal:
 
 
 def plain(text: str) -> str:
-    """Without escape sequences."""
     return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])|\r", "", text)

@@ -33,7 +33,6 @@ class MadeUpLLM:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The parameters that answers and chats got."""
     found: list[Any] = []
 
     def answer(_llm: Any, _text: str, params: SamplingParams, **_: Any) -> int:
@@ -198,7 +197,6 @@ finally:
 
 
 def completing(instruction: str, **env: str) -> str:
-    """What a shell gets that asks for completions."""
     env = {**os.environ, **env, "_SPLITINFER_COMPLETE": instruction}
     done = subprocess.run([sys.executable, "-c", _COMPLETING], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -37,12 +37,10 @@ HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
 
 
 def wrong(pages: Iterable[Path], faults: Callable[[Path], Collection[str]]) -> dict[str, Collection[str]]:
-    """The pages that have faults, by name."""
     return {str(page.relative_to(ROOT)): found for page in pages if (found := faults(page))}
 
 
 def code_in_lines(page: Path) -> list[str]:
-    """The code between single backquotes, blocks left out."""
     return CODE.findall(FENCE.sub("", page.read_text()))
 
 
@@ -50,12 +48,10 @@ def code_in_lines(page: Path) -> list[str]:
 
 
 def links(text: str) -> list[str]:
-    """The targets of the links of a page, those in code left out."""
     return LINK.findall(CODE.sub("", FENCE.sub("", text)))
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -66,7 +62,6 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """The relative links of ``page`` that lead nowhere."""
     return [target for target in links(page.read_text()) if not _leads_somewhere(page, target)]
 
 
@@ -108,17 +103,6 @@ def test_the_book_has_every_page_and_every_name_of_python():
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path):
-    (tmp_path / "there.md").write_text("# One `code` heading, with: signs\n\n## Twice\n\n## Twice\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Here\n[a](there.md) [b](there.md#one-code-heading-with-signs) [c](there.md#twice-1) [d](#here) [e](https://x.y/z)\n"
-        "[f](gone.md) [g](there.md#twice-2) [h](#there)\n"
-        "`[i](code.md)`\n\n```\n[j](fence.md)\n# no heading\n```\n[k](#no-heading)\n"
-    )
-    assert broken(page) == ["gone.md", "there.md#twice-2", "#there", "#no-heading"]
-
-
 def test_links_that_leave_docs_lead_to_the_book_s_pages():
     from book.hook import within
 
@@ -144,12 +128,6 @@ def missing_files(page: Path) -> set[str]:
 
 def test_files_exist():
     assert wrong(CURRENT, missing_files) == {}
-
-
-def test_a_missing_file_is_found(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("`tests/test_docs.py`, `config.py`, `scripts/no_such`, run by `python tests/no_such.py --frames 3`")
-    assert missing_files(page) == {"tests/no_such.py", "scripts/no_such"}
 
 
 # ----- commands and options ----------------------------------------------------------------------------
@@ -195,7 +173,6 @@ def known_options() -> set[str]:
 
 
 def refused(page: Path) -> dict[str, str]:
-    """The commands on ``page`` that the command line would not take, and why."""
     found = {command: refusal(command) for command in commands(page.read_text())}
     return {command: why for command, why in found.items() if why is not None}
 
@@ -206,26 +183,12 @@ def test_commands_can_be_parsed():
 
 
 def unknown_options(page: Path) -> set[str]:
-    """Options that ``page`` names and that neither a command nor a script has."""
     named = {code.split()[0].partition("=")[0] for code in code_in_lines(page) if code.startswith("--")}
     return named - known_options() - OF_SCRIPTS
 
 
 def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
-
-
-def test_an_unknown_option_is_found(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("`--layout FILE`, `--prompt=TEXT`, `--fix` and `--no-such-option 3`")
-    assert unknown_options(page) == {"--no-such-option"}
-
-
-@pytest.mark.parametrize(
-    "command", ["cord --layout demo.yaml", "coord --lay-out demo.yaml", "plan --for speed", "cache sweep"]
-)
-def test_a_wrong_command_is_refused(command: str):
-    assert refusal(command) is not None
 
 
 # The first pattern that fits a command says which tests run it, or what it needs that tests do not have.

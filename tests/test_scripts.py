@@ -112,11 +112,3 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     last = called(clone, "--on", "gpu", *words, "--parts", "send")
     assert last[0] == "-m pip install -qq --no-compile --editable CLONE[cuda] 1 CLONE/wheels"
     assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"
-
-
-@pytest.mark.nightly
-def test_a_test_that_is_named_runs_whatever_its_tier():
-    name = "tests/test_docs.py::test_the_front_page_s_commands_run"  # nightly
-    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", name]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, "test_docs.py: 2" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -154,7 +154,6 @@ def program(code: str, terminal: int | None = None) -> Iterator[subprocess.Popen
 
 
 def code_of(running: subprocess.Popen[str]) -> int:
-    """Its exit code; and it says nothing."""
     code = running.wait(AT_MOST)
     assert running.stderr is not None
     assert running.stderr.read() == ""

@@ -36,7 +36,6 @@ def commands(path: Path) -> str:
 
 
 def pythons(path: Path) -> list[set[str]]:
-    """The Pythons of each matrix."""
     jobs = read(path)["jobs"].values()
     return [set(job["strategy"]["matrix"]["python"]) for job in jobs if "strategy" in job]
 

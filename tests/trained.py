@@ -18,7 +18,6 @@ _BEHIND = {
 
 
 def weights_of(folder: Path) -> Arrays:
-    """A model's tensors."""
     found: Arrays = {}
     for path in folder.glob("model*.safetensors"):
         found |= mx.load(str(path))  # type: ignore[arg-type]
@@ -46,7 +45,6 @@ def add_heads(folder: Path, *, form: Callable[[Arrays], Arrays] = dict, size: in
 
 
 def quantised(heads: Arrays) -> Arrays:
-    """The same with every matrix in 8 bits."""
     found: Arrays = {}
     for name, array in heads.items():
         parts = mx.quantize(array, 32, 8) if array.ndim == 2 else (array,)

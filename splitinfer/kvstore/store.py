@@ -157,6 +157,7 @@ class KVStore:
                 command()
             except Exception:
                 log.exception("a command to the KV folder failed")
+            command = None  # while the thread waits for the next one, it does not hold a block in memory
 
     def _put(self, record: Record, buffers: Sequence[Buffer], size: int) -> None:
         name = FileName(record.key, record.parent, record.start, record.end, self._first, self._last)

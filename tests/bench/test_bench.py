@@ -1,7 +1,6 @@
 """`splitinfer bench` as a process, on a tiny model: a table, one JSON line, and nobody left behind."""
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,20 +109,6 @@ def test_json_alone_without_baseline_over_slow_links_between_all_stages(layout_f
     latency = 1000 * found["measured_on"]["link"]["latency"]
     hops = found["systems"]["pipeline"]["decode"]["ms_per_token_by_cause"]["hops"]["low"]
     assert hops >= 3 * latency > 0  # to the second stage, to the third, the token back
-
-
-@pytest.mark.nightly
-def test_ctrl_c_leaves_nobody_behind(layout_file: Path) -> None:
-    running = start(layout_file, *SIZES, "--trials", "10000")
-    assert running.stderr is not None
-    next(line for line in running.stderr if line.startswith("trial"))
-    family = offspring(running.pid)
-    assert len(family) == 2
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=20)
-    assert running.returncode == 130
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert not alive
 
 
 @pytest.mark.nightly

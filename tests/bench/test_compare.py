@@ -12,7 +12,7 @@ import yaml
 
 from splitinfer.bench.compare import run
 from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
-from splitinfer.bench.compare.page import page, tables
+from splitinfer.bench.compare.page import tables
 from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
 from splitinfer.bench.compare.work import Kind, Pace, fitting, parts, with_fewer_trials
 from splitinfer.bench.modes import measure
@@ -122,44 +122,6 @@ def with_a_wrong_token(self: Any, part: Any, answer: Any) -> Any:
     tokens = [*answer.token_ids[:2], (answer.token_ids[2] + 1) % 300, *answer.token_ids[3:]]
     self.answers.setdefault(part.name, tuple(tokens))
     return answer
-
-
-@pytest.fixture
-def one_stage(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
-    """A comparison of one process, of one stream and one prompt."""
-    monkeypatch.setattr(run, "PROMPTS", (200,))
-    monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
-    layout = {**yaml.safe_load(layout_file.read_text()), "stages": [{"name": "whole", "layers": 4}]}
-    path = layout_file.with_name("whole.yaml")
-    path.write_text(yaml.safe_dump(layout))
-    return Options(layout=str(path), trials=1, decode_tokens=8, token_budget=64)
-
-
-@pytest.mark.nightly
-def test_plain_mlx_lm_judges_all(one_stage: Options, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run.Plain, "kept", with_a_wrong_token)
-    found = run.measure(one_stage)
-    assert {name: worst(each) for name, each in found["verdicts"].items()} == {PIPELINE: RIGHT, PLAIN: WRONG}
-    assert {each["at"] for each in found["verdicts"][PLAIN]} == {3}
-    assert {cell["why_not"] for cell in found["systems"][PARALLEL].values()} == {"the layout has 1 stage"}
-
-
-@pytest.mark.nightly
-def test_without_a_reference_mlx_lm_judges_the_first_layers(layout_file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "PROMPTS", (200,))
-    monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[1:2])
-    monkeypatch.setattr(run, "free_bytes", lambda: 0)
-    monkeypatch.setattr(run, "_peers", lambda *_, **__: None)
-    found = run.measure(Options(layout=str(layout_file), trials=1, decode_tokens=8, token_budget=64))
-    assert found["left_out"] == []
-    assert [(each["part"], each["verdict"], each["said"]) for each in found["verdicts"][PIPELINE]] == [
-        ("prompt_200", RIGHT, "the same 16 tokens in other chunks"),
-        ("prompt_200", RIGHT, "the same 16 tokens in the cut 1 + 3"),
-        ("first 2 layers", RIGHT, "all 16 tokens are mlx-lm's choice"),
-    ]
-    (table,) = tables(found)
-    assert "do not fit into the 0 B free here" in str(table.caption)
-    assert "<script type='application/json'" in page(found)
 
 
 @pytest.fixture

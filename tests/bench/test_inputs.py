@@ -33,7 +33,6 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(words: str, **options: Any) -> None:
-    """A measurement of the speed is refused with these words."""
     with pytest.raises(ConfigError, match=words):
         measure("speed", replace(OPTIONS, **options))
 

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from splitinfer.bench.speed.report import (
     BASELINE,
     BASELINE_ALL,
     BASELINE_BEST,
-    FIGURES,
     PEERS,
     PIPELINE,
     WHOLE,
@@ -51,7 +50,6 @@ def batch(step: float, sequences: int, *, busy: Sequence[float] = ()) -> BatchRu
 
 
 def together() -> dict[str, Any]:
-    """Findings of throughputs at 2, of all who can have any."""
     batches = {
         (PIPELINE, 2): [batch(0.25, 4, busy=(0.1, 0.3)), batch(0.5, 4, busy=(0.2, 0.2))],
         (BASELINE, 2): [batch(0.25, 2), batch(0.25, 2)],
@@ -103,44 +101,6 @@ def test_the_document_has_the_figures() -> None:
     assert found["same_tokens"] == {BASELINE: {"decode": {"same": 3, "of": 3}, "prefill": {"same": 3, "of": 3}}}
     assert len(found["trials"]) == 12
     assert found == json.loads(json.dumps(found))
-
-
-def test_the_limits_stand_beside_the_figures() -> None:
-    found = document(findings())
-    ours = found["systems"][PIPELINE]
-    assert ours["decode"]["limit"]["tokens_per_second"]["values"] == [6.25, 12.5, 3.125]  # 160, 80 and 320 ms computing
-    limit = ours["prefill"]["limit"]
-    assert (limit["chunks"], limit["stages"], limit["share_of_one_stage"]) == (4, 2, 0.625)
-    assert limit["ttft_seconds"]["values"] == [1.25, 1.25, 1.875]
-    assert "limit" not in found["systems"][BASELINE]["decode"]
-    text = shown(found)
-    assert [line.split("│")[2].split()[0] for line in text.splitlines() if "physical limit" in line] == ["6.25", "1.25"]
-    assert "(4 + 2 - 1) / (4 x 2) = 0.625" in text
-
-
-def test_the_document_says_what_each_figure_is() -> None:
-    runs = {**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=0.2)] * 3}
-    found = document(findings(runs=runs, **together()))
-    assert found["figures"] == FIGURES
-    paths = set(numbers({key: found[key] for key in ("systems", "ratios", "same_tokens", "trials")}))
-    explained = [pattern.split(".") for pattern in FIGURES if not pattern.startswith("*")]
-    assert [path for path in paths if not any(matches(path, pattern) for pattern in explained)] == []
-    assert [p for p in explained if not any(matches(path, p) for path in paths)] == [], "what is not there"
-
-
-def numbers(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all figures; one with several trials is one."""
-    if isinstance(value, dict) and {"median", "values"} <= set(value):
-        yield path
-    elif isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from numbers(each, (*path, str(key)))
-    elif isinstance(value, int | float):
-        yield path
-
-
-def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(path) == len(pattern) and all(b in ("*", a) for a, b in zip(path, pattern, strict=True))
 
 
 def test_throughputs_have_their_figures() -> None:
@@ -206,11 +166,3 @@ def test_the_table_compares_with_the_better_baseline(other_step: float, ratio: s
     assert line.split("│")[-2].split()[0] == ratio
     assert found["ratios"][f"{PIPELINE}/{BASELINE_BEST}"]["decode_speed"] is None
     assert found["ratios"][f"{WHOLE}/{BASELINE_BEST}"]["ttft"]["median"] == 1 / other_step
-
-
-def test_a_pipeline_alone_is_reported_too() -> None:
-    known = findings()
-    runs = {key: value for key, value in known.runs.items() if key[0] == PIPELINE}
-    found = document(findings(runs=runs))
-    assert found["ratios"] == {}
-    assert "pipeline /" not in shown(found)

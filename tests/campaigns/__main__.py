@@ -35,7 +35,6 @@ NAMES = ("soak", "deaths", "strangers", "clients", "up", "browser", "truth", "js
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the campaign that the words name; the exit code."""
     chooser = argparse.ArgumentParser(
         prog="python -m tests.campaigns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

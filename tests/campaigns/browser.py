@@ -59,8 +59,6 @@ _USER = ApiKey("laptop", digest("bought with this"))
 
 @dataclass
 class Counts:
-    """What reached the engine, and what the server answered."""
-
     reached: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
 
@@ -133,7 +131,6 @@ class Site:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def tries(self, targets: list[str]) -> None:
-        """What its page tries."""
         page = _PAGE.read_text().replace("TARGETS", json.dumps(targets).replace('"', '\\"'))
         self.page = page.replace("REPORT", f"http://{_ATTACKER}:{self.port}/report").encode()
         self.reported.clear()
@@ -251,7 +248,6 @@ class Attacks:
 
 
 def hostile(report: Report, browser: Any) -> None:
-    """A hostile page at each kind of server."""
     with contextlib.ExitStack() as things:
         llm = things.enter_context(pipeline(TARGET, [6, 6]))
         context = browser.new_context()
@@ -263,7 +259,6 @@ def hostile(report: Report, browser: Any) -> None:
 
 
 def play(report: Report, driven: Any, scene: Callable[[Any], None]) -> None:
-    """Play one scene on a fresh page."""
     driven.complaints.clear()
     driven.page.set_viewport_size({"width": 1280, "height": 800})
     driven.page.goto(driven.url)
@@ -281,7 +276,6 @@ def play(report: Report, driven: Any, scene: Callable[[Any], None]) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, _NAMES)), None))
     parser.add_argument("--pictures", type=Path, default=Path(tempfile.gettempdir()) / "splitinfer-page")
-    parser.add_argument("--axe", type=Path, help="axe.min.js of npm's axe-core; without, one scene is left out")
     parser.add_argument("--only", nargs="*", help="names of scenes, and hostile")
 
 
@@ -296,8 +290,6 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     from .driving import Driven, demo, watched
 
     todo = [one for one in (*scenes.SCENES, *live_scenes.SCENES) if not given.only or one.__name__ in given.only]
-    if given.axe is None:
-        todo = [one for one in todo if one is not scenes.accessible]
     names = list[str]()
     given.pictures.mkdir(parents=True, exist_ok=True)
     rules = f"--host-resolver-rules=MAP {_ATTACKER} 127.0.0.1, MAP {_REBOUND} 127.0.0.1"
@@ -307,7 +299,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         if not given.only or "hostile" in given.only:
             hostile(report, browser)
         page = browser.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
-        driven = Driven(page, server, given.pictures, axe=given.axe.read_text() if given.axe else "")
+        driven = Driven(page, server, given.pictures)
         watched(driven)
         for scene in report.chance().sample(todo, len(todo)):
             if names and report.is_over:

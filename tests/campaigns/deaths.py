@@ -27,7 +27,6 @@ import argparse
 import math
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -72,8 +71,6 @@ Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, a
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault to come."""
-
     kind: str
     number: int
     streams: int | None = None  # None: as the number says
@@ -129,7 +126,6 @@ class Outcome:
 
 
 def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any worker."""
     rig.num_killed += 1
     name, where = _victim(rig, chance)
     if where == LOCAL:
@@ -145,7 +141,6 @@ def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any worker."""
     rig.num_killed += 1
     name, where = _victim(rig, chance)
     process = rig.local_worker(name) if where == LOCAL else rig.machines[name].worker.process
@@ -162,7 +157,6 @@ def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def cut(rig: Rig, chance: random.Random) -> tuple[str, float]:
-    """Any machine's cable."""
     cable = chance.choice(list(rig.machines.values())).cable
     how = chance.choice(("torn", "silent", "snapped"))
     struck = time.monotonic()
@@ -187,7 +181,6 @@ def stutter(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 
 def _each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
-    """Act on those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             act(process)
@@ -206,7 +199,6 @@ STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "stutt
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
-    """A worker's name, and where it runs."""
     return chance.choice(list(zip("bcd", rig.shape.workers, strict=False)))
 
 
@@ -231,7 +223,6 @@ def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
 
 
 def _failed(trial: Trial, error: Exception) -> Outcome:
-    """What is told of a trial that came to no end."""
     why = f"{type(error).__name__}: {error}"
     return Outcome(trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan)
 
@@ -360,30 +351,6 @@ def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
         print(rig.coordinator.log.read_text()[-3000:], flush=True)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """A line for each way of striking."""
-    lines = [_LINE.format("", "trials", "same", "clean", "notice p50", "max", "resume p50", "max")]
-    for how in sorted({outcome.how for outcome in outcomes}):
-        own = [outcome for outcome in outcomes if outcome.how == how]
-        notice, resume = [o.to_notice for o in own], [o.to_resume for o in own]
-        counts = (len(own), sum(o.same for o in own), sum(not o.troubles for o in own))
-        lines.append(_LINE.format(how, *counts, *_middle_and_most(notice), *_middle_and_most(resume)))
-    found = [outcome.found for outcome in outcomes if not math.isnan(outcome.found)]
-    if found:
-        lines.append(
-            f"of prompts asked again of a new coordinator, KV was found for {100 * statistics.mean(found):.0f} %"
-        )
-    return "\n".join(lines)
-
-
-_LINE = "{:<24}{:>8}{:>8}{:>8}{:>12}{:>8}{:>12}{:>8}"
-
-
-def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
-    known = [each for each in seconds if not math.isnan(each)]
-    return (f"{statistics.median(known):.2f} s", f"{max(known):.2f}") if known else ("-", "-")
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strikes", type=int, help="so many in all; without, as long as there is time")
     parser.add_argument("--link", choices=("tcp", "rdma"), default="tcp", help="between machines")
@@ -395,8 +362,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 class Deaths:
-    """The campaign: rounds of strikes, and what came of them."""
-
     def __init__(self, report: Report, given: argparse.Namespace, folder: Path) -> None:
         self._report, self._given, self._folder = report, given, folder
         self._is_rdma = given.link == "rdma"
@@ -416,7 +381,6 @@ class Deaths:
         return Trial(kind, number, self._given.streams, SHAPES[0] if self._is_rdma else None)
 
     def drawn(self, count: int) -> list[Trial]:
-        """The next strikes."""
         weights = RDMA_WEIGHTS if self._is_rdma else WEIGHTS
         only, chance = self._given.only, self._report.chance(self.numbers.total())
         found = []
@@ -479,5 +443,4 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         else:
             for _ in report.numbers():
                 deaths.strike(deaths.drawn(_AT_ONCE))
-        print(table(deaths.outcomes))
         report.figures |= deaths.figures()

@@ -24,7 +24,6 @@ class Driven:
     server: Serving
     pictures: Path
     complaints: list[str] = field(default_factory=list)
-    axe: str = ""  # the script of npm's axe-core
 
     @property
     def url(self) -> str:
@@ -38,7 +37,6 @@ class Driven:
         self.page.get_by_role("button", name="Send").click()
 
     def set(self, **values: str) -> None:
-        """Change settings of answers."""
         self.page.locator("details.settings:not(.connect) summary").click()
         for name, value in values.items():
             self.page.locator(f'input[name="{name}"]').fill(value)
@@ -47,7 +45,6 @@ class Driven:
         self.page.locator("details.settings:not(.connect) summary").click()
 
     def show(self, view: str) -> None:
-        """Show the chat or the pipeline."""
         self.page.get_by_role("button", name=view, exact=True).click()
 
     def until_idle(self) -> None:
@@ -90,7 +87,6 @@ class Driven:
             menu.click()
 
     def read_in(self, messages: list[dict[str, Any]]) -> None:
-        """Import a conversation."""
         self.open_list()
         with self.page.expect_file_chooser() as chooser:
             self.page.get_by_role("button", name="Import").click()
@@ -105,13 +101,11 @@ class Driven:
 
 @contextlib.contextmanager
 def demo(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
-    """A server of the built-in model, with its draft model, on two stages."""
     with serving("--draft", "demo-draft", *args, workers=workers, model="demo", layers=12) as server:
         yield server
 
 
 def watched(driven: Driven) -> None:
-    """Note what must not be seen."""
     allowed = driven.url
 
     def asked(request: Any) -> None:

@@ -162,7 +162,6 @@ def restart(driven: Driven) -> None:
 
 
 def _looking(url: str) -> int:
-    """How many streams of figures the server has open."""
     with urllib.request.urlopen(f"{url}/v1/splitinfer/figures", timeout=60) as response:
         found: dict[str, Any] = json.load(response)
     return int(found["looking"])

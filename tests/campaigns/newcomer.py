@@ -22,21 +22,17 @@ CODE = re.compile(r"this machine's code: (\w{3}-\w{3})")
 
 
 class Evening:
-    """What a person types, and sees."""
-
     def __init__(self, campaign: "Campaign") -> None:
         self.campaign = campaign
 
     @contextmanager
     def terminal(self, machine: Machine, *words: str) -> Iterator[Terminal]:
-        """A terminal at a machine, in which a command was typed."""
         print(f"  eve@{machine.name}$ {' '.join(words)}")
         program = f"/home/eve/.local/bin/{words[0]}" if words[0] == "splitinfer" else words[0]
         with closing(Terminal(*machine.command("eve", [program, *words[1:]]), home=machine.home("eve"))) as made:
             yield made
 
     def types(self, terminal: Terminal, text: str) -> None:
-        """Somebody types a line."""
         terminal.type(f"{text}\r")
 
     def sees(self, terminal: Terminal, what: str) -> str:

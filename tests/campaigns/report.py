@@ -52,14 +52,12 @@ class Report:
             number += 1
 
     def chance(self, *what: object) -> random.Random:
-        """The same choices for the same seed."""
         return random.Random(" ".join(map(str, (self.name, self.seed, *what))))
 
     def say(self, text: str) -> None:
         print(f"{self.seconds:7.1f} s  {text}", flush=True)
 
     def wrong(self, *troubles: str) -> None:
-        """Something is not as it should be."""
         for trouble in troubles:
             self.troubles.append(trouble)
             self.say(f"WRONG: {trouble}")
@@ -69,11 +67,9 @@ class Report:
             self.wrong(what)
 
     def expect_none(self, troubles: Iterable[str], where: str = "") -> None:
-        """All of them are wrong."""
         self.wrong(*(f"{where}: {trouble}" if where else trouble for trouble in troubles))
 
     def document(self) -> dict[str, Any]:
-        """What the last line says."""
         skipped = {"skipped": self.skipped} if self.skipped else {}
         return {
             "campaign": self.name, "seed": self.seed, "minutes": self.minutes, "seconds": round(self.seconds, 1),

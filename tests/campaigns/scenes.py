@@ -1,11 +1,11 @@
-"""Scenes of the chat, and of the page as a whole: looks, attacks, keyboard, sizes, times."""
+"""Scenes of the chat: looks, attacks, a library of conversations, keyboard."""
 
 import json
 from pathlib import Path
 
 from playwright.sync_api import expect
 
-from .driving import PATIENCE, WIDTHS, Driven
+from .driving import PATIENCE, Driven
 
 ATTACKS = Path(__file__).parents[1] / "page" / "attacks.json"
 MARKDOWN = """# A heading
@@ -155,7 +155,6 @@ def library(driven: Driven) -> None:
 
 
 def keyboard(driven: Driven) -> None:
-    """A whole conversation without a mouse."""
     page = driven.page
     page.keyboard.press("Control+Shift+O")
     page.get_by_label("Message", exact=True).focus()
@@ -171,48 +170,4 @@ def keyboard(driven: Driven) -> None:
     page.keyboard.press("Escape")
 
 
-def widths(driven: Driven) -> None:
-    """The chat at three widths: nothing is wider than the window."""
-    for name, (width, height) in WIDTHS.items():
-        driven.page.set_viewport_size({"width": width, "height": height})
-        driven.picture(f"chat-{name}")
-        assert driven.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-
-
-def first_paint(driven: Driven) -> None:
-    """What a first visit fetches, and when it paints."""
-    context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
-    page = context.new_page()
-    page.goto(driven.url)
-    expect(page.get_by_label("Message", exact=True)).to_be_visible()
-    sent, paint = page.evaluate("""() => [performance.getEntriesByType('resource').concat(
-        performance.getEntriesByType('navigation')).reduce((sum, one) => sum + one.transferSize, 0),
-        performance.getEntriesByName('first-contentful-paint')[0]?.startTime]""")
-    print(f"  first visit: {sent:,} bytes, first paint after {paint:.0f} ms")
-    context.close()
-    assert sent <= 300_000
-
-
-def accessible(driven: Driven) -> None:
-    """axe finds nothing serious, in either view and either colour."""
-    driven.set(max_tokens="400")
-    driven.ask("Tell me of the wolf.")
-    driven.page.evaluate(driven.axe)
-    found = []
-    for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
-        driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
-        driven.show(view)
-        if view == "Pipeline" and not driven.page.locator(".dials[open]").count():
-            driven.page.locator(".dials summary").click(timeout=PATIENCE)
-        driven.page.wait_for_timeout(1500)
-        for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
-            places = [node["html"][:120] for node in each["nodes"]]
-            found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
-    serious = [line for line in found if ": serious: " in line or ": critical: " in line]
-    assert not serious, serious
-
-
-SCENES = (
-    first_paint, chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard,
-    widths, accessible,
-)  # fmt: skip
+SCENES = (chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard)

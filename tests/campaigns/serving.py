@@ -22,7 +22,7 @@ from splitinfer.llm import LLM, Settings
 LOCAL = "local"
 START_SECONDS, END_SECONDS = 120.0, 30.0
 _KV = 2**28  # bytes of the library; else half of all memory
-_PROGRAM = "from looking import main\nmain()"
+_PROGRAM = "from campaigns.looking import main\nmain()"
 
 
 class Serving:
@@ -39,11 +39,9 @@ class Serving:
 
     @property
     def workers(self) -> list[psutil.Process]:
-        """The local workers that it has started."""
         return [child for child in self.running.children() if child.is_running()]
 
     def look(self) -> dict[str, Any]:
-        """What it holds (``looking.look``)."""
         self._num_looks += 1
         self.running.types("\n")
         until(lambda: self.running.out.count("\n") >= self._num_looks, "it tells what it holds", 60.0)
@@ -62,7 +60,6 @@ class Serving:
         self.running.signal(signal.SIGTERM)
 
     def ended(self) -> list[str]:
-        """Wait for its end; what was wrong with that."""
         workers = self._last_workers
         code = self.running.wait(END_SECONDS)
         until(lambda: are_gone(workers), "its workers are gone", 10.0)
@@ -79,11 +76,9 @@ class RestartedWorker:
 
     @property
     def process(self) -> psutil.Process:
-        """The one that runs now."""
         return self._running.process
 
     def state(self) -> str:
-        """What it has said, for a failure's report."""
         return self._running.state()
 
     def kill(self) -> None:
@@ -92,12 +87,10 @@ class RestartedWorker:
         self._running.wait(10)
 
     def start_again(self) -> None:
-        """Somebody starts it."""
         self._running.end()
         self._running = _worker(int(self.address.rpartition(":")[2]), *self._args)
 
     def end(self) -> None:
-        """It stays gone."""
         self._running.end()
 
 

@@ -2,7 +2,7 @@
 
 `splitinfer serve` and a worker as real processes, with KV on disk and n-gram drafts. All at the same time:
 
-    chats     requests of every kind, some of whose clients dawdle, go in the middle, or have them cancelled (``storm``)
+    chats     requests of every kind, whose clients read, dawdle, go in the middle, or have them cancelled
     agents    conversations that share a beginning of ``--prompt`` tokens; each begins anew when it has ended
     watchers  the page, its figures, the meters and the health, read again and again
     kills     the worker is killed (-9) every ``--kill-every`` minutes, and started again
@@ -15,7 +15,6 @@ each curve is compared with the third before it. When nobody asks any more, no K
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -26,15 +25,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import httpx2 as httpx
 import psutil
-from asks import WORDS, Canary, canaries, known, streams_of
-from client import Connection, Gone, request
-from draining import under_load, wrong_with
-from storm import Client, Weather, draw
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
+from .asking import FATES, SECONDS, WORDS, Ask, Canary, canaries, draw, ended, known, streams_of, under_load
 from .report import Report
 from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle
 
@@ -50,8 +47,6 @@ _ENDLESS = 3000  # tokens of an answer that the server's end cuts short
 
 @dataclass(frozen=True)
 class Turn:
-    """What an agent sends, and what is said to it."""
-
     prompt: str
     expected: str
 
@@ -64,61 +59,44 @@ class Soak:
     server: Serving
     worker: RestartedWorker
     said: Sequence[Canary]
-    weather: Weather = field(default_factory=Weather)
     curves: list[dict[str, float]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     # -- who asks --------------------------------------------------------------------------------
 
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.server.url, timeout=SECONDS)
+
     async def agent(self, turns: Sequence[Turn]) -> None:
-        """One conversation after the other."""
-        while not self.report.is_over:
-            for turn in turns:
-                if self.report.is_over:
-                    return
-                body = {"prompt": turn.prompt, "max_tokens": _ANSWER, "temperature": 0}
-                try:
-                    async with Connection(self.server.port) as connection:
-                        await connection.send(request("POST", "/v1/completions", body))
-                        answer = await connection.head()
-                        document = json.loads(await connection.body(answer))
-                except Gone as error:
-                    self.report.wrong(f"an agent: {error}")
-                    continue
-                if answer.status == 429:
-                    await asyncio.sleep(0.5)
-                    continue
-                text = document["choices"][0]["text"] if answer.status == 200 else f"{answer.status} {document}"
-                details = document.get("usage", {}).get("prompt_tokens_details", {})
-                self.counts.update(turns=1, cached=details.get("cached_tokens", 0))
-                self.report.check(text == turn.expected, f"an agent was told {text[:200]!r}, not {turn.expected!r}")
-                await asyncio.sleep(0.2)
+        async with self.http() as http:
+            while not self.report.is_over:
+                for turn in turns:
+                    body = {"prompt": turn.prompt, "max_tokens": _ANSWER, "temperature": 0}
+                    found = await ended(http, Ask("/v1/completions", body, turn.expected))
+                    self.counts["turns"] += 1
+                    self.report.check(not found.wrong, f"an agent: {found.wrong}")
+                    await asyncio.sleep(0.5 if found.how == "turned away" else 0.2)
 
     async def chats(self, which: int) -> None:
-        """Requests of every kind."""
         chance = self.report.chance("client", which)
-        own, number = Client(self.server.port, chance, self.weather), which
-        while not self.report.is_over:
-            ask, fate = draw(number, self.report.seed, self.said)
-            await own.ask(ask, fate, f"soak-{number}")
-            number += 1000
-            self.counts["chats"] += 1
-            self.report.wrong(*self.weather.troubles)
-            self.weather.troubles.clear()
-            await asyncio.sleep(chance.uniform(0, 0.5))
-        own.leave()
+        async with self.http() as http:
+            while not self.report.is_over:
+                ask, (fate,) = draw(chance, self.said), chance.choices([*FATES], [*FATES.values()])
+                self.counts["chats"] += 1
+                found = await ended(http, ask, fate, chance.uniform(0, 1.0), f"soak-{which}-{self.counts['chats']}")
+                self.counts[f"{fate}: {found.how}"] += 1
+                is_right = not found.wrong and found.how in ("whole", "turned away", "gone")
+                self.report.check(is_right, f"{ask.path}, {fate}: {found.how}: {found.wrong}")
+                await asyncio.sleep(chance.uniform(0, 0.5))
 
     async def watcher(self, path: str) -> None:
-        """A path, read again and again."""
-        while not self.report.is_over:
-            async with Connection(self.server.port) as connection:
-                await connection.send(request("GET", path))
-                answer = await connection.head()
-                await connection.body(answer)
-            self.counts[f"GET {path}"] += 1
-            may_wait = path == "/health" and answer.status == 503
-            self.report.check(answer.status == 200 or may_wait, f"{path} is answered with {answer.status}")
-            await asyncio.sleep(1.0)
+        async with self.http() as http:
+            while not self.report.is_over:
+                status = (await http.get(path)).status_code
+                self.counts[f"GET {path}"] += 1
+                may_wait = path == "/health" and status == 503
+                self.report.check(status == 200 or may_wait, f"{path} is answered with {status}")
+                await asyncio.sleep(1.0)
 
     async def kills(self, every: float) -> None:
         """The worker is gone, and comes back. ``every``: so many seconds."""
@@ -133,7 +111,6 @@ class Soak:
                 at += every
 
     async def samples(self, disk: Path) -> None:
-        """What is held, again and again."""
         every = max(1.0, 60 * self.report.minutes / _MOST_SAMPLES)
         while not self.report.is_over:
             await asyncio.sleep(every)
@@ -160,9 +137,10 @@ class Soak:
         endless = [replace(each, num_tokens=_ENDLESS) for each in self.said[:4]]
         asks = chance.sample([ask for each in (*self.said[4:], *endless) for ask in streams_of(each)], 24)
         asks += streams_of(endless[0])
-        ended, late = asyncio.run(under_load(self.server.port, asks, chance.uniform(0.1, 0.6), self.server.tell_to_end))
-        self.report.expect_none([*self.server.ended(), *wrong_with(ended, late)], "at the end")
-        self.counts.update(f"{each.how} at the end" for each in (*ended, *late))
+        found = asyncio.run(under_load(self.server.url, asks, chance.uniform(0.1, 0.6), self.server.tell_to_end))
+        wrong = [f"{each.ask.path}: {each.how}: {each.wrong}" for each in found if each.wrong]
+        self.report.expect_none([*self.server.ended(), *wrong], "at the end")
+        self.counts.update(f"{each.how} at the end" for each in found)
 
 
 def conversations(llm: LLM, num_agents: int, num_tokens: int) -> list[list[Turn]]:
@@ -224,4 +202,4 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         report.expect_none(server.complaints)
     if report.minutes >= _JUDGED_MINUTES:
         report.expect_none(not_flat(soak.curves))
-    report.figures |= {**soak.counts, "compared": soak.weather.num_compared, "curves": soak.curves}
+    report.figures |= {**soak.counts, "curves": soak.curves}

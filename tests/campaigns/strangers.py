@@ -47,8 +47,6 @@ _PASSING = 10  # descriptors of connections that it has not seen the end of yet
 
 @dataclass(frozen=True)
 class Victim:
-    """A worker, and what those use who are admitted."""
-
     worker: RunningWorker
     options: LinkOptions = LinkOptions()  # noqa: RUF009 - frozen
 
@@ -61,7 +59,6 @@ class Victim:
         return None if self.options.security is None else self.options.security.peer
 
     def serves(self) -> list[int]:
-        """What a good coordinator gets."""
         return generate(self.address, key=self.key)
 
     def peer(self) -> Peer:
@@ -69,7 +66,6 @@ class Victim:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Descriptors and threads."""
         return self.worker.process.num_fds(), self.worker.process.num_threads()
 
 

@@ -21,7 +21,6 @@ CASES = {
     "browser": "browser --minutes 1",
     "truth": "truth --minutes 1 --ratios 1:2 --hops 1 --trials 1 --tokens 60 --slower 4",
     "json_schemas": "json_schemas --minutes 1",
-    "json_schemas with tokens added": "json_schemas --num 80 --added 200",
 }
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]

@@ -10,7 +10,6 @@ that finds the dependencies on this disk: nothing is downloaded.
 
 import argparse
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -34,7 +33,6 @@ from .report import Missing, Report
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
 ALL = ("--use-all",)
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 _UV = """\
 #!/bin/sh
@@ -156,13 +154,11 @@ class Campaign:
 
     def repl(self) -> None:
         """On a terminal it opens the REPL; the worker stays when that is left."""
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up"], {"COLUMNS": "110"})
-        print("  eve@studio$ splitinfer up     (on a terminal)")
-        said = _on_terminal(words, "/quit\r")
-        for line in filter(None, map(str.strip, _ESCAPES.sub("", said).splitlines())):
-            if "━" not in line:  # bars of progress, one after the other
-                print(f"  | {line}")
-        self.check("Planned for" in said, "it does not say how it was cut")
+        evening = newcomer.Evening(self)
+        with evening.terminal(self.studio, "splitinfer", "up") as terminal:
+            self.check("Planned for" in evening.sees(terminal, newcomer.PROMPT), "it does not say how it was cut")
+            evening.types(terminal, "/quit")
+            terminal.end()
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
 
     def shows(self) -> None:
@@ -318,27 +314,6 @@ def _uv() -> str:
 def _make_key(machine: Machine, user: str) -> None:
     done = machine.run(user, "sh", "-c", "mkdir -p -m 700 .ssh && ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519")
     assert done.returncode == 0, done.stderr
-
-
-def _on_terminal(words: list[str], typed: str) -> str:
-    """What a command shows on a terminal, on which ``typed`` is typed when its prompt is there."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execvp(words[0], words)
-    said, has_typed = b"", False
-    while True:
-        try:
-            read = os.read(terminal, 65536)
-        except OSError:  # EIO: the last process of the terminal is gone
-            break
-        if not read:
-            break
-        said += read
-        if not has_typed and b"Planned for" in said and (b"/help" in said or b"> " in said.split(b"Planned for")[1]):
-            os.write(terminal, typed.encode())
-            has_typed = True
-    os.waitpid(child, 0)
-    return said.decode(errors="replace")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

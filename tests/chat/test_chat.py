@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typed_inputs import Script
 
 from splitinfer.chat.chat import Chat
 from splitinfer.chat.commands import COMMANDS
@@ -21,45 +21,6 @@ from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.rebalance import Rebalance
-
-
-class Script:
-    """A screen that types what it was given and writes everything down."""
-
-    def __init__(self, *inputs: str, stop_after: int | None = None) -> None:
-        self.inputs = list(inputs)
-        self.answers: list[str] = []
-        self.said: list[str] = []
-        self.drafts: list[str] = []
-        self.statuses: list[str] = []
-        self._stop_after = stop_after
-
-    def read(self, draft: str) -> str | None:
-        self.drafts.append(draft)
-        return self.inputs.pop(0) if self.inputs else None
-
-    @contextmanager
-    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        self.answers.append("")
-        count = 0
-
-        def write(text: str) -> None:
-            nonlocal count
-            self.answers[-1] += text
-            count += 1
-            if count == self._stop_after:
-                abort()
-
-        yield write
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def set_status(self, phrases: list[str]) -> None:
-        self.statuses.append(", ".join(phrases))
-
-    def greet(self, text: str) -> None:
-        pass
 
 
 class MadeUpRequest:
@@ -341,13 +302,6 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytes
         full.setattr("splitinfer.chat.chat.to_json", lambda _conversation: "one\ud800")
         assert run("one", f"/save {file}")[1].said[-1].startswith(f"{file} cannot be written: ")
     assert run("one", f"/save {file}")[1].said[-1] == f"1 turn saved to {file}", "no half of it was there"
-
-
-def test_layout_knows_the_tokens_held_and_the_last_look():
-    llm = MadeUpLLM()
-    _, screen, _ = run("/layout", "one", "/layout", "/reset", "/layout", llm=llm)
-    held = [re.findall(r"KV of the conversation's (\d+) tokens", said) for said in screen.said if "model" in said]
-    assert held == [["0"], ["6"], ["0"]]  # "one" and what was sampled, but for the last token, which none has computed
 
 
 # -- the demo ----------------------------------------------------------------------------------------

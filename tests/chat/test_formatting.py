@@ -5,8 +5,6 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from splitinfer.chat import formatting as figures
@@ -35,15 +33,6 @@ def test_status_is_the_difference_of_two_counters():
         "10.0 tok/s", "first token 250 ms", "busy a 50% b 10%", "2 kB/token", "prompt 100, cached 90",
         "answer 11, token limit reached",
     ]  # fmt: skip
-
-
-def test_status_of_next_to_nothing():
-    same = stats(1.0, (0.5, 10), (0.5, 0))
-    phrases = figures.status(RequestOutput(1, finish_reason="abort"), same, same)
-    assert phrases == ["busy a 0% b 0%", "prompt 1, cached 0", "answer 0, stopped"]
-    under_way = figures.status(RequestOutput(1, token_ids=[5], token_times=[0.5]), same, same)
-    assert under_way[0] == "first token 500 ms"
-    assert under_way[-1] == "answer 1"
 
 
 def test_stats_table():
@@ -87,15 +76,6 @@ def test_layout_table():
     ]
 
 
-def test_layout_table_since_the_last_look():
-    before, now = loaded(2.0, 1.0, 0.5, 0.1), loaded(4.0, 2.8, 1.5, 0.1)
-    lines = figures.layout_table(LAYOUT, now, before, 0).splitlines()
-    assert lines[0].endswith("busy  lately")
-    assert [line.split()[-2:] for line in lines[1:4]] == [["70%", "90%"], ["38%", "50%"], ["2%", "0%"]]
-    assert "lately of 2.0 s since the last look" in lines[-1]
-    assert "lately" not in figures.layout_table(LAYOUT, now, now, 0), "nothing was done since then"
-
-
 @pytest.mark.parametrize("name", ["書斎のとても古い計算機", "n" * 60])
 def test_layout_table_fits_a_terminal(name: str):
     address = "tcp://a-machine-with-a-long-name.office.example.org:55777"
@@ -109,16 +89,6 @@ def test_layout_table_fits_a_terminal(name: str):
     assert name in words, "all of it is there, on more lines"
     found = re.findall(r"\d+%|\d \wB", "\n".join(lines))
     assert found == ["5 MB", "2 GB", "7 GB", "46%", "0%", "5 MB", "2 GB", "7 GB", "1%", "0%"]
-
-
-@given(
-    st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="|"), min_size=1)),
-    st.integers(1, 80),
-)
-def test_wrap_keeps_phrases_whole_and_in_order(phrases: list[str], width: int):
-    lines = figures.wrap(phrases, width, joint="|").split("\n")
-    assert [p for line in lines for p in line.split("|")] == (phrases or [""])
-    assert all(len(line) <= width or "|" not in line for line in lines)
 
 
 def test_examples_in_the_text():

@@ -2,7 +2,6 @@
 
 import io
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,20 +67,6 @@ def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     history = (tmp_path / "state" / "splitinfer" / "history").read_text()
     assert "+two\n+lines\n" in history
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("leaves", "code"), [("sigterm", 143), ("ctrl-d", 0)])
-def test_whatever_ends_it_the_terminal_is_as_it_was(terminal: Terminal, leaves: str, code: int):
-    terminal.until("/help lists the commands.\n")
-    terminal.until(PROMPT)
-    assert not terminal.is_as_before()
-    if leaves == "sigterm":
-        terminal.process.send_signal(signal.SIGTERM)
-    else:
-        terminal.type("\x04")
-    assert terminal.end() == code
-    assert terminal.is_as_before()
 
 
 @pytest.mark.nightly

@@ -36,15 +36,12 @@ VPN = interface("utun3", Kind.VPN, "100.64.0.1/10")
 
 
 def announced(**changes: Any) -> Announcement:
-    """The announcement of mini, changed."""
     return replace(MINI, **changes)
 
 
 def worker(*addresses: str, **changes: Any) -> Worker:
-    """The worker mini, or a sighting of it, changed."""
     return Worker(announced(**changes), addresses)
 
 
 def way(address: str, by: LocalInterface | None, milliseconds: float | None, problem: str = "") -> Way:
-    """A way that was measured."""
     return Way(address, by, None if milliseconds is None else milliseconds / 1e3, problem)

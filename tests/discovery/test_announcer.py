@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from unittest.mock import Mock
 
 import pytest
 from announcing import CABLE, ETHERNET, MINI, announced
@@ -12,8 +11,6 @@ from splitinfer.cli.serve_worker import is_announced
 from splitinfer.discovery.announcement import Announcement
 from splitinfer.discovery.announcer import (
     Announcer,
-    Announcing,
-    from_line,
 )
 from splitinfer.errors import ConfigError
 
@@ -72,19 +69,6 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureF
     world.time = 93.0
     world.announcer.look()
     assert world.log == ["announce mini at 192.168.7.1"]
-
-
-def test_free_memory_is_announced_only_now_and_then_and_if_it_changed():
-    lines: list[bytes] = []
-    time, free = [0.0], [MINI.free]
-    pipe = Mock()
-    pipe.stdin.write = lines.append
-    announcing = Announcing(MINI, "0.0.0.0", lambda: free[0], lambda: time[0], lambda _: pipe)
-    for time[0], free[0] in ((1.0, 5 * 10**9), (61.0, 5 * 10**9), (122.0, 6 * 10**9)):  # 1 GB is a fiftieth of all
-        announcing.tick()
-    announcing.close()
-    assert [from_line(line.decode()) for line in lines] == [MINI, announced(free=5 * 10**9)]
-    pipe.stdin.close.assert_called()
 
 
 def test_the_process_ends_when_its_worker_does():

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, WIFI, way, worker
+from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, VERSIONS, WIFI, way, worker
 
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
@@ -69,7 +69,6 @@ def around(
 
 
 def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
-    """What `splitinfer discover` says."""
     return "\n".join(lines(*discover(network, LONG, known, own)))
 
 
@@ -148,22 +147,6 @@ def test_what_is_said_where_nobody_is_found(tried: list[Tried], said: str, unsai
     assert text.endswith("if the system resolves that")
 
 
-def test_without_an_interface_nobody_is_asked():
-    asked: list[Worker] = []
-    assert look(around(worker("10.77.0.2"), interfaces=(), asked=asked)).startswith(
-        "this machine has no network interface"
-    )
-    assert asked == []
-
-
-def test_why_browsing_failed():
-    said = look(around(failure="it does not work", tried=[Tried(CABLE, 0, "No buffer"), Tried(WIFI)]))
-    assert (
-        "\nit does not work\n  Thunderbolt (bridge0), 10.77.0.1: could not ask (No buffer)\nan address always" in said
-    )
-    assert "no device answered" not in said
-
-
 def test_the_document():
     network = around(worker("192.168.7.2", "192.168.7.99"), tried=[Tried(ETHERNET, 1)])
     read = json.loads(json.dumps(document(*discover(network, LONG, (), VERSIONS))))
@@ -225,35 +208,9 @@ def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Ke
     assert "answered" not in str(error.value)  # what was tried is of no interest where somebody was found
 
 
-def test_nobody_says_what_was_tried(keyring: Keyring):
-    with pytest.raises(WorkerUnreachable) as error:
-        find_stages(
-            layout({"name": "mini", "layers": 6, "key": KEY}),
-            keyring,
-            LONG,
-            around(tried=[Tried(WIFI)], failure="it broke"),
-        )
-    said = str(error.value)
-    assert said == "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke"
-    with pytest.raises(WorkerUnreachable) as error:
-        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(tried=[Tried(WIFI)]))
-    assert " was found; looked for " in str(error.value)
-    assert str(error.value).endswith("s on Wi-Fi (en1), 192.168.8.1: no device answered")
-
-
 def test_an_announced_worker_that_does_not_answer(keyring: Keyring):
     with pytest.raises(WorkerUnreachable, match=r"announces itself, but does not answer \(192.168.7.99: no answer\)"):
         find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(worker("192.168.7.99")))
-
-
-def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring):
-    """mini has a cable to the coordinator and is on the switch; air, which comes behind it, only on the switch. A cable
-    from the coordinator to mini is no way from air to mini."""
-    air = {"name": "air", "layers": 6, "key": OTHER_KEY}
-    named = layout(air, {"name": "mini", "layers": 6, "key": KEY})
-    both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
-    found = find_stages(named, keyring, LONG, around(*both))
-    assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
 
 # ----- a better way than the one that is known --------------------------------------------------------

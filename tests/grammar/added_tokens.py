@@ -120,5 +120,4 @@ class Prompts:
 
 
 def forms(folder: Path) -> AnswerForms:
-    """What makes rules for a model in a folder with a tokenizer."""
     return AnswerForms(Prompts(TextTokenizer.from_folder(folder)))  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -13,6 +14,7 @@ import tiny
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.core.rng import position_key
@@ -45,8 +47,18 @@ def save(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def save_with_markers(folder: Path, markers: Seq[str], template: str, *, special: bool) -> Path:
+    """The same with more tokens and a chat template."""
+    save(folder, vocab_size=VOCABULARY + len(markers))
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_tokens([AddedToken(one, special=special, normalized=False) for one in markers])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    config = Path(folder, "tokenizer_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    return folder
+
+
 def forms(folder: Path = TARGET) -> AnswerForms:
-    """What makes rules for a model."""
     return AnswerForms(Prompts(open_model(str(folder))))
 
 
@@ -62,14 +74,12 @@ def open_forms() -> Iterator[AnswerForms]:
 
 
 def rules(made: AnswerForms, params: SamplingParams) -> AnswerRules:
-    """The rules of an answer to a prompt without reasoning."""
     found = made.rules(params, PROMPT, may_think=False)
     assert found is not None
     return found
 
 
 def allowed(mask: bytes | None) -> set[int]:
-    """The tokens of a mask."""
     if mask is None:
         return set(range(VOCABULARY))
     return {int(i) for i in np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0]}

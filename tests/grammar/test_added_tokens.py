@@ -91,14 +91,6 @@ def test_a_form_with_an_added_tokens_text_is_kept(made: AnswerForms) -> None:
         _is_kept(made, [*FORMS][i % len(FORMS)], name, i)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", FORMS)
-def test_each_form_of_each_token_is_kept(made: AnswerForms, kind: str) -> None:
-    for name in made.names:  # type: ignore[attr-defined]
-        for seed in range(3):
-            _is_kept(made, kind, name, seed)
-
-
 def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> None:
     tokenizer = made._prompts.tokenizer
     assert tokenizer is not None

@@ -237,14 +237,6 @@ def test_what_ends_a_call_is_in_no_text_of_its_json(made: AnswerForms) -> None:
             assert (len(walking.admitted([], answer)) == len(answer)) == may_come
 
 
-def test_calls_of_kimi_k2_have_any_number(made: AnswerForms) -> None:
-    walking = rules(made, SamplingParams(grammar=call_grammar("kimi_k2", FUNCTIONS[1:], json.dumps)))
-    begins = "<|tool_calls_section_begin|><|tool_call_begin|>functions.time-now:"
-    for number, may_come in (("0", True), ("12", True), ("1234", False)):
-        answer = made._prompts.needed.encode(f"{begins}{number}<|tool_call_argument_begin|>", adds_special=False)
-        assert (len(walking.admitted([], answer)) == len(answer)) == may_come
-
-
 def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) -> None:
     assert made._as_lark("<|end|>{") == '<[0]> "{"'
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
@@ -263,35 +255,21 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
         ("glm47", {"name": "a", "parameters": {"properties": {}, "minProperties": 1}}, "minProperties of"),
         ("json_tools", {"name": "a", "parameters": {"properties": {"b": {"const": "</tool_call>"}}}}, "ends a call"),
         ("json_tools", {"name": "a", "parameters": {"type": "array"}}, "must be an object"),
-        *(
-            (syntax, {"name": "a", "parameters": {"properties": {"b": odd}}}, "needs one type")
-            for syntax, odds in {
-                "qwen3_coder": [{}, {"anyOf": []}, {"type": ["boolean", "null"]}, {"$ref": "#/$defs/x"}],
-                "minimax_m2": [{"enum": [1, "a"]}, {"type": ["string", "integer"]}, {"$ref": "x"}],
-            }.items()
-            for odd in odds
-        ),
+        ("qwen3_coder", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "needs one type"),
+        ("minimax_m2", {"name": "a", "parameters": {"properties": {"b": {"enum": [1, "a"]}}}}, "needs one type"),
         ("glm47", {"name": "a", "parameters": {"properties": {"b c": {}}}}, "'b c'"),
         ("glm47", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
-        ("glm47", {"name": "a", "parameters": {"required": True}}, "tools: what a requires must be a list"),
         ("glm47", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
-        ("glm47", {"name": "a", "parameters": {"properties": ["b"]}}, "properties of a must be an object"),
         ("glm47", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
-        *(
-            (
-                "glm47",
-                {"name": "a", "parameters": {"properties": {"b": {"type": "string", **odd}}}},
-                f"{what} of .* a.b",
-            )
-            for what, odds in {
-                "choices": [{"enum": 5}, {"enum": "no"}, {"enum": [" no", "</arg_value>"]}, {"enum": ["no", 5]}],
-                "lengths": [
-                    {"minLength": "3"},
-                    {"maxLength": True},
-                    {"minLength": 3, "maxLength": 2},
-                ],
-            }.items()
-            for odd in odds
+        (
+            "glm47",
+            {"name": "a", "parameters": {"properties": {"b": {"type": "string", "enum": 5}}}},
+            "choices of .* a.b",
+        ),
+        (
+            "glm47",
+            {"name": "a", "parameters": {"properties": {"b": {"type": "string", "minLength": 3, "maxLength": 2}}}},
+            "lengths of .* a.b",
         ),
     ],
 )

@@ -119,19 +119,6 @@ def test_texts_are_what_json_schema_says(made: AnswerForms, schema: object, righ
     assert [value for value in (*right, *wrong) if is_admitted(value)] == right
 
 
-def test_a_name_may_be_that_of_a_keyword(made: AnswerForms) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"uniqueItems": False, "required": True, "format": {"const": "date"}},
-        "required": ["format", "required"],
-        "maxProperties": 2,
-    }
-    with pytest.raises(RequestError, match=r"uniqueItems|Properties"):  # which may not be there
-        rules(made, SamplingParams(grammar={**schema, "required": ["uniqueItems"]}))
-    del schema["maxProperties"]
-    assert "required" in text(made, written(rules(made, SamplingParams(grammar=schema))))
-
-
 @pytest.mark.parametrize("grammar", ["{", "[1]", 3, {"a": {1, 2}}])
 def test_what_is_no_grammar_is_refused(grammar: object) -> None:
     with pytest.raises(ValueError, match=r"grammar|schema"):

@@ -39,10 +39,8 @@ def buffers(record: Record, salt: int = 0) -> list[bytes]:
 
 
 def name_of(record: Record, layers: tuple[int, int] = LAYERS) -> FileName:
-    """What a block's file is called."""
     return FileName(record.key, record.parent, record.start, record.end, *layers)
 
 
 def is_right(record: Record, read: Sequence[memoryview], salt: int = 0) -> bool:
-    """Whether these are the bytes of a block's arrays."""
     return [bytes(one) for one in read] == buffers(record, salt)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from kv_samples import GROUP, block, buffers, chain, is_right, name_of
 
-from splitinfer.kvstore import files as module
-from splitinfer.kvstore.files import ABOUT, Folder
+from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.record import Buffer, Damaged
 
 
@@ -44,20 +43,6 @@ def test_arrays_of_any_shape_are_written_as_their_bytes(folder: Folder):
     nothing = block(size=0, pieces=2)
     folder.write(GROUP, name_of(nothing), nothing, [b"", memoryview(b"")])
     assert folder.read(GROUP, name_of(nothing))[0] == nothing
-
-
-def test_a_disk_that_takes_a_little_at_a_time_gets_all():
-    class Slow:
-        def __init__(self) -> None:
-            self.taken = b""
-
-        def write(self, view: memoryview) -> int:
-            self.taken += bytes(view[:3])
-            return len(view[:3])
-
-    slow = Slow()
-    assert module._write_all(slow, memoryview(b"abcdefgh")) == 8
-    assert slow.taken == b"abcdefgh"
 
 
 # -- while it is written -----------------------------------------------------------------------------
@@ -146,15 +131,4 @@ def test_what_is_no_file_is_not_listed(folder: Folder, tmp_path: Path):
     (group / two).mkdir()
     (tmp_path / "elsewhere").write_bytes(b"x")
     (group / three).symlink_to(tmp_path / "elsewhere")
-    assert folder.files(GROUP) == []
-
-
-# -- the folder --------------------------------------------------------------------------------------
-
-
-def test_a_group_is_described_once(folder: Folder):
-    folder.describe(GROUP, {"model": "first"})
-    folder.describe(GROUP, {"model": "second"})
-    assert folder.about(GROUP) == {"model": "first"}
-    assert entries(folder) == [ABOUT]
     assert folder.files(GROUP) == []

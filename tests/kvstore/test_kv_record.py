@@ -52,7 +52,6 @@ def packed(record: Record, arrays: list[Any]) -> bytes:
 
 
 def sealed(header: bytes, arrays: bytes = b"") -> bytes:
-    """A file with any header and a right checksum."""
     whole = MAGIC + struct.pack("<I", len(header)) + header + arrays
     return whole + struct.pack("<I", zlib.crc32(whole))
 
@@ -179,7 +178,3 @@ def test_what_is_no_header_is_refused(header: bytes):
 def test_a_header_of_any_length_is_refused_if_it_is_not_there(length: int):
     reason = refused(MAGIC + struct.pack("<I", length) + FILE[len(MAGIC) + 4 :])
     assert (reason == "its header is too long") == (length > 2**22)
-
-
-def test_another_version_of_the_format_is_refused():
-    assert "not a block of this format" in refused(FILE[:7] + b"\x02" + FILE[8:])

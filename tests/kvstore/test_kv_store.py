@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import kv_writer
 import pytest
 from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of
+from processes import until
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.kvstore import store as module
@@ -43,7 +45,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_store(path: Path) -> Iterator[Open]:
-    """Opens stores that are closed in the end."""
     stores: list[KVStore] = []
 
     def opened(layers: tuple[int, int] = LAYERS, group: str = GROUP, cap: int = LARGE, at: Path = path) -> KVStore:
@@ -139,14 +140,17 @@ def test_nobody_waits_for_the_disk_and_is_told_only_what_is_on_it(open_store: Op
     assert set(store.offer()) == set(keys_of(records))
 
 
-def test_what_was_ordered_is_written_before_the_end(open_store: Open, gate: Gate):
-    store, records = open_store(), chain(3)
-    gate.opened.clear()
-    for record in records:
-        store.put(record, buffers(record))
-    gate.opened.set()
-    store.close(30)
-    assert set(open_store().offer()) == set(keys_of(records))
+def test_a_writer_that_waits_holds_no_block_in_memory(open_store: Open):
+    class Array(bytearray):
+        """Bytes that can be watched."""
+
+    store, record = open_store(), block()
+    arrays = [Array(one) for one in buffers(record)]
+    held = [weakref.ref(array) for array in arrays]
+    store.put(record, arrays)
+    del arrays
+    until(lambda: store.written() == (record.key,), "it is written")
+    until(lambda: [array() for array in held] == [None, None], "nobody has its bytes")
 
 
 def test_what_is_there_already_is_told_of_and_not_written(open_store: Open, gate: Gate):
@@ -234,16 +238,6 @@ def test_headers_tell_what_can_be_read(open_store: Open, path: Path):
     assert store.headers(keys_of(records)) == [records[0], records[3]]
 
 
-def test_one_header_of_several_files_is_enough(open_store: Open, path: Path):
-    record = block()
-    for layers in ((0, 4), (4, 8)):
-        put(open_store(layers), record)
-    file_of(path, record, (0, 4)).write_bytes(b"nothing")
-    store = open_store((0, 8))
-    assert store.offer() == (record.key,)
-    assert store.headers([record.key]) == [record]
-
-
 def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ):
@@ -298,30 +292,7 @@ def test_a_damaged_file_is_removed_and_written_again(
     assert holds(new, record)
 
 
-def test_a_file_that_is_gone_is_no_warning(open_store: Open, path: Path, caplog: pytest.LogCaptureFixture):
-    store, record = open_store(), block()
-    put(store, record)
-    file_of(path, record).unlink()
-    assert store.get(record.key) is None
-    assert warnings(caplog) == []
-    assert put(store, record) == (record.key,)
-    assert holds(store, record)
-
-
-def test_of_several_files_all_must_be_right(open_store: Open, path: Path):
-    record = block()
-    for layers in ((0, 4), (4, 8)):
-        put(open_store(layers), record)
-    store = open_store((0, 8))
-    store.offer()
-    file_of(path, record, (4, 8)).write_bytes(b"nothing")
-    assert store.get(record.key) is None
-    assert store.offer() == ()
-    assert file_of(path, record, (0, 4)).exists()
-
-
 def flip(file: Path, pick: random.Random) -> None:
-    """Change one bit of a file."""
     data = bytearray(file.read_bytes())
     data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
     file.write_bytes(data)
@@ -455,18 +426,6 @@ def test_what_went_is_not_taken_to_be_there(open_store: Open):
     put(store, *records)
     assert put(store, records[0]) == (records[0].key,)
     assert holds(store, records[0])
-
-
-def test_below_the_cap_the_folder_is_not_looked_through_for_every_block(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-):
-    store, looks = open_store(cap=5 * 2200), list[str]()
-    look = Folder.all_files
-    monkeypatch.setattr(Folder, "all_files", lambda folder: looks.append("once") or look(folder))
-    put(store, *(block(i) for i in range(4)))
-    assert len(looks) == 1
-    put(store, *(block(i) for i in range(4, 8)))
-    assert len(looks) > 1
 
 
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):

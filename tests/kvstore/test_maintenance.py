@@ -92,15 +92,6 @@ def test_all_is_removed_but_what_is_not_ours(path: Path):
 # -- cleaning up -------------------------------------------------------------------------------------
 
 
-def test_what_is_of_use_stays(path: Path):
-    fill(path, chain(3))
-    fill(path, chain(3), layers=(4, 8))
-    fill(path, chain(3, 7), OTHER_GROUP)
-    before = sorted(path.rglob("*"))
-    assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
-    assert sorted(path.rglob("*")) == before
-
-
 def spoil(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -120,14 +111,6 @@ def test_damaged_files_go_and_what_comes_after_them(path: Path):
     }
     assert before - total(path) > done.nbytes > 6000, "one was empty when it went"
     assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
-
-
-def test_a_block_of_another_group_is_not_what_another_comes_after(path: Path):
-    records = chain(3)
-    fill(path, records[1:])
-    fill(path, records[:1], OTHER_GROUP)
-    assert clean(path, LARGE).orphans == 2
-    assert [file.group for file in Folder(path).all_files()] == [OTHER_GROUP]
 
 
 def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
@@ -174,7 +157,6 @@ def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
 
 
 def command(*words: object, code: int = 0) -> str:
-    """What `splitinfer cache` says, its spaces single."""
     result = CliRunner().invoke(app, ["cache", *map(str, words)])
     assert result.exit_code == code, result.output
     return " ".join(result.output.split())
@@ -226,13 +208,6 @@ def test_rm_removes_one_model(path: Path, name: str):
     assert not (path / GROUP).exists()
     assert command("rm", "--all", "--kv-dir", path) == "removed 2 files, 0.0 MB"
     assert look(path) == []
-
-
-def test_rm_of_a_name_in_two_groups_removes_both(path: Path):
-    """The same model in another dtype or after an update."""
-    fill(path, chain(3))
-    fill(path, chain(2), OTHER_GROUP)
-    assert command("rm", "tiny", "--kv-dir", path) == "removed 5 files, 0.0 MB"
 
 
 @pytest.mark.parametrize("name", ["tin", "models", "", "unknown"])

@@ -62,16 +62,6 @@ def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...]):
     run(main())
 
 
-@pytest.mark.nightly
-def test_many_at_once(llm: LLM):
-    async def main() -> list[Any]:
-        requests = [await llm.asubmit(prompt(5 + i, seed=i), params(seed=i, temperature=i / 4)) for i in range(6)]
-        return await asyncio.gather(*(request.result() for request in requests))
-
-    alone = [llm.generate([prompt(5 + i, seed=i)], params(seed=i, temperature=i / 4))[0] for i in range(6)]
-    assert [out.token_ids for out in run(main())] == [out.token_ids for out in alone]
-
-
 def test_an_output_knows_what_was_cached(llm: LLM):
     async def main() -> None:
         (await (await llm.asubmit(prompt(300, seed=9), params())).result())
@@ -135,28 +125,6 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
 
 
 # -- the bell --------------------------------------------------------------------------------------
-
-
-def test_a_loop_is_woken_once_for_all_that_came_while_it_was_busy():
-    async def main() -> None:
-        bell, readers = LoopBell(asyncio.get_running_loop()), [asyncio.Event() for _ in range(20)]
-
-        def ring_all() -> None:
-            for _ in range(3):
-                for reader in readers:
-                    bell.ring(reader)
-
-        thread = threading.Thread(target=ring_all)
-        thread.start()
-        thread.join()  # the loop cannot run meanwhile
-        assert bell.num_wakes == 1
-        await asyncio.gather(*(reader.wait() for reader in readers))
-        readers[0].clear()
-        bell.ring(readers[0])
-        await readers[0].wait()
-        assert bell.num_wakes == 2
-
-    run(main())
 
 
 def test_nothing_is_missed_whenever_it_comes():

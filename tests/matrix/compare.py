@@ -216,7 +216,6 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
 
 
 def cut(structure: ModelStructure, borders: Sequence[int]) -> Stages:
-    """Stages that share one model."""
     ends = [0, *borders, structure.num_layers]
     return [StageModel(structure.model, start, end, structure) for start, end in pairwise(ends)]
 

@@ -397,5 +397,4 @@ def configurations() -> Mapping[str, Config]:
 
 
 def architecture(name: str) -> str:
-    """The module a configuration is for."""
     return name.partition("/")[0]

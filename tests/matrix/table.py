@@ -61,7 +61,6 @@ Rows = Mapping[str, str]
 
 
 def row(name: str, finding: compare.Finding) -> str:
-    """One line of the table."""
     chunking = "yes" if finding.any_chunking else "no"
     cuts = f"{finding.num_right} / {finding.num_cuts}"
     notes = "; ".join([*_refusals(finding), *finding.notes])
@@ -81,7 +80,6 @@ def _refusals(finding: compare.Finding) -> list[str]:
 
 
 def _parts() -> tuple[str, str]:
-    """The texts of the two tables."""
     first, _, second = (FILE.read_text() if FILE.exists() else "").partition(_VLM_TITLE)
     return first, second
 
@@ -114,7 +112,6 @@ def _count(rows: Rows, group: Callable[[str], str]) -> dict[str, int]:
 
 
 def _render(library: str, rows: Rows) -> str:
-    """The whole file, with this library's table made anew."""
     first, second = _parts()
     lines = "\n".join(rows[name] for name in sorted(rows, key=str.lower))
     if library == "mlx-vlm":

@@ -1,9 +1,6 @@
 """mlx-vlm's language models: cut everywhere as mlx-lm's are, loaded from files, and imported without the rest of it."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,18 +13,14 @@ if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
 import compare
-import configs
 import mlx.core as mx
 import mlx.nn as nn
 import table
 import vlm_configs
 from mlx.utils import tree_flatten
-from stages import pipeline, prompt, shorten_blocks
 
-from splitinfer import Flight, SamplingParams
-from splitinfer.bench.speculation.replay import Replay
 from splitinfer.errors import ModelError
-from splitinfer.models import loader, mlx_vlm
+from splitinfer.models import mlx_vlm
 from splitinfer.models.border import Border, Row
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
@@ -82,29 +75,6 @@ def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
 def saved(name: str, folder: Path) -> nn.Module:
     """A language model with random weights, written as a checkpoint."""
     return compare.save(folder, (vlm_configs.CONFIGS | vlm_configs.MASKED)[name], compare.mlx_vlms)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["qwen4_exp/ple", "glm5_next", "deepseek_v4", "deepseek_v41"])
-def test_eight_at_once_drafts_taken_back_and_kept_kv(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a pipeline answers eight requests at once is what it answers each alone; again with drafts of which half are
-    wrong, and again where KV is kept. The prompts are whole in a step, because some of these depend on chunks."""
-    monkeypatch.setattr(loader, "_LONG", (64, 512))
-    shorten_blocks(monkeypatch, 16)
-    num_layers = len(saved(name, tmp_path).layers)
-    prompts = [prompt(20 + i, configs.VOCAB, seed=i) for i in range(8)]
-    params, replay = SamplingParams(max_tokens=8, ignore_eos=True), Replay(configs.VOCAB)
-    replay.error = 0.5
-    with pipeline(tmp_path, [2, num_layers - 2], drafter=lambda: replay, flight=Flight(3), prefix_cache=True) as llm:
-        alone = [llm.generate([one], params)[0].token_ids for one in prompts]
-        assert [one.token_ids for one in llm.generate(prompts, params)] == alone
-        for one, answer in zip(prompts, alone, strict=True):
-            replay.know(one, answer)
-        assert [one.token_ids for one in llm.generate(prompts, params)] == alone
-        figures = llm.stats()
-        assert figures["speculation"]["sent"] > figures["speculation"]["accepted"] > 0
 
 
 def test_n_grams_are_never_left_out_silently(tmp_path: Path) -> None:
@@ -170,30 +140,6 @@ def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
         assert mx.array_equal(got, wanted).item()
     assert border.unpack(border.pack([hidden, None]), 5)[1] is None
     assert not border.unpack(border.made_up(5, 0)[None], 6)[1].any().item()
-
-
-@pytest.mark.nightly
-def test_what_a_stage_does_not_need_is_not_imported(tiny_folder: Callable[..., Path]) -> None:
-    code = """
-import sys
-from pathlib import Path
-from splitinfer.llm import llm
-from splitinfer.models import loader, mlx_vlm
-from splitinfer.models.building import build_model, mlx_vlm_of, placeholders_of
-from splitinfer.models.checkpoint import open_folder
-checkpoint = open_folder(Path(sys.argv[1]))
-build_model(checkpoint, placeholders_of(checkpoint), None)
-assert not mlx_vlm_of(checkpoint, sees=False)
-assert not any(name.startswith("mlx_vlm") for name in sys.modules)
-already = set(sys.modules)
-for name in sys.argv[2:]:
-    mlx_vlm.module(f"models.{name}")
-mlx_vlm.module("utils")
-heavy = {"transformers", "PIL", "cv2", "huggingface_hub", "requests", "torch", "mlx_lm"} & set(sys.modules) - already
-assert not heavy, heavy
-"""
-    names = {configs.architecture(name) for name in vlm_configs.CONFIGS}
-    subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama")), *names], check=True, timeout=60)
 
 
 def test_indices_before_an_array_write_into_it():

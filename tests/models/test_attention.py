@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.kv.format import format_of
-from splitinfer.models.attention import Attention, from_config, layers_of, observed, score_bytes
+from splitinfer.models.attention import Attention, from_config, observed, score_bytes
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import survey
 
@@ -69,15 +69,6 @@ def test_a_sliding_window_bounds_the_keys(tiny_folder: Folder):
     found = survey(open_folder(tiny_folder("gemma3_text")), 0, 4, None).attention
     assert {a.window is None for a in found} == {True, False}
     assert all(a.window is None or a.window < 2048 for a in found)
-
-
-def test_a_layer_with_fewer_keys_than_tokens_has_a_window():
-    q = mx.zeros((1, 8, 1024, 64))
-    with observed() as calls:
-        for keys in (4096, 1280, 4096):
-            k = mx.zeros((1, 2, keys, 64))
-            mx.fast.scaled_dot_product_attention(q, k, k, scale=1.0)
-    assert layers_of(calls, 4096) == (Attention(8, 64, 64, 4), Attention(8, 64, 64, 4, 1280))
 
 
 def test_other_threads_are_not_observed_and_mlx_is_as_before():

@@ -219,13 +219,3 @@ def test_a_ghost_without_a_relative_stands_where_the_sequence_stands():
         full[0].update_and_fetch(KEYS[:, :, :1], VALUES[:, :, :1])
     with pytest.raises(AssertionError, match="a layer of another stage wrote to its"):
         full[2][0] = KEYS
-
-
-def test_a_ghost_reads_from_a_cache_in_a_list_of_the_stage():
-    """A mask made from another stage's window has to fit the keys of a window that this stage has within a list."""
-    fresh = [mlx_caches.RotatingKVCache(8), mlx_caches.CacheList(mlx_caches.RotatingKVCache(8), mlx_caches.KVCache())]
-    full, own = make_list(fresh, {1}, Place())
-    window = own[0].caches[0]
-    window.update_and_fetch(mx.zeros((1, 1, 20, 4)), mx.zeros((1, 1, 20, 4)))
-    assert full[0].offset == 20
-    assert mx.array_equal(full[0].make_mask(3), window.make_mask(3)).item()

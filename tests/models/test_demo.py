@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from demo_training.corpus import encode, read_books, windows
-from demo_training.folders import check_writable
 from demo_training.judging import judge, judge_pair
 from demo_training.model import Shape, build
 from demo_training.pair import train_pair
@@ -17,7 +16,6 @@ from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 
 from splitinfer.demo import DEMO_MODELS, DRAFT, TARGET
-from splitinfer.errors import ConfigError
 
 SIZES = {
     "demo": {"num_hidden_layers": 12, "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 512},
@@ -94,20 +92,3 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
         assert 0.1 <= len(late) / len(early + late) < 0.11
     whole = read_books(folder, held_books=["book-1"])
     assert (len(whole.train), len(whole.held), whole.how) == (1, 1, "whole books: book-1")
-
-
-def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ConfigError, match=r"holds no \.txt file"):
-        read_books(empty)
-    (empty / "short.txt").write_text("Once.\n")
-    with pytest.raises(ConfigError, match="too little text"):
-        encode(read_books(empty), read_tokenizer(DRAFT), length=512)
-    (empty / "latin.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8"):
-        read_books(empty)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_writable(empty / "short.txt" / "out")
-    with pytest.raises(ConfigError, match="do not make 3 heads"):
-        Shape(1, 16, 32, 3, 1).check()

@@ -29,12 +29,6 @@ def test_a_file_that_is_none_is_one_warning(content: str | bytes, tmp_path: Path
     assert f"{FILE} is ignored: it " in caplog.text
 
 
-def test_a_folder_of_that_name_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    (tmp_path / FILE).mkdir()
-    assert read_recommended(tmp_path) == Recommended({})
-    assert len(caplog.records) == 1
-
-
 def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     found = read_recommended(write(tmp_path, '{"temperature": NaN, "top_p": 7, "min_p": 0.1}'))
     assert found.values == {"min_p": 0.1}

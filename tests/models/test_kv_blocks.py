@@ -15,7 +15,6 @@ from mlx_lm.models.cache import (
     ConcatenateKVCache,
     KVCache,
     QuantizedKVCache,
-    RotatingKVCache,
 )
 
 from splitinfer.core.kv.format import format_of
@@ -105,20 +104,6 @@ def test_a_state_is_that_of_the_end():
     assert again.own[0][1].item() == 2.0
     with pytest.raises(ValueError, match="a state at 8 tokens is not one at 7"):
         join(sequence(lambda: ArraysCache(2)), [0], [block], 7)
-
-
-def test_a_ring_has_a_state_too():
-    source = sequence(lambda: RotatingKVCache(max_size=16, keep=4))
-    run(source, 0, 40)
-    block = cut(source, [0], 0, 40)
-    run(source, 40, 60, salt=3)
-    kept, straight = (sequence(lambda: RotatingKVCache(max_size=16, keep=4)) for _ in range(2))
-    join(kept, [0], [block], 40)
-    run(straight, 0, 40)
-    for caches in (kept, straight):
-        run(caches, 40, 41, salt=8)
-    for a, b in zip(*(caches.own[0].state[:2] for caches in (kept, straight)), strict=True):
-        assert mx.array_equal(a, b)
 
 
 @pytest.mark.parametrize("cuts", [[(0, 8)], [(0, 4), (8, 12)], [(4, 8), (8, 12)]], ids=str)

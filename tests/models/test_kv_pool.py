@@ -16,8 +16,6 @@ from splitinfer.models.kv_pool import KVPool
 
 
 def pool_of(*kinds: Callable[[], Any]) -> KVPool:
-    """A pool for a stage with one layer of each kind of cache."""
-
     def make_caches() -> SequenceCaches:
         own = [kind() for kind in kinds]
         return SequenceCaches(own, own, Place())
@@ -27,7 +25,6 @@ def pool_of(*kinds: Callable[[], Any]) -> KVPool:
 
 
 def run(pool: KVPool, seq_id: int, start: int, num: int) -> SequenceCaches:
-    """What a slice does to caches."""
     caches = pool.at(seq_id, start)
     for cache in caches.own:
         if isinstance(cache, ArraysCache):
@@ -145,24 +142,6 @@ def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
     run(pool, 1, 3000 - WindowKVCache.SLACK, 1)  # now it is at 2745, and was at 3000
     assert refused(lambda: pool.at(1, 2300)) == "the caches of sequence 1 cannot go back 445 tokens"
     assert pool.at(1, 2745).place.position == 2745
-
-
-def test_bytes_come_and_go_with_the_sequences():
-    pool = pool_of(KVCache, lambda: WindowKVCache(8))
-    assert pool.nbytes == 0
-    for seq_id in (1, 2):
-        pool.open(seq_id)
-    assert pool.nbytes == 0
-    run(pool, 1, 0, 10)
-    one = pool.nbytes
-    assert one >= 2 * 2 * 10 * 4 * 4
-    run(pool, 2, 0, 10)
-    assert pool.nbytes == 2 * one
-    pool.free(1)
-    pool.free(1)
-    assert (pool.nbytes, len(pool)) == (one, 1)
-    pool.clear()
-    assert (pool.nbytes, len(pool)) == (0, 0)
 
 
 def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():

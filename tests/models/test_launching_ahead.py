@@ -1,6 +1,5 @@
-"""What launching ahead costs in memory: a sequence's KV is written in place, and grows layer after layer."""
+"""What launching ahead may cost in memory: KV grows layer after layer, and a step waits rather than copy too much."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -14,11 +13,6 @@ from splitinfer.models.caches import Place
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.kv_pool import KVPool
-
-LAYERS, HEAD = 8, 64
-LENGTH = 32 * 1024
-KV = LAYERS * 2 * LENGTH * HEAD * 4  # bytes
-
 
 # -- the ladder ------------------------------------------------------------------------------------
 
@@ -69,90 +63,3 @@ def test_a_step_waits_only_where_it_would_copy_too_much(monkeypatch: pytest.Monk
     assert pool.must_end_first([1, 2], [[3], [2, 1], [3]]) == 2
     assert pool.must_end_first([1], [[1], [1], [3]]) == 1, "two copies are live at a time"
     assert pool.must_end_first([3, 9], [[3, 9]]) == 0
-
-
-# -- the memory ------------------------------------------------------------------------------------
-
-
-class Layers:
-    """A stage of layers that attend, and nothing else: MLX's CPU backend launches at most some hundred operations
-    ahead, so with a whole model's no copies of all layers could ever be in flight."""
-
-    own_places = tuple(range(LAYERS))
-
-    def make_caches(self) -> SequenceCaches:
-        own = [GrowingKVCache(phases_of(i)) for i in self.own_places]
-        return SequenceCaches(own, own, Place())
-
-    def __call__(self, x: mx.array, caches: SequenceCaches) -> mx.array:
-        """[1, 1, n, d] after all layers."""
-        for cache in caches.own:
-            keys, values = cache.update_and_fetch(x, x)
-            x = mx.softmax(x @ keys.swapaxes(2, 3), axis=-1) @ values
-        caches.place.position += x.shape[2]
-        return x
-
-
-class Ahead:
-    """Launches steps on one long sequence, as a loop does: three before the first is waited for."""
-
-    def __init__(self, length: int, *, waits: bool) -> None:
-        self.layers, self.waits = Layers(), waits
-        self.pool = KVPool(self.layers)  # type: ignore[arg-type]
-        self.in_flight: list[mx.array] = []
-        self.pool.open(1)
-        caches = self.pool.at(1, 0)
-        for cache in caches.own:
-            cache.update_and_fetch(*[mx.zeros((1, 1, length, HEAD))] * 2)
-            mx.eval(cache.keys, cache.values)
-        self.position = caches.place.position = length
-
-    def launch(self, rows: int) -> None:
-        caches = self.pool.at(1, self.position)
-        y = self.layers(mx.zeros((1, 1, rows, HEAD)), caches)
-        self.position += rows
-        if self.waits:
-            for _ in range(self.pool.must_end_first([1], [[1]] * len(self.in_flight))):
-                self.finish()
-        mx.async_eval(y, [(cache.keys, cache.values) for cache in caches.own])
-        self.in_flight.append(y)
-
-    def finish(self) -> None:
-        mx.eval(self.in_flight.pop(0))
-
-    def peak(self, steps: Sequence[int]) -> float:
-        """The memory beyond what the sequence held before, by its KV. The device is busy when the first is launched."""
-        limit = mx.set_memory_limit(2**40)  # one that a stage of another test set would end steps before the next
-        try:
-            return self._peak(steps)
-        finally:
-            mx.set_memory_limit(limit)
-
-    def _peak(self, steps: Sequence[int]) -> float:
-        mx.synchronize()
-        mx.clear_cache()
-        numbers = mx.random.uniform(shape=(1_000_000,))
-        mx.eval(numbers)
-        before = mx.get_active_memory() + numbers.nbytes
-        mx.reset_peak_memory()
-        work = mx.sort(numbers)
-        mx.async_eval(work)
-        for rows in steps:
-            if len(self.in_flight) == 3:
-                self.finish()
-            self.launch(rows)
-        while self.in_flight:
-            self.finish()
-        return (mx.get_peak_memory() - before) / KV
-
-
-BEFORE_SOME_GROW = next(
-    n for n in range(LENGTH - 4096, LENGTH) if any(room(n + 1, one) > room(n, one) for one in phases_of(1))
-)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("length", [BEFORE_SOME_GROW, LENGTH - 4])
-@pytest.mark.parametrize("steps", [[16] * 6, [8, 8, 8, 1, 8], [1] * 6], ids=["a prompt", "drafts", "decodes"])
-def test_a_long_sequence_is_not_copied(length: int, steps: list[int]):
-    assert Ahead(length, waits=True).peak(steps) < 0.4

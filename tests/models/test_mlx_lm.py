@@ -7,29 +7,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 import mlx_lm.utils
-import pytest
 
 from splitinfer.models import mlx_lm as light
 
 HEAVY = {"transformers", "huggingface_hub", "tokenizers"}
 NOT_ALONE = {"muse_spark", "olmo"}  # kernels outside mlx_lm.models; a package that is no dependency of mlx-lm
-
-SAME = """
-import sys
-generate = sys.modules["mlx_lm.generate"]
-for name in ("base", "cache"):
-    assert getattr(light, name) is sys.modules[f"mlx_lm.models.{name}"] is getattr(mlx_lm.models, name)
-assert mlx_lm.models is sys.modules["mlx_lm.models"]
-assert light.apply_top_p is mlx_lm.sample_utils.apply_top_p is sys.modules["mlx_lm.sample_utils"].apply_top_p
-assert mlx_lm.generate is generate.generate  # a function and a module have that name
-assert mlx_lm.load is mlx_lm.utils.load and mlx_lm.__version__
-config = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8,
-          "num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 8}
-model, args = mlx_lm.utils._get_classes(config)
-assert (model, args) == light.utils._get_classes(config)
-caches = generate.make_prompt_cache(model(args.from_dict(config)))
-assert [type(each) for each in caches] == [light.KVCache]
-"""
 
 
 def python(code: str) -> set[str]:
@@ -40,19 +22,6 @@ def python(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import splitinfer.models.mlx_lm as light; from mlx_lm.generate import generate; import mlx_lm",
-        "import splitinfer.models.mlx_lm as light; import mlx_lm.models.llama",
-        "import mlx_lm.models.cache; import splitinfer.models.mlx_lm as light",
-    ],
-)
-def test_modules_are_the_packages_own_whichever_comes_first(imports: str) -> None:
-    python(f"{imports}\n{SAME}")
-
-
 def test_model_files_come_without_the_package() -> None:
     """Each of them, as ``load_model`` imports it."""
     folder = Path(mlx_lm.utils.__file__).parent / "models"
@@ -61,13 +30,6 @@ def test_model_files_come_without_the_package() -> None:
     code = "import importlib, splitinfer.models.mlx_lm\n"
     code += f"for name in {names}: importlib.import_module('mlx_lm.models.' + name)\n"
     assert not python(f"{code}import sys; assert 'mlx_lm' not in sys.modules") & HEAVY
-
-
-@pytest.mark.nightly
-def test_a_model_file_that_needs_the_package_gets_it() -> None:
-    code = "import splitinfer.models.mlx_lm as light, sys\n"
-    code += "light.utils._get_classes({'model_type': 'muse_spark'})\n"
-    python(f"{code}import mlx_lm.models.muse_spark\n{SAME}")
 
 
 def test_model_types_are_found_as_mlx_lm_finds_them() -> None:

@@ -67,13 +67,3 @@ def test_which_products_are_turned(
     turned.set_dtype(dtype)
     turned.layers[0](mx.zeros((rows, 24), dtype))
     assert bool(seen) == is_turned
-
-
-def test_only_plain_layers_change_and_only_where_it_is_wanted() -> None:
-    model = Block()
-    use_transposed_products(model, wanted=lambda: False)
-    assert type(model.layers[0]) is nn.Linear
-    use_transposed_products(model, wanted=lambda: True)
-    assert type(model.layers[0]) is not nn.Linear
-    assert isinstance(model.layers[0], nn.Linear)
-    assert type(model.small) is nn.QuantizedLinear

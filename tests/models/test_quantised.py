@@ -13,7 +13,7 @@ from splitinfer.models import quantised, rows
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.kv_trial import off_by
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size, quantise
+from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size
 from splitinfer.system.gpu_roads import Road
 
 
@@ -67,14 +67,6 @@ def test_chunks_do_not_matter():
     for other in stored[1:]:
         for a, b in zip((*stored[0][0], *stored[0][1]), (*other[0], *other[1]), strict=True):
             assert mx.array_equal(a, b)
-
-
-def test_it_goes_back_and_on():
-    cache, keys = QuantisedKVCache(FORMATS["k8v8"]), numbers(1, 2, 40, 64)
-    cache.update_and_fetch(keys, keys)
-    assert cache.trim(13) == 13
-    packed, _ = cache.update_and_fetch(keys[:, :, 27:], keys[:, :, 27:])
-    assert mx.array_equal(packed.numbers(), quantised.Packed(quantise(keys, 8), 8, mx.float32).numbers())
 
 
 @pytest.mark.parametrize("rows", [1, 5])

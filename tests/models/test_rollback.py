@@ -35,7 +35,6 @@ class Stages:
                 pool.open(seq_id)
 
     def run(self, *slices: tuple[int, int, list[int], int], follows: bool = False) -> mx.array:
-        """Logits of all rows of slices: (sequence, start, tokens, drafts)."""
         hidden = None
         for pool, step in zip(self.pools, self.steps, strict=True):
             parts = []

@@ -69,15 +69,6 @@ def as_released(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 @pytest.mark.nightly
 @needs_mlx_vlm
-def test_only_the_larger_of_two_engrams_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vlm_configs
-
-    config, wanted = vlm_configs.CONFIGS["deepseek_v41"], [set[str](), {"layers.4.engram.embed"}]
-    _check(tmp_path, config, wanted, None, monkeypatch, compare.mlx_vlms, large=306 * 32 * 4, cut=1)
-
-
-@pytest.mark.nightly
-@needs_mlx_vlm
 def test_a_table_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is small; which one a token's rows are in, the model finds out by itself."""
     import vlm_configs

@@ -83,7 +83,6 @@ FAMILIES = tuple(CONFIGS)
 
 
 def save(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
-    """Write a tiny model's folder."""
     config = json.loads(json.dumps({**CONFIGS[name], **changes}))
     mx.random.seed(seed)
     utils = mlx_vlm.module("utils")
@@ -128,7 +127,6 @@ _TEMPLATE = (
 
 
 def png(width: int = 40, height: int = 32, seed: int = 1) -> bytes:
-    """A file with a picture of noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")
@@ -136,12 +134,10 @@ def png(width: int = 40, height: int = 32, seed: int = 1) -> bytes:
 
 
 def data_url(data: bytes, kind: str = "png") -> str:
-    """A picture as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def picture(folder: Path, rows: int = 3, columns: int = 4, seed: int = 1) -> Prepared:
-    """A picture of noise with so many rows and columns of placeholders."""
     config = json.loads((folder / "config.json").read_text())
     family = family_of(folder, config, lambda _text: None)
     assert family is not None
@@ -208,7 +204,6 @@ def _values(pictures: Sequence[Prepared]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def greedy(logprobs: mx.array, _position: int) -> mx.array:
-    """The likeliest token."""
     return mx.argmax(logprobs, axis=-1)
 
 

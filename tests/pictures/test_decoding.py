@@ -30,8 +30,6 @@ FIT = Fit("area", 8, 64, 10_000)
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A small PNG that says it is large."""
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

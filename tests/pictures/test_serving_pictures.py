@@ -17,6 +17,7 @@ if find_spec("mlx_vlm") is None:
 
 from seeing import data_url, png, save_talking
 from stages import pipeline
+from typed_inputs import Script
 
 from splitinfer import LLM, RequestError, SamplingParams
 from splitinfer.chat.chat import Chat
@@ -123,31 +124,6 @@ def test_the_log_of_prompts_has_marks_for_pictures(
     assert "base64" not in said
 
 
-def _streamed(client: openai.OpenAI, *urls: str) -> str:
-    content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": QUESTION}]
-    given: Any = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
-    return "".join(
-        chunk.choices[0].delta.content or ""
-        for chunk in client.chat.completions.create(**given, stream=True)
-        if chunk.choices
-    )
-
-
-def test_streams_say_the_same(llm: LLM, client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
-    expected = by_library(llm, png())
-    assert _streamed(client, data_url(png())) == expected
-    given: Any = {"model": "m", "input": INPUT, "max_output_tokens": 8}
-    events = client.responses.create(**given, temperature=0, stream=True)
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
-    asked_so: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 8}
-    with claude.messages.stream(**asked_so, extra_body={"temperature": 0}) as stream:
-        assert stream.get_final_text() == expected
-    usage = stream.get_final_message().usage
-    counted = claude.messages.count_tokens(model="m", messages=MESSAGES).input_tokens
-    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert client.responses.input_tokens.count(model="m", input=INPUT).input_tokens == counted
-
-
 def test_a_second_question_about_a_picture_finds_its_kv(
     llm: LLM, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,37 +176,9 @@ def test_pictures_are_counted_before_they_are_values(llm: LLM, monkeypatch: pyte
     assert llm.seeing.prompt(tokens[:2], seen[:1], 100).pixels == held.pixels
 
 
-class _Lines:
-    """A screen whose inputs are a list."""
-
-    def __init__(self, *inputs: str) -> None:
-        self.inputs, self.said = list(inputs), list[str]()
-
-    def read(self, _draft: str) -> str | None:
-        return self.inputs.pop(0) if self.inputs else None
-
-    def answering(self, _abort: object) -> "_Lines":
-        return self
-
-    def __enter__(self) -> object:
-        return lambda _text: None
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def set_status(self, phrases: list[str]) -> None:
-        pass
-
-    def greet(self, text: str) -> None:
-        pass
-
-
 def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "b.png").write_bytes(png())
-    screen = _Lines(f"/image {tmp_path / 'b.png'}", QUESTION, "And now?", f"/image {tmp_path / 'none.png'}")
+    screen = Script(f"/image {tmp_path / 'b.png'}", QUESTION, "And now?", f"/image {tmp_path / 'none.png'}")
     chat = Chat(llm, SamplingParams(max_tokens=8), screen)
     assert chat.run() == 0
     assert chat.conversation.turns[0].assistant == by_library(llm, png())

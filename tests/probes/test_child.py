@@ -10,11 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from splitinfer.probes import child, gpu
-from splitinfer.probes.child import Report, Result, run_probe, run_probes, share_of
+from splitinfer.probes.child import Report, Result, run_probe, run_probes
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
 from splitinfer.probes.registry import Probe
 
@@ -30,7 +28,6 @@ CODE = (
 
 
 def ran(code: str, limit: float = 20.0, **more: Any) -> Result:
-    """The result of a probe whose process runs ``code``."""
     return run_probe(PROBE, limit, "/run", {"ALL": "ours"}, command=(sys.executable, "-S", "-c", CODE + code), **more)
 
 
@@ -49,16 +46,6 @@ def ended(pid: int, within: float = 10.0) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.floats(-10, 1000), st.sampled_from([0.0, 0.3, 1.0]))
-def test_probes_never_get_more_than_there_is(weights: list[float], left: float, used: float):
-    total, taken = max(0.0, left), 0.0
-    for at in range(len(weights)):
-        share = share_of(left - taken, weights[at:])
-        assert 0 <= share <= total - taken + 1e-9
-        taken += share * used
-    assert taken == pytest.approx(total) if used == 1 else taken <= total
 
 
 def test_a_probe_knows_its_options_its_limit_and_its_environment():
@@ -130,25 +117,6 @@ def test_a_run_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch):
     probes = [replace(PROBE, name=name, most=30.0) for name in "abcdefgh"]
     assert set(run_probes(probes, 60.0, "", run)) == set("abcdefgh")
     assert now[0] <= 160.0
-
-
-def test_a_probe_that_overran_gets_what_the_others_left():
-    limits: dict[str, list[float]] = {"a": [], "b": [], "c": []}
-    first = passed("first", "")
-
-    def run(probe: Probe, limit: float, _folder: str, **more: Any) -> Result:
-        limits[probe.name].append(limit)
-        again = list(more.get("known", ())) == [first]  # what was found first is not forgotten
-        return Result((first,), None, 0.1, limit, 1, overran=probe.name == "b" and not again)
-
-    probes = [replace(PROBE, name=name, most=50.0 if name == "b" else 1e9) for name in limits]
-    results = run_probes(probes, 180.0, "", run)
-    assert {name: len(each) for name, each in limits.items()} == {"a": 1, "b": 2, "c": 1}
-    assert limits["b"][0] <= 50 < limits["b"][1]
-    assert not results["b"].overran
-    limits = {"a": [], "b": [], "c": []}
-    run_probes(probes, 540.0, "", run)
-    assert limits["b"][0] == pytest.approx(150.0)  # with more time a probe may take more
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------

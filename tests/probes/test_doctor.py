@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 import stages
 import yaml
-from interrupts import freeze
 from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
@@ -110,22 +108,6 @@ def test_another_version_is_one_sentence() -> None:
 
 
 @pytest.mark.nightly
-def test_links_over_rdma_and_what_takes_its_place() -> None:
-    """MLX's ring carries the first link; JACCL is not to be had here, so tcp carries the second, and that is said."""
-    with worker() as first, worker() as second:
-        w1 = {"name": "w1", "address": first.address, "transport": "rdma", "backend": "ring"}
-        w2 = {"name": "w2", "address": second.address, "transport": "auto"}
-        report = survey_layout(layout_of(w1, w2), 20, lambda _: None)
-    assert report.is_whole, report
-    down, between, back = report.links
-    assert (down.transport, down.note) == ("rdma (ring)", "")
-    if not mx.distributed.is_available("jaccl"):
-        assert between.transport == "tcp"
-        assert "tcp in place of rdma" in between.note
-    assert (back.transport, back.note) == ("tcp", "")
-
-
-@pytest.mark.nightly
 def test_links_with_keys(tmp_path: Path) -> None:
     """Two encrypted workers that do not know each other: the second is told whom to expect."""
     with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
@@ -138,20 +120,6 @@ def test_links_with_keys(tmp_path: Path) -> None:
         report = survey_layout(layout, 5, lambda _: None)
         assert report.is_whole, report
         assert {link.transport for link in report.links} == {"tcp (encrypted)"}
-
-
-@pytest.mark.nightly
-def test_a_frozen_worker_is_not_waited_for_long() -> None:
-    with worker() as there:
-        layout = layout_of({"name": "w1", "address": there.address})
-        freeze(there.process)
-        try:
-            result = survey_layout(layout, 1, lambda _: None)
-        finally:
-            there.process.resume()
-    assert not result.is_whole
-    assert "w1" in result.workers[0].problem
-    assert "accepts connections, but no worker answers" in result.workers[0].problem
 
 
 def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:

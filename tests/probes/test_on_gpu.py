@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -122,15 +120,3 @@ def test_what_computes_decides_the_size_and_the_environment():
 def test_what_should_compute_has_to_be_there(on: str, gpu: bool, words: str):
     with pytest.raises(ConfigError, match=words):
         measure_on_gpu(["send"], on=on, run=Planted(gpu))
-
-
-@pytest.mark.nightly
-def test_the_command_line_writes_one_document():
-    command = [sys.executable, "-m", "splitinfer.probes.on_gpu", "--size", "tiny", "--on", "cpu", "--parts"]
-    done = subprocess.run([*command, "send"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["on"]["device"], found["problems"]) == ("cpu", [])
-    assert found["parts"]["send, a random model"]["found"]["tokens"]["until_sent_ms"]["count"] == 3
-    done = subprocess.run([*command, "send,pigeon"], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, "--parts takes support, launch" in done.stderr) == (1, True)

@@ -30,7 +30,6 @@ PROBES = (*selftest_probes(None), replace(selftest_probes(None)[0], name="networ
 
 
 def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
-    """Results of all kinds of probes."""
     gpu = about["gpu"]
     outputs = {name: said(RDMA_READY.get(name, "")) for name in MACOS}
     rdma = verdict(requirements(Seen(outputs, "Darwin", True, {})))

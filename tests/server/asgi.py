@@ -15,7 +15,6 @@ SECONDS = 60.0  # more than anything here takes
 
 
 def scope_of(asked: Asked) -> MutableMapping[str, Any]:
-    """A request as uvicorn hands it on."""
     path, _, query = asked.target.partition("?")
     named = {name.lower() for name, _ in asked.headers}
     more = () if "host" in named else (("Host", "localhost"),)
@@ -59,7 +58,6 @@ class Client:
             self._parts.put_nowait(part)
 
     async def part(self) -> bytes:
-        """The next bytes of the body."""
         return await asyncio.wait_for(self._parts.get(), SECONDS)
 
     async def leave(self) -> None:
@@ -67,7 +65,6 @@ class Client:
         await asyncio.wait_for(self.task, SECONDS)
 
     async def whole(self) -> Said:
-        """The answer, once it has ended."""
         await self.task
         start = self._start.get_nowait()
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
@@ -79,8 +76,12 @@ async def answer(application: Application, asked: Asked) -> Said:
     return await Client(application, asked).whole()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 def posted(path: str, body: Any, *headers: tuple[str, str], method: str = "POST") -> Asked:
-    """A request with a body: JSON, or bytes as they are."""
     declared = () if "Content-Type" in dict(headers) else (JSON,)
     return Asked(method, path, (*declared, *headers), body if isinstance(body, bytes) else json.dumps(body).encode())
 
@@ -88,7 +89,6 @@ def posted(path: str, body: Any, *headers: tuple[str, str], method: str = "POST"
 def told(
     application: Application, path: str, body: Any = None, *headers: tuple[str, str], method: str = "POST"
 ) -> Said:
-    """What is said to a request: one of JSON, or without a body."""
     asked = Asked("GET", path, headers) if body is None else posted(path, body, *headers, method=method)
     return asyncio.run(answer(application, asked))
 

@@ -46,7 +46,6 @@ class _Shared(io.BufferedReader):
         pass
 
     def makefile(self, _mode: str) -> "_Shared":
-        """As of a socket."""
         return self
 
 
@@ -79,7 +78,6 @@ class Connection:
         return Said(response.status, headers, response.read())
 
     def ends(self) -> bool:
-        """Whether the server closes the connection, and says nothing before."""
         with suppress(ConnectionError):
             return self._file.peek(1) == b""
         return True

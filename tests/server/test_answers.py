@@ -31,7 +31,6 @@ def llm() -> Iterator[LLM]:
 
 
 def expected(llm: LLM, prompt: str | None = None, **params: Any) -> str:
-    """What the library answers to the tale, as a chat if no prompt is given."""
     tokens = llm.tokenizer.encode_chat(TALE) if prompt is None else llm.tokenizer.encode(prompt)
     return llm.generate([tokens], SamplingParams(**params))[0].text
 

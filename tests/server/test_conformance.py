@@ -56,7 +56,6 @@ def send(http: httpx.Client, path: str, body: Mapping[str, Any] | None = None) -
 
 
 def events(answer: httpx.Response) -> list[tuple[str, str]]:
-    """The name and the data of each event of a stream."""
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = [block for block in answer.text.split("\n\n") if block and not block.startswith(":")]
     assert answer.text.endswith("\n\n")
@@ -81,7 +80,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _unknown(value: Any, where: str = "") -> Iterator[str]:
-    """The fields of a document that its type does not know."""
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
             yield f"{where}{name}"
@@ -117,7 +115,6 @@ def test_chats(http: httpx.Client, more: dict[str, Any]):
 
 
 def _same_choice(whole: Any, chunks: list[Any]) -> None:
-    """A choice's chunks are the same as the whole one."""
     deltas = [chunk.delta for chunk in chunks]
     assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == (whole.message.content or "")
@@ -195,7 +192,6 @@ def test_responses(http: httpx.Client, more: dict[str, Any]):
 
 
 def _anonymous(response: Response) -> Any:
-    """A response without what differs from one to the next."""
     found = response.model_dump(exclude={"id", "created_at", "completed_at"})
     found["usage"].pop("input_tokens_details")
     for item in found["output"]:

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import ssl
-import subprocess
 import threading
 import time
 import tomllib
@@ -16,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import h11
 import httpx2 as httpx
 import pytest
+from certificates import make_certificate, make_key
 from packaging.requirements import Requirement
 from processes import until
 from raw_http import Connection
@@ -27,7 +26,7 @@ from stub_model import Model
 
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
-from splitinfer.server.connections import Connections, Limits
+from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
@@ -62,14 +61,12 @@ CHUNKED = "Transfer-Encoding: chunked"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """One that takes seconds for a long answer."""
     with pipeline(TARGET, [6, 6]) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def server(service: Service) -> Iterator[Server]:
-    """A server that soon loses its patience."""
     server = Server(service, Listen(port=0, limits=QUICK))
     yield server
     server.close()
@@ -232,8 +229,6 @@ def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server,
 
 
 class Thinking(Model):
-    """A model that never answers."""
-
     async def asubmit(self, *_given: Any, **_more: Any) -> None:
         await asyncio.Event().wait()
 
@@ -254,10 +249,8 @@ def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.Lo
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
 def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    made += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
-    subprocess.run(made.split(), check=True, capture_output=True, timeout=60)
+    key = make_key(tmp_path, "key.pem")
+    certificate = make_certificate(tmp_path, "cert.pem", key, "-days", "2", "-addext", "subjectAltName=DNS:localhost")
     gate = Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))]))
     server = Server(Service(llm, "demo", gate), Listen(port=0, certificate=certificate, key=key))
     try:
@@ -269,62 +262,6 @@ def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
             httpx.get(f"http://localhost:{server.port}/health")
     finally:
         server.close()
-
-
-# -- what is looked at, without sockets ------------------------------------------------------------
-
-
-class Still:
-    """A connection as uvicorn has it, on which nothing moves by itself."""
-
-    def __init__(self, *, asked: int = 0, answered: int = 0, unsent: int = 0, behind: bytes = b"") -> None:
-        self.is_aborted, self.unsent = False, unsent
-        self.transport, self.flow, self.conn = self, self, self
-        self.write_paused, self.read_paused = bool(unsent), bool(behind)
-        self.cycle = self if asked else None
-        self.response_complete = asked == answered
-        self.their_state, self.trailing_data = (h11.DONE if asked else h11.IDLE), (behind, False)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def is_closing(self) -> bool:
-        return False
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def resume_reading(self) -> None:
-        self.read_paused = False
-
-
-def takes_a_byte_a_minute(connection: Still, now: float) -> None:
-    connection.unsent -= now % 59 == 0
-
-
-def nothing(_connection: Still, _now: float) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("connection", "change", "seconds"),
-    [
-        (Still(asked=1), nothing, None),  # an answer takes as long as it takes
-        (Still(asked=1, answered=1), nothing, None),  # uvicorn's own bound
-        (Still(asked=1, answered=1, behind=b"GET"), nothing, 20.0),
-        (Still(asked=1, unsent=9), nothing, 60.0),
-        (Still(asked=1, unsent=9999), takes_a_byte_a_minute, None),
-    ],
-)
-def test_each_has_its_bound(connection: Still, change: Any, seconds: float | None):
-    """Seconds after which a connection is ended; ``None`` if it is not within an hour."""
-    connections, now = Connections(Limits(head=20.0, idle=75.0, unread=60.0)), 0.0
-    connections.open = {connection}
-    while not connection.is_aborted and now < 3600:
-        now += 1.0
-        connections.look(now)
-        change(connection, now)
-    assert (now - 1.0 if connection.is_aborted else None) == seconds
 
 
 def test_packages_whose_insides_are_used_have_an_upper_bound():

@@ -28,7 +28,6 @@ KEYS = [ApiKey(OWNER, digest(OWNER), frozenset({Scope.ADMIN})), ApiKey(USER, dig
 
 @pytest.fixture
 def tuned(llm: LLM) -> Iterator[LLM]:
-    """The pipeline, with its defaults again afterwards."""
     yield llm
     llm.tune(**dict.fromkeys(SERVING_OPTIONS))
 

@@ -3,14 +3,12 @@ special tokens."""
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import jsonschema
 import openai
 import pytest
-from constrained import save
+from constrained import save_with_markers
 from stages import pipeline
-from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.llm import LLM
@@ -31,12 +29,8 @@ ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hot?"}], "tempe
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = save(tmp_path_factory.mktemp("calls"), vocab_size=2050)
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    tokenizer.add_special_tokens([AddedToken(one, special=True) for one in ("<tool_call>", "</tool_call>")])
-    tokenizer.save(f"{folder}/tokenizer.json")
-    config = Path(folder, "tokenizer_config.json")
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": _TEMPLATE}))
+    made = tmp_path_factory.mktemp("calls")
+    folder = save_with_markers(made, ("<tool_call>", "</tool_call>"), _TEMPLATE, special=True)
     with pipeline(folder, [2, 2]) as running:
         running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running

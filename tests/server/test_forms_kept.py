@@ -3,14 +3,12 @@ that are not special, as those of Qwen and GLM are."""
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from constrained import save
+from constrained import save_with_markers
 from stages import pipeline
-from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.grammar.compiling import Compiler
@@ -35,12 +33,7 @@ REFUSED = "keep the form"
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = save(tmp_path_factory.mktemp("forms"), vocab_size=2053)
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    tokenizer.add_tokens([AddedToken(one, special=False, normalized=False) for one in MARKERS])
-    tokenizer.save(f"{folder}/tokenizer.json")
-    config = Path(folder, "tokenizer_config.json")
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": _TEMPLATE + _REASONED}))
+    folder = save_with_markers(tmp_path_factory.mktemp("forms"), MARKERS, _TEMPLATE + _REASONED, special=False)
     with pipeline(folder, [2, 2]) as running:
         running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running

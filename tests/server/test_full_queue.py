@@ -1,10 +1,9 @@
 """A full queue: 429 in each API's form, with a time that follows from what is under way."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-from asgi import Client, answer, posted
+from asgi import Client, answer, posted, until
 from campaigns.serving import quick_model
 from stages import pipeline
 
@@ -19,11 +18,6 @@ ASKED = [
     ("/v1/responses", {"input": "Once", "max_output_tokens": 2}),
     ("/v1/messages", {"messages": SAID, "max_tokens": 2}),
 ]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def test_who_is_turned_away_is_told_so_in_the_words_of_its_api_and_when_to_come_again(tmp_path: Path):

@@ -24,7 +24,6 @@ def facts(method: str = "POST", **headers: str) -> Facts:
 
 
 def status(call: Any, *args: Any) -> int:
-    """The status with which a check ends; 200 if it lets pass."""
     try:
         call(*args)
     except Problem as problem:

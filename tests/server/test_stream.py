@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from asgi import scope_of
+from asgi import scope_of, until
 from valid_requests import Asked
 
 from splitinfer.server.gate import Gate, Sessions
@@ -48,7 +48,6 @@ class Client:
             self.has_ended = True
 
     async def get(self, source: AsyncGenerator[bytes, None], **options: Any) -> bool:
-        """Whether the client was still there in the end."""
         scope: dict[str, Any] = {}
         await EventStream(source, **options)(scope, self.receive, self.send)  # type: ignore[arg-type]
         return "has_left" not in scope.get("state", {})
@@ -70,18 +69,11 @@ class Source:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs on an event loop, for a while at most."""
-
     @functools.wraps(test)
     def run(*args: Any, **more: Any) -> None:
         asyncio.run(asyncio.wait_for(test(*args, **more), AT_MOST))
 
     return run
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 @in_loop

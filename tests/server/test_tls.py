@@ -1,30 +1,16 @@
 """Certificates that cannot be used: one sentence each, before anything is loaded."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from certificates import make_certificate, make_key, openssl
 
 from splitinfer.cli.serving import Access
 from splitinfer.errors import ConfigError
 from splitinfer.server.running import check_tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
-
-
-def openssl(folder: Path, *args: str) -> None:
-    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True, timeout=60)
-
-
-def make_key(folder: Path, name: str) -> Path:
-    openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", name)
-    return folder / name
-
-
-def make_certificate(folder: Path, name: str, key: Path, *more: str) -> Path:
-    openssl(folder, "req", "-x509", "-key", str(key), "-subj", "/CN=localhost", "-out", name, *(more or ("-days", "2")))
-    return folder / name
 
 
 @pytest.fixture

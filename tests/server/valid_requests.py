@@ -26,12 +26,10 @@ class Asked:
 
     @property
     def is_anthropic(self) -> bool:
-        """Whether its errors have Anthropic's form."""
         path = re.sub("^https?://[^/]*", "", self.target.partition("?")[0])
         return unquote(path).startswith("/v1/messages")
 
     def and_then(self, what: str, **changes: Any) -> "Asked":
-        """The request with a further damage."""
         return replace(self, what=f"{self.what}, {what}", **changes)
 
 
@@ -47,7 +45,6 @@ _OPENAI = {"message", "type", "param", "code"}
 
 
 def trouble_with(status: int, headers: dict[str, str], document: Any, *, is_anthropic: bool) -> str | None:
-    """What is wrong with an answer, if anything. ``document``: its JSON."""
     if status >= 500:
         return f"status {status}"
     if status < 400:

@@ -67,10 +67,3 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
     assert remove(manager)
     assert not manager.state().is_loaded
     assert not manager.file.exists()
-
-
-def test_a_program_that_is_not_there_is_refused(place: Place, tmp_path: Path):
-    manager = Systemd(place)
-    with pytest.raises(ConfigError, match="systemd did not start"):
-        install(Definition((str(tmp_path / "gone"),)), manager, place, force=False)
-    assert not manager.file.exists()

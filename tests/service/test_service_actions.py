@@ -154,17 +154,6 @@ def test_a_refused_start_puts_the_one_before_back(platform: str, make: Make):
     assert not any(each.name.startswith(".splitinfer-") for each in manager(there).file.parent.iterdir())
 
 
-@BOTH
-def test_one_that_fails_stays_installed_when_it_is_started_again(platform: str, make: Make):
-    there = make(platform)
-    put(there)
-    there.say("printed", FAILED[platform])
-    with pytest.raises(ConfigError, match="ended at once"):
-        put(there)
-    assert manager(there).file.read_bytes() == manager(there).text(ASKED)
-    assert manager(there).state().is_loaded
-
-
 def test_launchd_is_given_time_to_let_go_and_to_take_up(make: Make):
     there = make("darwin")
     put(there)
@@ -214,10 +203,3 @@ def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: 
     assert first == f"worker: does not run; started {starts} times; it ended last with exit code 1"
     (there.folder / "loaded").unlink()
     assert "the system does not know it" in lines(there)[0]
-
-
-@BOTH
-def test_the_advice_is_what_the_system_will_ask(platform: str, make: Make):
-    said = " ".join(manager(make(platform)).advice())
-    assert "it runs while you are logged in" in said
-    assert ("Local Network" in said, "loginctl enable-linger me" in said) == (platform == "darwin", platform == "linux")

@@ -25,7 +25,6 @@ def finished(run, verbose):
 
 
 def called(*words: str) -> tuple[int, str]:
-    """The exit code, and all that was printed."""
     done = CliRunner().invoke(app, ["service", *words])
     return done.exit_code, " ".join(done.output.split())
 

@@ -80,12 +80,6 @@ def test_systemd_takes_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0
 
 
-@pytest.mark.parametrize("text", [b"", b"<plist", b"\xff\xfe", b"[Service]\n", b"<plist><array/></plist>"])
-def test_another_file_is_not_taken_for_ours(text: bytes):
-    assert AGENT.read(text) is None
-    assert USER_UNIT.read(text) is None
-
-
 # ----- what the system says ------------------------------------------------------------------------
 
 

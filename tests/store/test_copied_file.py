@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from splitinfer.errors import ModelError
 from splitinfer.store.copied_file import CopiedFile, copied, header_of, write_whole
 from splitinfer.store.manifest import Manifest
 from splitinfer.store.ranges import PIECE, Span, missing, pieces
-from splitinfer.store.source import Place, Source
+from splitinfer.store.source import Source
 
 ALL = [(0, TOTAL)]
 RECORD = 20  # bytes of the journal
@@ -80,16 +79,6 @@ def test_mlx_reads_a_tensor_beside_holes(path: Path):
         file.write(16, bytes(range(24)))
         file.finish()
     assert np.array(mx.load(str(path))["layers.1.weight"]).tolist() == list(range(24))
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_another_writer_continues(path: Path, told: Manifest, source: Source, count: int):
-    with CopiedFile(path, told.tensors) as file:
-        fill(file, source, most=count)
-    with CopiedFile(path, told.tensors) as file:
-        assert fill(file, source) == 6 - count
-        file.finish()
-    assert copied(path, told.tensors) == tuple(ALL)
 
 
 def test_only_what_was_forced_to_the_disk_is_here_after_a_kill(
@@ -200,20 +189,6 @@ def test_a_file_that_is_written_to_is_not_sent(source: Source, tmp_path: Path):
     os.utime(path, (1, 1))
     with pytest.raises(ModelError, match="has changed while it was copied"):
         source.read(FILE, 0, 9)
-
-
-def test_a_copy_that_grows_is_still_sent(path: Path, told: Manifest, source: Source):
-    with CopiedFile(path, told.tensors) as file:
-        fill(file, source, most=1)
-        file.finish()
-    held = replace(told, held={FILE: ((0, PIECE),)})
-    copy = Source(held, {FILE: Place(path, len(header_of(told.tensors)), grows=True)})
-    before = copy.read(FILE, 0, 9)
-    with CopiedFile(path, told.tensors) as file:
-        fill(file, source)
-        file.finish()
-    os.utime(path, (1, 1))
-    assert copy.read(FILE, 0, 9) == before == source.read(FILE, 0, 9)
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,6 @@ def test_weights_that_are_a_link_are_not_read_or_written(store: ModelStore, tmp_
         model.open(FILE)
 
 
-def test_a_folder_with_another_models_manifest_is_none(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path)
-    model.folder.rename(store.path / ("0" * 32))
-    assert store.find("0" * 32) is None
-    assert store.models() == []
-
-
 @pytest.mark.parametrize("digest", ["", "..", "../store", "x" * 32, "a" * 31, "A" * 32])
 def test_no_digest_is_a_path(store: ModelStore, tmp_path: Path, digest: str):
     copied(store, tmp_path)

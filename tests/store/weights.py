@@ -18,7 +18,6 @@ CONFIG = json.dumps({"model_type": "none", "num_hidden_layers": 4}).encode()
 
 
 def tensors(sizes: tuple[int, ...], file: str = FILE) -> tuple[TensorInfo, ...]:
-    """Tensors of these sizes in bytes, one behind the other."""
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
     return tuple(
         TensorInfo(f"layers.{at}.weight", "U8", (size,), file, end - size, end)
@@ -27,7 +26,6 @@ def tensors(sizes: tuple[int, ...], file: str = FILE) -> tuple[TensorInfo, ...]:
 
 
 def described(sizes: tuple[int, ...] = SIZES, *, sample: str = "s", model: str = "a/model") -> Manifest:
-    """A manifest of a sender that holds all."""
     print_ = Fingerprint("c", {FILE: FileFingerprint(sum(sizes), "t", sample)})
     files, held = (SmallFile("config.json", len(CONFIG)),), {FILE: ((0, sum(sizes)),)}
     return Manifest(model, print_, files, tensors(sizes), held)
@@ -44,12 +42,10 @@ def written(folder: Path, told: Manifest) -> Source:
 
 
 def spans_of(told: Manifest, *numbers: int) -> list[Span]:
-    """Where these tensors lie."""
     return [(told.tensors[at].begin, told.tensors[at].end) for at in numbers]
 
 
 def bytes_in(path: Path, name: str) -> bytes:
-    """A tensor's bytes in a safetensors file."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     begin, end = json.loads(data[8 : 8 + length])[name]["data_offsets"]

@@ -105,13 +105,6 @@ def test_memory_is_bounded_and_what_is_used_stays():
     assert known.num_tokens <= 10
 
 
-def test_a_conversation_that_is_too_long_is_not_kept():
-    known = Conversations(most_tokens=3)
-    remember(known, [4, 4, 4, 1, 2])
-    assert (len(known), known.num_tokens) == (0, 0)
-    assert tokens(known, "cccab") == [4, 4, 4, 3]
-
-
 @given(st.lists(st.tuples(st.text("abc", max_size=3), st.lists(st.sampled_from([1, 2, 3, 4]), max_size=4)), max_size=8))
 def test_the_text_is_always_that_of_the_conversation(turns: list[tuple[str, list[int]]]):
     known, text, computed = Conversations(most_tokens=40), "", list[int]()

@@ -66,20 +66,6 @@ def test_the_demo_vocabulary_splits_characters():
     assert given_out[:-1] == ["x", "", "", "", "😀", "y"]
 
 
-def test_special_tokens_have_no_text():
-    detokenizer = DEMO.detokenizer()
-    first, second, third = DEMO.encode("€")
-    assert [detokenizer.add(i) for i in (0, first, 1, second, 0, 0, third, 0)] == ["", "", "", "", "", "", "€", ""]
-    assert "".join(pieces(detokenizer, [first, *[0] * 100, second, third])) == "€"
-
-
-@pytest.mark.parametrize("num_broken", [1, 2, 3, 13, 14, 15, 16, 17, 31])
-def test_a_character_after_broken_bytes(num_broken: int):
-    """Wherever the window is cut, the character that has begun stays in it."""
-    token_ids = [BROKEN] * num_broken + DEMO.encode("😀")
-    assert "".join(pieces(DEMO.detokenizer(), token_ids)) == REPLACEMENT * num_broken + "😀"
-
-
 def test_tokens_that_end_one_character_and_begin_the_next():
     """The finished one does not wait for the next."""
     table = [b"a\xe2\x82", b"\xac\xe2", b"\x82\xac\xf0", b"\x9f\x98\x80"]
@@ -88,14 +74,6 @@ def test_tokens_that_end_one_character_and_begin_the_next():
         return b"".join(table[token_id] for token_id in token_ids).decode(errors="replace")
 
     assert pieces(Detokenizer(decode), [0, 1, 2, 3]) == ["a", "€", "€", "😀", ""]
-
-
-def test_flush_shows_half_characters_and_begins_anew():
-    detokenizer = DEMO.detokenizer()
-    first, second, third = DEMO.encode("€")
-    assert pieces(detokenizer, [first, second]) == ["", "", REPLACEMENT]
-    assert pieces(detokenizer, [third]) == ["", REPLACEMENT]
-    assert detokenizer.flush() == ""
 
 
 # ----- a vocabulary with byte fallback and a dropped leading space, as sentencepiece makes them -------
@@ -113,7 +91,6 @@ def decode_with(decoder: decoders.Decoder) -> Callable[[list[int]], str]:
 
 
 def encode(text: str) -> list[int]:
-    """Longest known words, and bytes for what no word spells."""
     text = "▁" + text.replace(" ", "▁")
     token_ids = []
     while text:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import anthropic
-from probe import ANSWER, ASKED, KEY, MODEL, SCHEMA, TALE, THOUGHT, URL, Weather, ability, refused, run, same
+from probe import ANSWER, ASKED, KEY, MODEL, SCHEMA, TALE, URL, Weather, ability, refused, run, same
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
 TOOLS: list[Any] = [{"name": "get_weather", "description": "Tells the weather.", "input_schema": SCHEMA}]
@@ -73,20 +73,6 @@ def tool_runner() -> None:
 
 
 @ability
-def thinking() -> None:
-    wanted: Any = {"max_tokens": 2048, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    block: Any = client.messages.create(model=MODEL, messages=ASKED, tools=TOOLS, **wanted).content[0]
-    same((block.type, block.thinking), ("thinking", THOUGHT))
-
-
-@ability
-def counts() -> None:
-    counted = client.messages.count_tokens(model=MODEL, messages=ASKED, tools=TOOLS)
-    usage = client.messages.create(**HEAD, messages=ASKED, tools=TOOLS).usage
-    same(counted.input_tokens, usage.input_tokens + (usage.cache_read_input_tokens or 0))
-
-
-@ability
 def errors() -> None:
     ask: Any = client.messages.create
     for name, value in (("container", "box"), ("temperature", -1)):
@@ -102,14 +88,6 @@ def errors() -> None:
 def parse() -> None:
     answer = client.messages.parse(**HEAD, messages=ASKED, output_format=Weather)
     same(isinstance(answer.parsed_output, Weather), True)
-
-
-@ability
-def cancel() -> None:
-    for _ in range(3):
-        with client.messages.stream(**HEAD, messages=ASKED) as events:
-            next(iter(events))
-    same(text_of(client.messages.create(**HEAD, messages=ASKED)), TALE)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,6 @@ OSLO = {"city": "Oslo"}
 
 
 @ability
-def chat() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ASKED)
-    same((answer.choices[0].message.content, answer.choices[0].finish_reason), (TALE, "stop"))
-    same(([model.id for model in client.models.list()], client.models.retrieve(MODEL).id), ([MODEL], MODEL))
-
-
-@ability
 async def asynchronous() -> None:
     async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0) as other:
         chunks = [one async for one in await other.chat.completions.create(model=MODEL, messages=ASKED, stream=True)]
@@ -102,34 +95,6 @@ def reasoning() -> None:
 
 
 @ability
-def logprobs() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ASKED, logprobs=True, top_logprobs=2)
-    found: Any = answer.choices[0].logprobs
-    same("".join(one.token for one in found.content[:-1]), TALE)
-    same({len(one.top_logprobs) for one in found.content}, {2})
-    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    part: Any = client.responses.create(model=MODEL, input=QUESTION, **asked).output[0]
-    same(len(part.content[0].logprobs) > 3, True)
-
-
-@ability
-def completions() -> None:
-    same(client.completions.create(model=MODEL, prompt="Tell me", max_tokens=100, logprobs=1).choices[0].text, TALE)
-    chunks = list(client.completions.create(model=MODEL, prompt=["Tell me", "more"], max_tokens=100, stream=True))
-    for index in (0, 1):
-        same("".join(c.text for one in chunks for c in one.choices if c.index == index), TALE)
-
-
-@ability
-def responses() -> None:
-    response = client.responses.create(model=MODEL, input=QUESTION, instructions="Be kind.")
-    same((response.output_text, response.status), (TALE, "completed"))
-    counted = client.responses.input_tokens.count(model=MODEL, input=QUESTION)
-    usage: Any = client.responses.create(model=MODEL, input=QUESTION).usage
-    same(counted.input_tokens, usage.input_tokens)
-
-
-@ability
 def raw_responses() -> None:
     own = {"X-Request-Id": "mine"}
     raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASKED, extra_headers=own)
@@ -154,16 +119,6 @@ def errors() -> None:
 
 
 @ability
-def errors_of_responses() -> None:
-    ask: Any = client.responses.create
-    cases = {"previous_response_id": "resp_1", "background": True, "store": True, "conversation": "conv_1"}
-    for name, value in {**cases, "truncation": "auto"}.items():
-        call = {"model": MODEL, "input": "x", name: value}
-        same(refused(openai.BadRequestError, name, lambda given=call: ask(**given)).param, name)
-    refused(openai.NotFoundError, "resp_1", lambda: client.responses.retrieve("resp_1"))
-
-
-@ability
 def parse() -> None:
     answer = client.chat.completions.parse(model=MODEL, messages=ASKED, response_format=Weather)
     same(isinstance(answer.choices[0].message.parsed, Weather), True)
@@ -172,17 +127,6 @@ def parse() -> None:
     same(calls[0].function.parsed_arguments, Weather(city="Oslo"))
     response = client.responses.parse(model=MODEL, input=QUESTION, text_format=Weather)
     same(isinstance(response.output_parsed, Weather), True)
-
-
-@ability
-def cancel() -> None:
-    for _ in range(3):
-        endless = client.chat.completions.create(
-            model=MODEL, messages=ASKED, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(iter(endless))
-        endless.close()
-    same(client.chat.completions.create(model=MODEL, messages=ASKED).choices[0].message.content, TALE)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,6 @@ FUNCTION = {"name": "get_weather", "description": "Tells the weather.", "paramet
 
 
 class Weather(BaseModel):
-    """What an answer in a form holds."""
-
     city: Literal["Oslo", "Bergen"]
 
 
@@ -45,7 +43,6 @@ def ability(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def same(found: object, expected: object) -> None:
-    """Fail unless two values are the same."""
     if found != expected:
         raise AssertionError(f"{found!r:.300} is not {expected!r:.300}")
 
@@ -62,7 +59,6 @@ def refused(kind: type[BaseException], naming: str, call: Callable[[], Any]) -> 
 
 
 def run(package: str) -> None:
-    """Try all abilities and say how it went."""
     found: dict[str, str | None] = {}
     only = sys.argv[1:]
     for function in _abilities:

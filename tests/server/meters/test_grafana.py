@@ -25,7 +25,6 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 
 
 def series() -> dict[str, set[str]]:
-    """Each name with its labels."""
     found: dict[str, set[str]] = {}
     for sample in (sample for family in all_families(READINGS) for sample in family.samples):
         found.setdefault(sample.name, set()).update(sample.labels)
@@ -33,19 +32,16 @@ def series() -> dict[str, set[str]]:
 
 
 def dashboard() -> Iterator[str]:
-    """The queries of the dashboard."""
     text = json.loads((FOLDER / "dashboard.json").read_text())
     yield from (target["expr"] for panel in text["panels"] for target in panel.get("targets", ()))
     yield from (each["query"]["query"] for each in text["templating"]["list"] if each["type"] == "query")
 
 
 def rules() -> list[dict[str, Any]]:
-    """The alerts."""
     return [rule for group in yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"] for rule in group["rules"]]
 
 
 def unknown(query: str) -> set[str]:
-    """Names and labels of a query that are not told."""
     known, wrong, labels = series(), set[str](), set(OF_PROMETHEUS)
     for name, matchers in NAME.findall(query):
         matched = set(re.findall(r"(\w+)=", matchers))

@@ -1,18 +1,14 @@
 """Figures as families: what each name says, and that requests cannot make new series."""
 
 import asyncio
-import re
-from collections import Counter
 from dataclasses import replace
 from typing import cast
 
 import pytest
 from asgi import answer
 from figures import DRAFTS, HEALTH, STATS, Model
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.routing import Router
-from valid_requests import Asked
+from valid_requests import JSON, Asked
 
 from splitinfer.core.metrics.requests import RequestMeters
 from splitinfer.errors import QueueFull
@@ -30,7 +26,6 @@ WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
 
 
 def told(readings: Readings, name: str, **labels: str) -> float:
-    """The one sample of that name and these labels."""
     (family,) = [family for family in all_families(readings) if family.name == name]
     (value,) = [sample.value for sample in family.samples if labels.items() <= sample.labels.items()]
     return value
@@ -75,12 +70,6 @@ def test_what_there_is_not_is_not_told():
     assert "10.0.0.7" not in str(all_families(READINGS))
 
 
-def test_bounds_of_sizes_end_with_the_context():
-    (sizes,) = [family for family in all_families(READINGS) if family.name == "vllm:request_prompt_tokens"]
-    bounds = [sample.labels["le"] for sample in sizes.samples if sample.name.endswith("_bucket")]
-    assert bounds[-2:] == ["200.0", "+Inf"]
-
-
 def test_who_is_turned_away_is_counted():
     model = Model()
     model.max_running, model.seconds_until_room = 4, lambda _nth: 1.0  # type: ignore[attr-defined]
@@ -90,59 +79,17 @@ def test_who_is_turned_away_is_counted():
     assert told(replace(READINGS, http=service.meters), "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
 
 
-def test_names_are_as_prometheus_wants_them():
-    families = all_families(WITH_DRAFTS)
-    assert [name for name, count in Counter(family.name for family in families).items() if count > 1] == []
-    for family in families:
-        assert re.fullmatch(r"(vllm|splitinfer):[a-z0-9_]+", family.name)
-        assert family.type != "counter" or not family.name.endswith("_total"), "it is added"
-        assert family.documentation.endswith(".")
-        series = [(sample.name, frozenset(sample.labels.items())) for sample in family.samples]
-        assert len(set(series)) == len(series)
-        for name in {sample.name for sample in family.samples}:
-            labels = {frozenset(sample.labels) for sample in family.samples if sample.name == name}
-            assert len(labels) == 1, "one name, other labels"
-
-
-# -- whatever clients send -------------------------------------------------------------------------
-
-WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
-PATHS = st.sampled_from(
-    ["/v1/chat/completions", "/v1/messages", "/v1/models/", "/v1/requests/", "/metrics", "/health", "/session", "/"]
-)
-REQUESTS = st.builds(
-    lambda method, path, more, model, name, value: Asked(
-        method,
-        path + "".join(c for c in more if c.isalnum() or c in "/._-%"),
-        (("Content-Type", "application/json"), ("X-Request-Id", model), (name, value)),
-        f'{{"model": "{model}"}}'.encode(),
-    ),
-    st.sampled_from(["GET", "POST", "DELETE", "PUT", "BREW"]) | st.text("ABC", min_size=1, max_size=4),
-    PATHS,
-    WORDS,
-    st.text("abcXYZ019", max_size=9),
-    st.sampled_from(["Origin", "Host", "Authorization", "User-Agent", "X-Splitinfer-Priority"]),
-    WORDS,
-)
-
-
-@given(st.lists(REQUESTS, max_size=12))
-def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
+@pytest.mark.parametrize("method", ["POST", "BREW", "ABC"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/requests/a/b", "/v1/models/%ff", "/nothing", "/"])
+def test_series_stay_bounded_whatever_clients_send(method: str, path: str):
     service = Service(cast(LLM, Model()), "demo")
     application = make_app(service)
-
-    async def ask_all() -> None:
-        for request in requests:
-            await answer(application, request)
-
-    asyncio.run(ask_all())
-    responses = service.meters.responses
-    assert sum(responses.values()) == len(requests)
+    asyncio.run(answer(application, Asked(method, path, (JSON, ("User-Agent", path)), b'{"model": "other"}')))
+    ((route, status),) = service.meters.responses
     router = application._app
     assert isinstance(router, Router)
-    patterns = {route.path for route in router.routes if isinstance(route, ApiRoute)}
-    assert {route for route, _ in responses} <= patterns | {OTHER}
-    assert {status for _, status in responses} <= {200, 400, 401, 403, 404, 405, 413, 415, 429, 499, 500, 501, 503}
+    assert route in {each.path for each in router.routes if isinstance(each, ApiRoute)} | {OTHER}
+    assert status < 500
     readings = replace(READINGS, http=service.meters)
     known = sum(len(family.samples) for family in all_families(READINGS))
-    assert sum(len(family.samples) for family in all_families(readings)) == known + len(responses)
+    assert sum(len(family.samples) for family in all_families(readings)) == known + 1

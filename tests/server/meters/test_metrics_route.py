@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
-from splitinfer.server.meters import routes
 from splitinfer.server.service import Service
 
 AT_MOST = 60.0  # seconds
@@ -58,7 +57,6 @@ def samples_in(answer: httpx.Response) -> Samples:
 
 
 def of(samples: Samples, name: str, **labels: str) -> float:
-    """The sum of the samples with these labels."""
     return sum(
         value for (each, found), value in samples.items() if each == name and labels.items() <= dict(found).items()
     )
@@ -117,10 +115,3 @@ def test_all_that_vllms_dashboards_ask_for_is_there(http: httpx.Client):
     names = {name.removeprefix("vllm:") for name, _ in samples_in(scrape(http))}
     endings = ("", "_total", "_bucket")
     assert [name for name in OF_DASHBOARDS if not any(name + ending in names for ending in endings)] == []
-
-
-def test_without_the_extra_it_says_so(http: httpx.Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(routes, "find_spec", lambda _name: None)
-    refused = scrape(http)
-    assert refused.status_code == 501
-    assert "install splitinfer with the extra server" in refused.text

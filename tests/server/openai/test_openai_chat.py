@@ -168,19 +168,6 @@ def test_a_document_has_all_that_was_said():
     assert whole.usage.splitinfer == {"drafts_tried": 9, "drafts_right": 4}
 
 
-@pytest.mark.parametrize(
-    ("piece", "content", "reason"),
-    [
-        (Piece(0, (ToolCallPart("w", "{}"),), finish_reason="tool_calls"), None, "tool_calls"),
-        (Piece(0, (), finish_reason="stop"), "", "stop"),
-        (Piece(0, (TextPart("a"),), finish_reason="abort"), "a", "length"),
-    ],
-)
-def test_a_call_alone_has_no_content_and_what_was_ended_is_cut_off(piece: Piece, content: str | None, reason: str):
-    (choice,) = document([piece], Usage(1)).choices
-    assert (choice.message.content, choice.finish_reason) == (content, reason)
-
-
 def test_logprobs_have_text_and_bytes_also_of_half_a_character():
     probabilities = (TokenLogprobs(1, -0.1, ((1, -0.1), (3, -2.0))), TokenLogprobs(2, -0.5, ((2, -0.5), (1, -1.0))))
     (chunk,) = writer(streams=True, num_top=1).chunks(Piece(0, (TextPart("Hi"),), probabilities))
@@ -206,8 +193,6 @@ def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
 
 
 class Failing:
-    """An answer whose pipeline fails."""
-
     usage, num_choices = Usage(1), 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:

@@ -3,9 +3,7 @@
 import json
 from typing import Any
 
-import openai
 import pytest
-from openai.lib.streaming.responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -20,7 +18,6 @@ from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 ONE = Usage(1)
 SPELLED = {1: b"Hi", 2: "€".encode()[:1]}
 PIECES = [
@@ -137,15 +134,3 @@ def test_probabilities_come_with_text_only():
     half = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
     assert delta["logprobs"] == [{**hi, "top_logprobs": [hi]}, {**half, "top_logprobs": [half]}]
     assert [event["logprobs"] for event in sent(writer(stream=True), pieces) if "logprobs" in event] == [[], []]
-
-
-def test_a_ping_is_an_event_of_the_official_type_and_changes_nothing():
-    response = writer(stream=True)
-    events = [*response.start(), response.ping(), *response.events(PIECES[0]), response.ping()]
-    events += [event for piece in PIECES[1:] for event in response.events(piece)] + [response.end(PIECES[-1], Usage(1))]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=openai.omit)
-    for event in events:
-        state.handle_event(EVENT.validate_python(json.loads(json.dumps(event)), strict=True))
-    assert state._completed_response is not None
-    assert state._completed_response.output_text == "It is."

@@ -1,6 +1,5 @@
 """Samples as figures, steps as spans: worked out by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,24 +74,6 @@ def test_acceptance_is_of_the_verdicts_between_two_samples():
     assert [between(each, after, []).acceptance for each in (before, after)] == [pytest.approx(4 / 10), None]
 
 
-def test_a_cut_and_counters_of_other_stages_do_not_fit():
-    """The engine, health and memory hear of another cut one after the other."""
-    sample = Sample(0.0, stats(4, 1, 60, 60, 50), LAYOUT, HEALTH, BUDGET)
-    assert sample.is_of_one_cut
-    assert replace(sample, budget=KVBudget()).is_of_one_cut, "no bounds"
-    studio, mini = LAYOUT.stages
-    for stages in ((replace(studio, end=3), replace(mini, start=3)), (studio, replace(mini, name="air")), (studio,)):
-        states = [StageHealth(each.name, each.start, each.end, StageState.READY) for each in stages]
-        layout, health = Layout(stages), PipelineHealth(tuple(states))
-        assert not replace(sample, layout=layout).is_of_one_cut
-        assert not replace(sample, health=health).is_of_one_cut
-        other = replace(sample, layout=layout, health=health, budget=KVBudget((StageKV(1, 1),) * len(stages)))
-        assert other.is_of_one_cut is ([each.name for each in stages] == ["studio", "mini"]), "counters are older"
-    assert not replace(sample, budget=KVBudget((StageKV(1, 1),) * 3)).is_of_one_cut
-    sample.stats["window"]["stages"].pop()
-    assert not sample.is_of_one_cut
-
-
 def test_documents_have_figures_and_no_addresses():
     made = pipeline_document(
         "m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), LAYOUT, HEALTH, BUDGET), {"prefill_share": 0.3}
@@ -119,14 +100,6 @@ def test_the_kind_of_a_step():
              (Rows(4, 1, 3), 5, "mixed")]  # fmt: skip
     assert [kind_of(step(0, rows, useful, 0.0)) for rows, useful, _ in cases] == [kind for *_, kind in cases]
     assert len(set(LETTERS.values())) == len(LETTERS)
-
-
-def test_spans_have_the_largest_cause_of_the_gap_before():
-    steps = [step(0, Rows(8), 8, 1.0), step(1, Rows(0, 1), 1, 1.3, gap=0.2)]
-    first, second = spans_of(steps, 0)
-    assert (first.cause, second.cause) == ("", "downstream")
-    assert (second.start, second.end, second.busy) == pytest.approx((1.3, 1.4, 0.1))
-    assert {span.cause for span in spans_of(steps, 1)} == {"upstream"}
 
 
 def test_spans_do_not_overlap_whatever_the_clocks_say():

@@ -25,7 +25,6 @@ PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[tuple[str, "queue.Queue[tuple[str, bytes]]"]]:
-    """A collector's address, and what it was sent: paths and bodies."""
     sent: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
     class Collector(BaseHTTPRequestHandler):
@@ -78,7 +77,6 @@ def spans(llm: LLM, collector: tuple[str, Any]) -> tuple[bytes, list[Any]]:
 
 
 def values(span: Any) -> dict[str, Any]:
-    """A span's attributes."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
@@ -94,7 +92,9 @@ def test_a_span_has_its_phases_and_its_place_in_the_clients_trace(spans: tuple[b
     assert [event.name for event in whole.events] == ["queued", "prefill", "decode"]
     times = [whole.start_time_unix_nano, *(event.time_unix_nano for event in whole.events), whole.end_time_unix_nano]
     assert times == sorted(times)
-    assert values(whole)["gen_ai.usage.output_tokens"] == 3
+    found = values(whole)
+    assert (found["gen_ai.usage.output_tokens"], found["gen_ai.operation.name"]) == (3, "text_completion")
+    assert {f"splitinfer.{phase}_seconds" for phase in ("preparing", "queue", "prefill", "decode")} <= found.keys()
 
 
 def test_a_request_that_was_cancelled_was_given_up_and_nothing_of_a_prompt_is_sent(spans: tuple[bytes, list[Any]]):
