@@ -54,7 +54,7 @@ def canaries(count: int, most_words: int = 60) -> list[Canary]:
 
 def known(llm: LLM, unknown: Sequence[Canary]) -> list[Canary]:
     """The same with what the library says; what requests do not say is what the model recommends."""
-    chats = [llm.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
+    chats = [llm.tokenizer.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
     params = [replace(llm.default_sampling, max_tokens=each.num_tokens, **each.sampling) for each in unknown]
     said, plain = llm.generate(chats, params), llm.generate([each.prompt for each in unknown], params)
     return [replace(one, chat=a.text, plain=b.text) for one, a, b in zip(unknown, said, plain, strict=True)]
