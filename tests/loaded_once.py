@@ -67,6 +67,7 @@ def _noted(load_stage: Callable[..., StageModel]) -> Callable[..., StageModel]:
 
     return load
 
+
 def _tried_once(try_stage: Callable[..., tuple[Outcome, bool]]) -> Callable[..., tuple[Outcome, bool]]:
     known: dict[Hashable, tuple[Outcome, bool]] = {}
 

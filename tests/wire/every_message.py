@@ -24,7 +24,7 @@ from splitinfer.wire import messages
 from splitinfer.wire.codec import kind_of
 from splitinfer.wire.messages import Message
 
-FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), ("late",), 0.125)
+FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), 0.125)
 VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PARAMS = SamplingParams(
     9, 0.5, 0.75, 40, 0.25, 1.5, 2**64 - 1, ("\n", "é"), (2,), True, 3, 0.5, -0.5, ((7, -1.5),), None, 4, 5, 2

@@ -29,7 +29,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(folder: Path, kv_format: str = "exact") -> Load:
     fingerprint = open_folder(folder).fingerprint()
-    return Load(str(folder), "float32", 1, (0, 2, 4), fingerprint, 100, 64, b"", kv_format, "", float32_head=False)
+    return Load(str(folder), "float32", 1, (0, 2, 4), fingerprint, 100, 64, b"", kv_format, float32_head=False)
 
 
 @pytest.mark.parametrize(("name", "kv_format"), [("llama", "k8v8"), ("qwen3_next", "exact")])
@@ -64,9 +64,9 @@ def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatc
     paths |= {path_of(given, checkpoint, "float16"), path_of(given, open_folder(tiny_folder("qwen3")), "float32")}
     monkeypatch.setattr(outcomes, "device_name", lambda: "another device")
     assert len(paths | {path_of(given, checkpoint, "float32")}) == len(others) + 4
-    assert path_of(replace(given, kv_tokens=9, kv_root=b"r", upstream_key="k"), checkpoint, None) == path_of(
-        given, checkpoint, None
-    ), "what no trial looks at"
+    assert path_of(replace(given, kv_tokens=9, kv_root=b"r"), checkpoint, None) == path_of(given, checkpoint, None), (
+        "what no trial looks at"
+    )
 
 
 @pytest.mark.parametrize(("error", "times"), [(RuntimeError("[METAL] timeout"), 2), (ValueError("[reshape]"), 1)])
