@@ -57,11 +57,12 @@ class Detokenizer:
         self._shorten()
         return piece
 
-    def flush(self) -> str:
-        """Return the text still held back, incomplete characters as U+FFFD, and begin a new sequence."""
+    def flush(self, *, is_cut: bool = False) -> str:
+        """Return the text still held back, incomplete characters as U+FFFD, and begin a new sequence. ``is_cut``: the
+        sequence was to go on, so it ends before a character that is incomplete."""
         piece = self._pending_text()[self._num_returned :]
         self._clear()
-        return piece
+        return piece.rstrip(REPLACEMENT) if is_cut else piece
 
     def _clear(self) -> None:
         self._context: list[int] = []

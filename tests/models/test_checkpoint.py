@@ -12,6 +12,7 @@ import pytest
 
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, open_folder, read_header
+from splitinfer.models.hub import open_model
 
 Folder = Callable[..., Path]
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -110,6 +111,13 @@ def test_no_weights(folder: Path):
         path.unlink()
     (folder / "other.safetensors").write_bytes(b"x")
     assert error_of(folder) == f"{folder} contains no weights (model*.safetensors)"
+
+
+@pytest.mark.parametrize("named", ["", "model.gguf"])
+def test_a_model_in_gguf(named: str, tmp_path: Path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="has a model in GGUF, and MLX reads safetensors: .*mlx_lm convert"):
+        open_model(str(tmp_path / named))
 
 
 def test_a_file_that_is_cut_short_says_by_how_much(folder: Path):

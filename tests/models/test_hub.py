@@ -110,6 +110,13 @@ def test_a_folder_is_a_model(tiny_folder: Callable[..., Path]):
     assert open_model(str(folder)) == open_folder(folder)
 
 
+def test_a_model_in_gguf_at_the_hub(fake: FakeHub):
+    fake.error = huggingface_hub.errors.NotASafetensorsRepoError("no such file")
+    assert error_of("someone/Model-GGUF").startswith(
+        "someone/Model-GGUF has a model in GGUF, and MLX reads safetensors"
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -39,6 +39,15 @@ def test_byte_level_text(text: str):
         assert REPLACEMENT not in "".join(given_out)
 
 
+@given(texts, st.data())
+def test_a_text_that_is_cut_ends_before_a_character_that_is_not_whole(text: str, data: st.DataObject):
+    token_ids, detokenizer = DEMO.encode(text), DEMO.detokenizer()
+    out = "".join(detokenizer.add(each) for each in token_ids[: data.draw(st.integers(0, len(token_ids)))])
+    out += detokenizer.flush(is_cut=True)
+    assert DEMO.decode(token_ids).startswith(out)
+    assert REPLACEMENT in text or REPLACEMENT not in out
+
+
 byte_tokens = [token_id for token_id in range(DEMO.vocab_size) if DEMO.decode([token_id]) == REPLACEMENT]
 BROKEN = byte_tokens[0]
 

@@ -23,8 +23,8 @@ class Detokenizing(Protocol):
         """Take the next token; return the text that is now certain."""
         ...
 
-    def flush(self) -> str:
-        """Return the text still held back."""
+    def flush(self, *, is_cut: bool) -> str:
+        """Return the text still held back; if the sequence ``is_cut``, without a character that is incomplete."""
         ...
 
 
@@ -191,7 +191,8 @@ class RequestState:
 
     def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason, str | None]:
         """The text to show at the end: all that was held back, unless that completes a stop string, the third."""
-        update = self._stops.feed(self._detokenizer.flush() if self._detokenizer is not None else "")
+        is_cut = reason is not FinishReason.STOP
+        update = self._stops.feed("" if self._detokenizer is None else self._detokenizer.flush(is_cut=is_cut))
         if update.stopped is not None:
             return text + update.text, FinishReason.STOP, update.stopped
         return text + update.text + self._stops.flush(), reason, None

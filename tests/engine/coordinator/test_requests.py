@@ -23,9 +23,9 @@ class Letters:
         text, self._kept = self._kept + certain, kept
         return text
 
-    def flush(self) -> str:
+    def flush(self, *, is_cut: bool) -> str:
         text, self._kept = self._kept, ""
-        return text
+        return text.strip("%") if is_cut else text  # a percent sign: half a character
 
 
 class Clock:
@@ -82,6 +82,8 @@ LENGTH, STOP, ABORT = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT
     [
         (("He", "llo"), LENGTH, ["He", "llo"], LENGTH),
         (("a|é", "b", "c|d"), LENGTH, ["a", "éb", "cd"], LENGTH),  # half a character waits
+        (("a", "b|%"), LENGTH, ["a", "b"], LENGTH),  # and is not shown where the answer is cut
+        (("a", "b|%"), STOP, ["a", "b%"], STOP),
         (("one S", "TO", "P two"), None, ["one ", "", ""], STOP),  # a stop string over the borders of tokens
         (("a S", "x STOP y"), None, ["a ", "Sx "], STOP),  # text in front of the stop comes with it
         (("one ST", "O"), LENGTH, ["one ", "STO"], LENGTH),  # it did not become one
@@ -113,7 +115,7 @@ def test_an_end_token_is_counted_and_not_shown():
 
 
 def test_an_abort_shows_what_was_held_back():
-    reader = Reader("one ST|O", stop=("STOP",))
+    reader = Reader("one ST|O%", stop=("STOP",))
     reader.take(0)
     assert reader.output.text == "one "
     reader.end(FinishReason.ABORT)
