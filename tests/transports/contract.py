@@ -449,6 +449,11 @@ def check_bounds(address: str) -> None:
 
 def check_unread_frames_are_bounded(address: str) -> None:
     with pair(address, LinkOptions(max_waiting_bytes=100_000)) as (here, there):
+        for _ in range(20):  # what was read counts no more
+            for _ in range(10):
+                here.send(Frame(b"", (bytes(1000),)))
+            for _ in range(10):
+                there.recv(SECONDS)
         with pytest.raises(LinkClosed):
             _send_for_ever(here)
         until(lambda: there.closed is not None, "the end")
