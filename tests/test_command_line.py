@@ -7,19 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from splitinfer import cli
-from splitinfer.cli import app, pipeline
+from splitinfer.cli import app, draining, pipeline
 from splitinfer.cli.options import PipelineOptions, disk_of, plain_settings
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.settings import Settings
+from splitinfer.shutdown import Shutdown
 
 
 class MadeUpLLM:
@@ -45,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
-    monkeypatch.setattr("splitinfer.cli.draining.open_llm", lambda *_: MadeUpLLM())
+    monkeypatch.setattr("splitinfer.cli.draining.open_llm", lambda *_, **__: MadeUpLLM())
     monkeypatch.setattr(pipeline, "set_up", lambda _verbose: None)
     monkeypatch.setattr(pipeline, "settings_of", lambda _options: Settings())
     monkeypatch.setattr(pipeline, "finish", lambda run, _verbose: run())
@@ -201,3 +203,17 @@ def completing(instruction: str, **env: str) -> str:
     done = subprocess.run([sys.executable, "-c", _COMPLETING], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(("chats", "writes_turns", "is_said"), [(True, False, 1), (False, False, 0), (True, True, 0)])
+def test_a_model_that_was_not_trained_to_chat(
+    chats: bool, writes_turns: bool, is_said: int, monkeypatch: pytest.MonkeyPatch
+):
+    said, llm = list[str](), MagicMock()
+    llm.tokenizer.writes_turns = writes_turns
+    monkeypatch.setattr(draining, "load_llm", lambda *_: llm)
+    monkeypatch.setattr(draining, "say", said.append)
+    for _ in range(2):
+        with draining.open_llm("layout", None, Settings(), Shutdown(), chats=chats):
+            assert len(said) == is_said
+        said.clear()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from splitinfer.console import load_llm
+from splitinfer.console import load_llm, say
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.automatic import Chosen
 from splitinfer.shutdown import Closing, Shutdown
@@ -20,6 +20,11 @@ DRAIN_SECONDS = 5.0
 """Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the seconds of sending
 and closing it stays below the ten after which container runtimes send SIGKILL."""
 
+_NO_TURNS = (
+    "This model has no chat template: it was trained to continue texts, not to chat. The messages of a chat are joined by "
+    "blank lines, and the model goes on from there. To have a text continued, use /v1/completions of a server, or: "
+    "splitinfer coord --raw --prompt TEXT"
+)
 _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
 _SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
 _CLOSE_SECONDS = 4.0  # twice what closing takes at most, where no KV is to be saved
@@ -47,16 +52,21 @@ def open_llm(
     shutdown: Shutdown,
     servers: Sequence[Draining] = (),
     drain_seconds: float = DRAIN_SECONDS,
+    *,
+    chats: bool = True,
 ) -> Iterator[LLM]:
     """An LLM whose loading is shown on standard error, and which ``shutdown`` drains and closes.
 
     servers: those that are open then; the caller may add to them. ``drain_seconds``: that running answers may take.
+    ``chats``: whether it is for chats; then it is said once if the model was not trained to have any.
     """
     llm, left = load_llm(layout, model, settings), threading.Event()
     closing_llm = _closing(
         llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
     )
     with shutdown.closed_by(closing_llm), llm:
+        if chats and llm.has_tokenizer and not llm.tokenizer.writes_turns:
+            say(_NO_TURNS)
         try:
             yield llm
         finally:

@@ -85,7 +85,7 @@ def coord(
             if text is not None:
                 raise ConfigError("--serve is for beside the REPL; without one, use `splitinfer serve`")
             return _chat_and_serve(options, settings, choice, serve)
-        with open_llm(layout_of(options, settings), options.model, settings, shutdown) as llm:
+        with open_llm(layout_of(options, settings), options.model, settings, shutdown, chats=not raw) as llm:
             if text is None:
                 return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
             params = choice.over(NOTHING if raw else llm.recommended_sampling).params

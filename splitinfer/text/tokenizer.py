@@ -81,6 +81,11 @@ class Tokenizer:
         return own | self._harmony.end_tokens if isinstance(self._harmony, Harmony) else own
 
     @property
+    def writes_turns(self) -> bool:
+        """Whether the model says how turns of a chat are written."""
+        return self._wrapper.has_chat_template or self._harmony is not None
+
+    @property
     def no_tools(self) -> str | None:
         """Why the model cannot be told of tools, if that is known."""
         return self._harmony if isinstance(self._harmony, str) else None
@@ -190,7 +195,7 @@ class Tokenizer:
             raise RequestError("every chat message needs a text 'content'")
         if tools and self.no_tools is not None:
             raise RequestError(f"tools are not supported: {self.no_tools}")
-        if tools and not self._wrapper.has_chat_template and self._harmony is None:
+        if tools and not self.writes_turns:
             raise RequestError("this model has no chat template, so it cannot use tools")
         settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
         if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
