@@ -1,9 +1,9 @@
-"""`splitinfer up`, `down`, `status` and `on-host`, between the command line and machines that are made up."""
+"""`splitinfer up`, `down` and `status`, between the command line and machines that are made up."""
 
 import importlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,10 @@ from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.launch.answers import Do, Refusal, Request, Stopped, encode, understand
+from splitinfer.keyring import Known
+from splitinfer.launch import background, processes
+from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.ssh import Ended
@@ -30,11 +31,13 @@ class MadeUpMachines:
         self.broken: set[str] = set()
 
     def run(self, host: Host, script: str) -> Ended:
-        mark = script.split("mark=")[1].split("\n")[0]
-        asked = json.loads(script.split("request='")[1].split("'\n")[0])["do"]
-        answers = {Do.LOOK: SEEN, Do.START: STARTED, Do.STOP: Stopped((WORKER,), ())}
-        answer = Refusal("the port is in use by another program") if host.name in self.broken else answers[asked]
-        return Ended(0, f"{mark} {encode(answer)}\n")
+        if host.name in self.broken:
+            return Ended(1, "", "splitinfer: the port is in use by another program")
+        asked = next(each for each in ("--show", "--detach", "--stop") if each in script)
+        workers = (replace(WORKER, port=host.port),)
+        stopped = replace(SEEN, stopped=workers)
+        answers = {"--show": SEEN, "--detach": replace(STARTED, workers=workers), "--stop": stopped}
+        return Ended(0, encode(answers[asked]))
 
     def hostname(self, host: Host) -> str:
         return f"{host.name}.local"
@@ -108,32 +111,23 @@ def test_wrong_words_are_one_sentence(
     assert said in str(result.exception) + result.output
 
 
-# ----- on-host -------------------------------------------------------------------------------------
+# ----- on the other machine ------------------------------------------------------------------------
 
 
-def on_host(monkeypatch: pytest.MonkeyPatch, request: str) -> tuple[int, str]:
+def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def leave(code: int) -> None:
         raise SystemExit(code)
 
+    wanted = list[background.Wanted]()
     monkeypatch.setattr(shutdown, "exit", leave)
-    result = CliRunner().invoke(app, ["on-host", "--", "@m", request, "/x/python", "-m", "splitinfer"])
-    return result.exit_code, result.stdout
-
-
-def test_on_host_says_its_versions_to_another_version(monkeypatch: pytest.MonkeyPatch):
-    other = json.dumps({"versions": {"protocol": 1, "splitinfer": "9", "mlx": "0", "mlx_lm": "0"}, "new": "field"})
-    for request in (other, "{", "[]"):
-        code, output = on_host(monkeypatch, request)
-        assert code == 3
-        assert own_versions().mlx in output
-
-
-def test_on_host_answers_its_own_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(background, "start", lambda each: wanted.append(each) or STARTED)
+    words = ["worker", "--detach", "--host", "0.0.0.0", "--port", "7000", f"--by={OWN.key}:studio", "--json"]
+    monkeypatch.setattr("sys.argv", ["splitinfer", *words])
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, understand(result.stdout, STARTED.versions)) == (0, STARTED)
+    assert wanted == [background.Wanted(("--host", "0.0.0.0", "--port", "7000"), Known(OWN.key, "studio"))]
+    assert CliRunner().invoke(app, ["worker", "--show", "--stop"]).exit_code == 2
+    assert CliRunner().invoke(app, ["worker", "--json"]).exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    asked = Request(Do.LOOK, own_versions(), "ab" * 32, "studio", 5577, "mini")
-    code, output = on_host(monkeypatch, asked.encode())
-    assert code == 0
-    seen = understand(output, "@m")
-    assert getattr(seen, "program", None) == ("/x/python", "-m", "splitinfer")
-    code, output = on_host(monkeypatch, asked.encode().replace("look", "rm -rf"))
-    assert (code, output) == (1, "")
+    monkeypatch.setattr(processes, "processes", list)
+    assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"
