@@ -36,6 +36,8 @@ PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
         ("/home/eve/.local/bin/splitinfer worker", Command()),
         ("/x/python /x/bin/splitinfer worker --insecure --host=::", Command("::", 5577, True)),
         ("/x/python -m splitinfer worker --name a --child", None),
+        ("/x/bin/splitinfer worker --detach --host 0.0.0.0 --port 7000", None),
+        ("/x/bin/splitinfer worker --show", None),
         ("/x/python -m splitinfer coord --layout worker", None),
         ("vim splitinfer worker.py", None),
         ("grep -r splitinfer worker", None),
@@ -192,6 +194,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None
     (tmp_path / "code").write_text(code)
     program.chmod(0o755)
     monkeypatch.setattr(background.sys, "executable", str(program))
+
+
+def test_a_worker_in_the_background_needs_a_port_of_its_own():
+    with pytest.raises(ConfigError, match="needs a port of its own"):
+        start(Wanted(("--port", "0")))
 
 
 @pytest.mark.parametrize("is_awaited", [True, False], ids=["awaited", "a zombie"])
