@@ -27,7 +27,7 @@ Say = Callable[[str, str], None]
 
 COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
 
-_MOST_LINES = 12  # of what ssh says
+_MOST_LINES = 20  # of what ssh says: the whole of its warning of a changed host key
 
 
 class HostFailed(Exception):
