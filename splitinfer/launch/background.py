@@ -2,7 +2,7 @@
 `--stop` call it; `up` does so over ssh.
 
 What runs is read from the list of processes each time; records only say who had what started. One of a user's
-processes starts or stops at a time (``place.locked``), so two `up` of two machines get one worker and not two.
+processes starts or stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import processes
 from splitinfer.launch.answer import Answer, Found, How, last_line, plain
-from splitinfer.launch.place import locked, read, state_folder, write
+from splitinfer.launch.place import read, state_folder, write
 from splitinfer.launch.processes import Command, Process, Record, command_of, decode, holds, others_workers, own_workers
 from splitinfer.models.memory import free_bytes
+from splitinfer.places import locked
 from splitinfer.service.actions import Manager, manager_of
 from splitinfer.service.place import here as service_place
 
@@ -108,6 +109,16 @@ def _log(port: int) -> Path:
     return state_folder() / f"worker-{port}.log"
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other process of this user starts or stops a worker here meanwhile."""
+    try:
+        with locked(state_folder()):
+            yield
+    except OSError as error:
+        raise ConfigError(f"{state_folder()} cannot be used: {error}") from error
+
+
 # ----- starting ------------------------------------------------------------------------------------
 
 
@@ -118,7 +129,7 @@ def start(wanted: Wanted) -> Answer:
         ConfigError: nothing was started; the sentence says why.
     """
     port = wanted.command.port
-    with locked():
+    with _alone():
         is_new = not _is_there(wanted, port)
         if wanted.by is not None and not Keyring().admits(wanted.by.key):
             Keyring().admit(wanted.by.key, plain(wanted.by.name, 60))
@@ -239,7 +250,7 @@ def stop(key: str = "") -> Answer:
     Raises:
         ConfigError: one does not end.
     """
-    with locked():
+    with _alone():
         how = How.UP if key else How.DETACHED
         stopped = [each for each in _found(processes.processes()) if each.how is how and (each.key or "") == key]
         for worker in stopped:
