@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_figures.__main__ import PARTS, gpu_probes, measure_on_gpu
 
 from splitinfer.bench.shared.random_model import Shape
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
-from splitinfer.probes.on_gpu import PARTS, gpu_probes, measure_on_gpu
 from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.mark.parametrize("size", ["full", "small", "tiny"])
@@ -26,7 +29,7 @@ def test_every_probe_is_one_that_can_be(size: str):
     assert len({probe.name for probe in probes}) == len(probes)
     for probe in (*probes, *selftest_probes(WORKER_NOWHERE)):
         module, _, function = probe.function.partition(":")
-        assert callable(getattr(importlib.import_module(f"splitinfer.probes.{module}"), function))
+        assert callable(getattr(importlib.import_module(module, "splitinfer.probes"), function))
         assert json.dumps(dict(probe.options))
         if shape := probe.options.get("shape"):
             assert max(probe.options.get("layers", [0])) <= Shape(**shape).layers
@@ -126,11 +129,12 @@ def test_what_should_compute_has_to_be_there(on: str, gpu: bool, words: str):
 
 @pytest.mark.nightly
 def test_the_command_line_writes_one_document():
-    command = [sys.executable, "-m", "splitinfer.probes.on_gpu", "--size", "tiny", "--on", "cpu", "--parts"]
-    done = subprocess.run([*command, "send"], capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SCRIPTS, *sys.path)))}
+    command = [sys.executable, "-m", "gpu_figures", "--size", "tiny", "--on", "cpu", "--parts"]
+    done = subprocess.run([*command, "send"], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["on"]["device"], found["problems"]) == ("cpu", [])
     assert found["parts"]["send, a random model"]["found"]["tokens"]["until_sent_ms"]["count"] == 3
-    done = subprocess.run([*command, "send,pigeon"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "send,pigeon"], capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, "--parts takes support, launch" in done.stderr) == (1, True)
