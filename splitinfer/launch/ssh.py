@@ -41,8 +41,8 @@ ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come
 _MOST_BYTES = 2**20  # of an answer
 _RESOLVE_SECONDS = 15.0
 
-OWN_FAILURE, NOT_FOUND = 255, 127
-"""Exit codes: ssh failed itself; there is no splitinfer."""
+OWN_FAILURE, NOT_FOUND, WRONG_OPTION = 255, 127, 2
+"""Exit codes: ssh failed itself; there is no splitinfer; it does not know an option, so it is another version."""
 
 _HOSTNAME = re.compile(r"^hostname (\S+)$", re.MULTILINE)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, plain, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
-from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, Ended, script
+from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, Ended, script
 from splitinfer.wire.messages import Versions
 
 Run = Callable[[Host, str], Ended]
@@ -109,19 +109,17 @@ class Steps:
         """Run `splitinfer worker` with these words on a host, and read its answer. Raises HostFailed."""
         ended = self.run(host, script((*words, "--json"), self.own.program, str(Path.home())))
         said = plain(last_line(ended.complaints).removeprefix("splitinfer: "), 600)
-        match ended.code:
-            case 0:
-                return self._understood(host, ended)
-            case code if code == OWN_FAILURE:
-                needed = f"`ssh {host.ssh}` must work without a question"
-                raise SshFailed(f"{host.name}: ssh failed; {needed}. It said:{_lines(ended)}")
-            case code if code == NOT_FOUND:
-                raise HostFailed(f"{host.name}: splitinfer was not found there; {self._install(host)}")
-            case 2:  # an option that it does not know
-                raise HostFailed(f"{host.name} has another version of splitinfer ({said}); {self._install(host)}")
-            case _:
-                cure = f"; {self._install(host)}" if "--show" in words else ""
-                raise HostFailed(f"{host.name}: {said or f'splitinfer ended with {ended.code}'}{cure}")
+        if ended.code == 0:
+            return self._understood(host, ended)
+        if ended.code == OWN_FAILURE:
+            needed = f"`ssh {host.ssh}` must work without a question"
+            raise SshFailed(f"{host.name}: ssh failed; {needed}. It said:{_lines(ended)}")
+        if ended.code == NOT_FOUND:
+            raise HostFailed(f"{host.name}: splitinfer was not found there; {self._install(host)}")
+        if ended.code == WRONG_OPTION:
+            raise HostFailed(f"{host.name} has another version of splitinfer ({said}); {self._install(host)}")
+        cure = f"; {self._install(host)}" if "--show" in words else ""  # it cannot do even that
+        raise HostFailed(f"{host.name}: {said or f'splitinfer ended with {ended.code}'}{cure}")
 
     def _understood(self, host: Host, ended: Ended) -> Answer:
         try:
