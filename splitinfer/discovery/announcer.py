@@ -1,6 +1,6 @@
 """Announces a worker, from the worker's own process.
 
-zeroconf answers on a thread of its own. Each packet that other devices send to port 5353 costs it some 0.2 ms of Python;
+zeroconf answers on a thread of its own. A packet that another device sends to port 5353 costs it some 0.2 ms of Python;
 ten a second are 0.2 % of the lock, which the worker's threads get back within half a millisecond (``cli._SWITCH``).
 The worker's main thread, which has nothing else to do, looks after the announcement: addresses come and go, as when a
 Thunderbolt cable is plugged in, and zeroconf does not see that. The kinds of the interfaces are asked for only where
