@@ -6,17 +6,18 @@
 A worker checks ``peers`` for changes whenever a peer connects, so ``splitinfer pair`` takes effect while it runs.
 """
 
+import contextlib
 import json
 import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
-from splitinfer.places import configuration
+from splitinfer.places import configuration, locked, replace_file
 from transports import KeyPair, check_key
 
 log = logging.getLogger(__name__)
@@ -109,14 +110,12 @@ class Keyring:
     def admit(self, key: str, name: str) -> None:
         """Admit a key from now on; ``name`` is its owner's, for people."""
         _check(key)
-        with self._lock:
-            self._read()
+        with self._changing():
             self._write({**self._known, key: Known(key, " ".join(name.split())[:_MAX_NAME])})
 
     def forget(self, key: str) -> bool:
         """Admit a key no longer; whether it was admitted before."""
-        with self._lock:
-            self._read()
+        with self._changing():
             was_known = key in self._known
             self._write({one: known for one, known in self._known.items() if one != key})
             return was_known
@@ -151,14 +150,18 @@ class Keyring:
                 known[key] = Known(key, name.strip())
         return known
 
-    def _write(self, known: dict[str, Known]) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The file is as it was read, until it is written."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
-                file.writelines(f"{one.key} {one.name}\n" for one in known.values())
-            Path(file.name).replace(self._peers)
+            with self._lock, locked(self._folder):
+                self._read()
+                yield
         except OSError as error:
             raise ConfigError(f"{self._peers} cannot be written: {error.strerror}") from error
+
+    def _write(self, known: dict[str, Known]) -> None:
+        replace_file(self._peers, "".join(f"{one.key} {one.name}\n" for one in known.values()))
         self._known, self._version = known, None
 
 

@@ -1,4 +1,5 @@
-"""Where this user's files are: one folder named ``splitinfer`` in each of the platform's places.
+"""Where this user's files are, one folder named ``splitinfer`` in each of the platform's places; and how a small file
+is changed that others read: as a whole, and by one process at a time.
 
                                        variable            macOS                           elsewhere
     what is configured: keys           $XDG_CONFIG_HOME    ~/Library/Application Support   ~/.config
@@ -12,10 +13,12 @@ folder for state.
 """
 
 import contextlib
+import fcntl
 import os
 import platform
-import secrets
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _SUPPORT, _CACHES = Path("Library", "Application Support"), Path("Library", "Caches")
@@ -48,23 +51,38 @@ def of_this_host(what: str) -> Path:
     return caches() / what / host
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it, so that nobody reads half of it; its folder is made.
-
-    Raises:
-        OSError: it cannot be written; what was there before still is.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
 def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
     given = os.environ.get(variable)
     usual = on_a_mac if sys.platform == "darwin" else elsewhere
     return (Path(given) if given else Path.home() / usual) / "splitinfer"
+
+
+# -- how a small file is changed ---------------------------------------------------------------------------------------
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file as a whole, readable by its owner only, when the text is on the disk: nobody reads half of it, and
+    nothing is left over if that fails. The folder is made if it is not there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No other process or thread that asks for this changes a file of the folder meanwhile. The folder is made if it is
+    not there, and the lock ends with its process. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)

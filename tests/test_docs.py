@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import typer
+from gpu_figures.__main__ import app as on_gpu
 
 from splitinfer import config
 from splitinfer.cli import app
-from splitinfer.probes.on_gpu import app as on_gpu
 
 ROOT = Path(__file__).parent.parent
 FRONT = ROOT / "README.md"

@@ -1,6 +1,8 @@
 """The files of keys: made once, private, edited by hand, damaged."""
 
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,24 @@ def test_the_own_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert Keyring(tmp_path / "deep" / "keys").own() == first
     assert stat.S_IMODE((tmp_path / "deep" / "keys" / "key").stat().st_mode) == 0o600
     assert [path.name for path in (tmp_path / "deep" / "keys").iterdir()] == ["key"]
+
+
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By processes of their own, as `pair` and `init` are."""
+    read = Keyring._read
+
+    def slowly(keyring: Keyring) -> None:
+        read(keyring)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Keyring, "_read", slowly)
+    keys = [f"{i}" * 64 for i in range(5)]
+    changes = [threading.Thread(target=Keyring(tmp_path).admit, args=(key, "")) for key in keys]
+    for each in changes:
+        each.start()
+    for each in changes:
+        each.join()
+    assert sorted(each.key for each in Keyring(tmp_path).known()) == keys
 
 
 def test_who_is_admitted_is_known_to_all_who_look(tmp_path: Path) -> None:

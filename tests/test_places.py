@@ -28,3 +28,18 @@ def test_places_are_the_platforms_unless_the_user_names_others(
     for name in XDG:
         monkeypatch.setenv(name, f"/mine/{name}")
     assert [each() for each in ALL] == [Path(f"/mine/{name}/splitinfer") for name in XDG]
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "new" / "file"
+    places.replace_file(path, "one\n")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("one\n", 0o600)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        places.replace_file(path, "two\n")
+    assert path.read_text() == "one\n"
+    assert list(path.parent.iterdir()) == [path], "half a file is left over"

@@ -93,9 +93,9 @@ def test_an_nvidia_card_gets_cudas_library_last_and_once(clone: Path):
     assert first == [
         "-m pip install -qq --no-compile --editable CLONE[cuda]",
         "-m pip install -qq --no-compile --force-reinstall --no-deps mlx-cuda-13==0.99.1",
-        "-m splitinfer.probes.on_gpu --parts send",
+        "-m gpu_figures --parts send",
     ]
-    assert called(clone) == ["-m splitinfer.probes.on_gpu"]
+    assert called(clone) == ["-m gpu_figures"]
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a card")
@@ -111,4 +111,4 @@ def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
     (clone / "wheels").mkdir()
     last = called(clone, "--on", "gpu", *words, "--parts", "send")
     assert last[0] == "-m pip install -qq --no-compile --editable CLONE[cuda] 1 CLONE/wheels"
-    assert last[-1] == "-m splitinfer.probes.on_gpu --on gpu --parts send 1 CLONE/wheels"
+    assert last[-1] == "-m gpu_figures --on gpu --parts send 1 CLONE/wheels"

@@ -21,7 +21,6 @@ from splitinfer.cli.doctor import doctor
 from splitinfer.cli.init import init
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
-from splitinfer.cli.on_host import on_host
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.plan import plan
@@ -43,7 +42,6 @@ _KEPT = "What is kept here"
 for panel, commands in _PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-app.command(hidden=True)(on_host)
 for group, name in ((cache_app, "cache"), (keys_app, "keys"), (models_app, "models"), (service_app, "service")):
     app.add_typer(group, name=name, rich_help_panel=_KEPT)
 

@@ -1,4 +1,4 @@
-"""`splitinfer discover`: lists the workers in this machine's networks, and says what it tried if there are none."""
+"""`splitinfer discover`: lists the workers in this machine's networks, and says what to do if there are none."""
 
 import json
 from typing import Annotated
@@ -22,17 +22,28 @@ def discover(
 
 
 def _discover(seconds: float, *, as_json: bool) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     from splitinfer.console import errors
+    from splitinfer.discovery import report
     from splitinfer.discovery.discover import discover as look_around
     from splitinfer.discovery.network import Network
-    from splitinfer.discovery.report import document, lines
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
 
     with errors.status("looking for workers"):
         look, found = look_around(Network(), seconds, Keyring().known(), own_versions())
     if as_json:
-        typer.echo(json.dumps(document(look, found), indent=2))
-    else:
-        typer.echo("\n".join(lines(look, found)))
+        typer.echo(json.dumps(report.as_json(look, found), indent=2))
+        return 0 if found else 1
+    table = Table(*report.COLUMNS, box=None, pad_edge=False)
+    table.columns[1].no_wrap = True  # an address is copied
+    for row in report.rows(found):
+        table.add_row(*map(escape, row))
+    if found:
+        Console(highlight=False).print(table)
+    for note in report.notes(look, found):
+        typer.echo(note)
     return 0 if found else 1

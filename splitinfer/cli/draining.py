@@ -21,8 +21,8 @@ DRAIN_SECONDS = 5.0
 and closing it stays below the ten after which container runtimes send SIGKILL."""
 
 _NO_TURNS = (
-    "This model has no chat template: it was trained to continue texts, not to chat. The messages of a chat are joined by "
-    "blank lines, and the model goes on from there. To have a text continued, use /v1/completions of a server, or: "
+    "This model has no chat template: it was trained to continue texts, not to chat. The messages of a chat are joined "
+    "by blank lines, and the model goes on from there. To have a text continued, use /v1/completions of a server, or: "
     "splitinfer coord --raw --prompt TEXT"
 )
 _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``

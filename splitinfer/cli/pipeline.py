@@ -137,10 +137,24 @@ def worker(
             "it and it has a key.",
         ),
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; end when the worker waits, or waits already.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the workers that --detach has started.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show which workers run on this machine.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --detach, --stop or --show: answer with one line of JSON.")
+    ] = False,
+    by: Annotated[str | None, typer.Option("--by", metavar="KEY:NAME", hidden=True)] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
+    if detach + stop + show > 1 or (as_json and not (detach or stop or show)):
+        raise typer.BadParameter("--detach, --stop and --show each say what is to be done; give one, --json beside it")
+    if detach or stop or show:
+        set_up(verbose)
+        finish(lambda: _in_background(by, as_json, detach=detach, stop=stop), verbose)
     set_up(verbose, info=True)
     if child:
         shutdown.follow_parent(sys.stdin.fileno())
@@ -157,6 +171,23 @@ def worker(
         )  # fmt: skip
 
     finish(run, verbose)
+
+
+def _in_background(by: str | None, as_json: bool, *, detach: bool, stop: bool) -> int:
+    """Start, stop or show workers in the background of this machine. ``by``: the machine whose `up` asks."""
+    from splitinfer.keyring import Known
+    from splitinfer.launch import background
+    from splitinfer.launch.answer import encode, lines
+
+    key, _, name = (by or "").partition(":")
+    asker = Known(key, name) if key else None
+    if detach:
+        words = [word for word in sys.argv[2:] if word not in ("--detach", "--json") and not word.startswith("--by=")]
+        answer = background.start(background.Wanted(tuple(words), asker))
+    else:
+        answer = background.stop(key) if stop else background.show()
+    typer.echo(encode(answer) if as_json else "\n".join(lines(answer)))
+    return 0
 
 
 def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: SamplingChoice, port: int) -> int:

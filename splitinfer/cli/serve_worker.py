@@ -90,11 +90,11 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutd
 
     with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
+            announcing.tick()
             while not ending.wait(timeout=0.5):
                 announcing.tick()
         finally:
             log.info("worker %s stops", worker.name)
-            announcing.withdraw()
             worker.stop(timeout=_STOP_SECONDS + writing)
             announcing.close()
             stopped.set()

@@ -268,14 +268,14 @@ def _status(hosts: "Sequence[Host]") -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from splitinfer.launch.steps import COLUMNS, status_rows
+    from splitinfer.launch.steps import COLUMNS
 
     with _steps() as (steps, _):
         found = steps.status(hosts)
+        rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for host, seen in zip(hosts, found, strict=True):
-        for row in status_rows(host, seen) if seen else ():
-            table.add_row(*map(escape, row))
-    if table.rows:
+    for row in rows:
+        table.add_row(*map(escape, row))
+    if rows:
         Console(highlight=False).print(table)
     return 0 if all(found) else 1

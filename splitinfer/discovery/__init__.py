@@ -11,8 +11,8 @@ only says where to try, and the encrypted link, which needs the key itself, deci
 
     announcement  what is announced, as the properties of a TXT record and back. Pure
     workers       sightings as workers, which of them a stage means, which of its addresses. Pure
-    report        what was found and tried, for people and as JSON. Pure
-    network       browses, hears other devices, connects
+    report        what was found, for people and as JSON. Pure
+    network       browses, connects
     discover      the list; the addresses of a layout's names
-    announcer     a process beside the worker that announces it
+    announcer     announces a worker, in its process
 """

@@ -1,33 +1,29 @@
-"""The process that announces a worker, `python -m splitinfer.discovery.announcer HOST`, and the worker's end of it.
-HOST is the interface that the worker listens on.
+"""Announces a worker, from the worker's own process.
 
-It is a process of its own because it reads what strangers send to port 5353, and because the worker's threads have
-better things to do. Its standard input is the worker's: each line is what to announce from now on, as JSON; the end of
-it, however the worker ended, withdraws the announcement.
+zeroconf answers on a thread of its own. A packet that another device sends to port 5353 costs it some 0.2 ms of Python;
+ten a second are 0.2 % of the lock, which the worker's threads get back within half a millisecond (``cli._SWITCH``).
+The worker's main thread, which has nothing else to do, looks after the announcement: addresses come and go, as when a
+Thunderbolt cable is plugged in, and zeroconf does not see that. The kinds of the interfaces are asked for only where
+addresses have changed, because on macOS that starts a program.
 
-Interfaces come and go, as when a Thunderbolt cable is plugged in. zeroconf does not see that, so the addresses are
-looked at every few seconds and announced anew when they are others. The announced host is one of this program's own,
-``splitinfer-ID.local``: announcing addresses of the machine's own name would conflict with the system's responder,
-which would then rename the machine.
+The announced host is one of this program's own, ``splitinfer-ID.local``: announcing addresses of the machine's own name
+would conflict with the system's responder, which would then rename the machine. A worker that is killed says no
+goodbye; who looks around finds that it does not answer.
 """
 
 import contextlib
-import json
 import logging
-import select
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from splitinfer import cleanup
+import psutil
+
 from splitinfer.discovery.announcement import SERVICE, Announcement, to_properties
 from splitinfer.system.interface_kind import Kind, LocalInterface
 from splitinfer.system.interfaces import local_interfaces
-from splitinfer.wire.messages import Versions
 
 if TYPE_CHECKING:
     import zeroconf
@@ -37,20 +33,8 @@ log = logging.getLogger(__name__)
 _LOOK, _RETRY = 5.0, 30.0  # seconds
 _EVERY = 60.0  # seconds between two looks at the free memory
 _WORTH = 0.05  # of all memory: a smaller change is not announced, because each is sent to every device
-_ENDING = 1.0  # seconds for a goodbye
 _ANNOUNCED = (Kind.THUNDERBOLT, Kind.CABLE, Kind.WIRELESS)
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
-
-
-def to_line(announcement: Announcement) -> str:
-    """The announcement as one line of JSON."""
-    return json.dumps(asdict(announcement)) + "\n"
-
-
-def from_line(line: str) -> Announcement:
-    """The announcement in a line."""
-    fields = json.loads(line)
-    return Announcement(**{**fields, "versions": Versions(**fields["versions"])})
 
 
 def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, ...]:
@@ -62,79 +46,6 @@ def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, 
     if host == _ANY_IPV6:
         return tuple(ips)
     return (host,)
-
-
-# ----- the worker's end ----------------------------------------------------------------------------
-
-
-class Announcing:
-    """An announced worker that listens on ``host``, or none if there is no ``announcement``. Nothing here fails the
-    worker: what cannot be announced is logged. ``free``: reads the free memory, in bytes."""
-
-    def __init__(
-        self,
-        announcement: Announcement | None,
-        host: str,
-        free: Callable[[], int],
-        now: Callable[[], float] = time.monotonic,
-        start: "Callable[[str], subprocess.Popen[bytes] | None] | None" = None,
-    ) -> None:
-        self._announcement, self._free, self._now = announcement, free, now
-        self._due = now() + _EVERY
-        self._process = None if announcement is None else (start or _start)(host)
-        self._send()
-
-    def tick(self) -> None:
-        """Announce the free memory if it has changed; to be called about once a second."""
-        if self._announcement is None or self._now() < self._due:
-            return
-        self._due = self._now() + _EVERY
-        free = self._free()
-        if abs(free - self._announcement.free) >= _WORTH * self._announcement.memory:
-            self._announcement = replace(self._announcement, free=free)
-            self._send()
-
-    def withdraw(self) -> None:
-        """Have the announcement withdrawn, without waiting."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-
-    def close(self) -> None:
-        """Withdraw the announcement, and wait a moment for that."""
-        self.withdraw()
-        if self._process is not None:
-            try:
-                self._process.wait(_ENDING)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-
-    def _send(self) -> None:
-        if self._announcement is None or self._process is None or self._process.stdin is None:
-            return
-        with contextlib.suppress(OSError):  # the process has ended, and has said why
-            self._process.stdin.write(to_line(self._announcement).encode())
-            self._process.stdin.flush()
-
-
-def _start(host: str) -> "subprocess.Popen[bytes] | None":
-    try:
-        # A session of its own: Ctrl-C in the terminal is the worker's, which then says goodbye.
-        return cleanup.start(
-            (sys.executable, "-m", "splitinfer.discovery.announcer", host),
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        _warn(error)
-        return None
-
-
-def _warn(why: object) -> None:
-    log.warning("mDNS announcing stopped: %s; use the address instead", why)
-
-
-# ----- the process ---------------------------------------------------------------------------------
 
 
 class Registered:
@@ -175,81 +86,80 @@ def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroc
     )
 
 
-class Announcer:
-    """Keeps one announcement of a worker that listens on ``host`` as it should be; ``look`` is to be called every few
-    seconds."""
+def _numbers() -> Hashable:
+    """All addresses of this machine, and which interfaces are up."""
+    up = frozenset(name for name, state in psutil.net_if_stats().items() if state.isup)
+    return up, frozenset((name, each.address) for name, all_of in psutil.net_if_addrs().items() for each in all_of)
+
+
+class Announcing:
+    """Keeps the announcement of a worker that listens on ``host`` as it should be; none if ``announcement`` is
+    ``None``. Nothing here fails the worker: what cannot be announced is logged. ``free``: reads the free memory, in
+    bytes. All methods are for one thread."""
 
     def __init__(
         self,
+        announcement: Announcement | None,
         host: str,
+        free: Callable[[], int],
         register: Callable[[Announcement, Sequence[str]], Registered] = Registered,
         interfaces: Callable[[], Sequence[LocalInterface]] = local_interfaces,
+        numbers: Callable[[], Hashable] = _numbers,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._register, self._interfaces, self._now = host, register, interfaces, now
-        self._wanted: Announcement | None = None
+        self._wanted, self._host, self._free, self._now = announcement, host, free, now
+        self._register, self._interfaces, self._numbers = register, interfaces, numbers
         self._announced: Announcement | None = None
         self._registration: Registered | None = None
         self._addresses: tuple[str, ...] = ()
-        self._not_before = 0.0
+        self._seen: Hashable = None
+        self._look_due, self._free_due = now(), now() + _EVERY
         self._said = ""
 
-    def announce(self, announcement: Announcement) -> None:
-        """Announce this from now on."""
-        self._wanted = announcement
-        self.look()
-
-    def look(self) -> None:
-        """Announce what has changed; if that fails, say so once, and try again later."""
+    def tick(self) -> None:
+        """Announce what has changed; to be called about once a second. If that fails, it is said once, and tried again
+        later."""
+        if self._wanted is None or self._now() < self._look_due:
+            return
         import zeroconf
 
-        if self._wanted is None or self._now() < self._not_before:
-            return
+        self._look_due = self._now() + _LOOK
         try:
-            self._bring_up_to_date(self._wanted)
+            self._bring_up_to_date(self._with_free(self._wanted))
         except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
             self.close()
-            self._not_before = self._now() + _RETRY
+            self._look_due = self._now() + _RETRY
             if str(error) != self._said:
                 self._said = str(error)
-                _warn(error)
+                log.warning("mDNS announcing stopped: %s; use the address instead", error)
+
+    def _with_free(self, wanted: Announcement) -> Announcement:
+        if self._now() >= self._free_due:
+            self._free_due = self._now() + _EVERY
+            free = self._free()
+            if abs(free - wanted.free) >= _WORTH * wanted.memory:
+                wanted = self._wanted = replace(wanted, free=free)
+        return wanted
 
     def _bring_up_to_date(self, announcement: Announcement) -> None:
-        addresses = addresses_of(self._host, self._interfaces())
-        if addresses != self._addresses:
-            self.close()
-        if self._registration is None and addresses:
-            self._registration = self._register(announcement, addresses)
-            self._addresses, self._said = addresses, ""
-        elif self._registration is not None and announcement != self._announced:
+        numbers = self._numbers()
+        if numbers != self._seen:
+            addresses = addresses_of(self._host, self._interfaces())
+            if addresses != self._addresses:
+                self.close()
+                if addresses:
+                    self._registration = self._register(announcement, addresses)
+                    self._addresses, self._announced, self._said = addresses, announcement, ""
+            self._seen = numbers
+        if self._registration is not None and announcement != self._announced:
             self._registration.update(announcement)
-        self._announced = announcement
+            self._announced = announcement
 
     def close(self) -> None:
         """Withdraw the announcement."""
         if self._registration is not None:
-            self._registration.close()
-        self._registration, self._addresses = None, ()
+            import zeroconf
 
-
-def main() -> None:
-    """Announce what standard input says, until it ends."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    announcer = Announcer(sys.argv[1])
-    with open(0, "rb", buffering=0, closefd=False) as lines:  # select needs it unbuffered
-        try:
-            while True:
-                if not select.select([lines], [], [], _LOOK)[0]:
-                    announcer.look()
-                elif line := lines.readline():
-                    announcer.announce(from_line(line.decode()))
-                else:
-                    return
-        except KeyboardInterrupt:
-            pass
-        finally:
-            announcer.close()
-
-
-if __name__ == "__main__":
-    main()
+            with contextlib.suppress(OSError, RuntimeError, zeroconf.Error):
+                self._registration.close()
+        self._registration, self._addresses, self._seen = None, (), None

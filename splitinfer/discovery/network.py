@@ -1,8 +1,7 @@
 """This machine's networks, as a look around for workers needs them: what acts.
 
-zeroconf browses. It is imported only then, because a layout with addresses does not need it. Meanwhile ``Ears`` counts
-other devices on each interface: a network without workers and a network whose router drops multicasts look the same
-otherwise. The ways to the workers that were found are measured by connecting to each address.
+zeroconf browses. It is imported only then, because a layout with addresses does not need it. The ways to the workers
+that were found are measured by connecting to each address.
 
 Sources: RFC 6762 (multicast DNS) and RFC 6763 (DNS-based service discovery).
 """
@@ -10,17 +9,15 @@ Sources: RFC 6762 (multicast DNS) and RFC 6763 (DNS-based service discovery).
 import contextlib
 import ipaddress
 import queue
-import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from splitinfer.discovery.announcement import SERVICE, from_properties
-from splitinfer.discovery.report import Look, Tried
+from splitinfer.discovery.report import Look
 from splitinfer.discovery.workers import Way, Worker, in_order, merge, without_own
 from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.system.interfaces import local_interfaces
@@ -90,103 +87,6 @@ def _sighting(info: Any) -> Worker | None:
     return None if announcement is None else Worker(announcement, tuple(info.parsed_scoped_addresses()))
 
 
-# ----- other devices -------------------------------------------------------------------------------
-
-_GROUP, _PORT = "224.0.0.251", 5353
-_QUESTION = (
-    b"\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00"  # one question
-    b"\x09_services\x07_dns-sd\x04_udp\x05local\x00\x00\x0c\x00\x01"  # for PTR records
-)
-_ALL = 49  # IP_MULTICAST_ALL in linux/in.h; the socket module has no name for it
-_MOST_SOURCES = 999
-
-
-class Ears:
-    """Asks on each interface which services there are (RFC 6763, section 9), which every responder answers, and counts
-    the addresses from which anything came. Nothing that came is parsed.
-
-    Each interface has two sockets. One hears what is sent to the group: it is bound to the group's address, so that it
-    takes no answer away that is meant for another program at the port, and hears only the interface where it joined the
-    group; Linux needs ``IP_MULTICAST_ALL`` off for that (ip(7)), macOS does so by itself (*assumed*). The other asks,
-    from a port of its own, and so is answered directly (RFC 6762, section 6.7).
-    """
-
-    def __init__(self, interfaces: Sequence[LocalInterface]) -> None:
-        self._own = {address for each in interfaces for address in each.ipv4}
-        self._heard = {each: set[str]() for each in interfaces}
-        self._problems: dict[LocalInterface, str] = {}
-        self._askers: dict[socket.socket, LocalInterface] = {}
-        self._sockets: dict[socket.socket, LocalInterface] = {}
-        self._stack = contextlib.ExitStack()
-        self._due = 0.0
-
-    @property
-    def tried(self) -> tuple[Tried, ...]:
-        """What was heard so far."""
-        return tuple(Tried(each, len(heard), self._problems.get(each, "")) for each, heard in self._heard.items())
-
-    def __enter__(self) -> Self:
-        for interface in self._heard:
-            if not interface.ipv4:
-                self._problems[interface] = "it has no IPv4 address"
-                continue
-            try:
-                self._open(interface, interface.ipv4[0])
-            except OSError as error:
-                self._problems[interface] = error.strerror or str(error)
-        return self
-
-    def _open(self, interface: LocalInterface, address: str) -> None:
-        listening, asking = (
-            self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)
-        )
-        _join(listening, address)
-        asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
-        asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
-        asking.bind((address, 0))
-        asking.setblocking(False)
-        self._askers[asking] = self._sockets[asking] = self._sockets[listening] = interface
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def listen(self, seconds: float) -> None:
-        """Ask, if it is time to, and hear for at most ``seconds``."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + _ASK_AGAIN
-            for asking, interface in self._askers.items():
-                self._ask(asking, interface)
-        if not self._sockets:
-            time.sleep(seconds)
-            return
-        for each in select.select(list(self._sockets), [], [], seconds)[0]:
-            with contextlib.suppress(OSError):
-                source, sources = str(each.recvfrom(9000)[1][0]), self._heard[self._sockets[each]]
-                if source not in self._own and len(sources) < _MOST_SOURCES:
-                    sources.add(source)
-
-    def _ask(self, asking: socket.socket, interface: LocalInterface) -> None:
-        try:
-            asking.sendto(_QUESTION, (_GROUP, _PORT))
-            self._problems.pop(interface, None)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._problems[interface] = error.strerror or str(error)
-
-
-def _join(listening: socket.socket, address: str) -> None:
-    """Have a socket hear the group on the interface with this address."""
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if sys.platform == "linux":
-        listening.setsockopt(socket.IPPROTO_IP, _ALL, 0)
-    listening.bind((_GROUP, _PORT))
-    member = socket.inet_aton(_GROUP) + socket.inet_aton(address)
-    listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-    listening.setblocking(False)
-
-
 # ----- the ways to a worker ------------------------------------------------------------------------
 
 
@@ -236,11 +136,10 @@ IsEnough = Callable[[Sequence[Worker]], bool]
 
 @dataclass(frozen=True)
 class Network:
-    """What a look around needs: this machine's interfaces, and how they are browsed, heard and measured."""
+    """What a look around needs: this machine's interfaces, and how they are browsed and measured."""
 
     interfaces: tuple[LocalInterface, ...] = field(default_factory=lambda: tuple(local_interfaces()))
     browse: Callable[[Sequence[LocalInterface]], Sightings] = browse
-    ears: Callable[[Sequence[LocalInterface]], Ears] = Ears
     ways: Callable[[Worker, Sequence[LocalInterface]], tuple[Way, ...]] = ways_to
 
     def look(self, seconds: float, is_enough: IsEnough = lambda _: False) -> Look:
@@ -248,18 +147,17 @@ class Network:
         begun, seen, problem = time.monotonic(), list[Worker](), ""
         if not self.interfaces:
             return Look((), (), (), 0.0)
-        with self.ears(self.interfaces) as ears:
-            try:
-                self._see(seen, ears, begun + seconds, is_enough)
-            except BrowsingFailed as error:
-                problem = str(error)
-        return Look(*merge(seen), ears.tried, time.monotonic() - begun, problem)
+        try:
+            self._see(seen, begun + seconds, is_enough)
+        except BrowsingFailed as error:
+            problem = str(error)
+        return Look(*merge(seen), self.interfaces, time.monotonic() - begun, problem)
 
-    def _see(self, seen: list[Worker], ears: Ears, until: float, is_enough: IsEnough) -> None:
+    def _see(self, seen: list[Worker], until: float, is_enough: IsEnough) -> None:
         with contextlib.closing(self.browse(self.interfaces)) as sightings:
             for sighting in sightings:
                 if sighting is None:
-                    ears.listen(_WAIT)
+                    time.sleep(_WAIT)
                 elif len(seen) < _MOST_SIGHTINGS:
                     seen.append(sighting)
                     if is_enough(merge(seen)[0]):

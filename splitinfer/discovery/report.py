@@ -1,4 +1,4 @@
-"""What a look around found and what was tried: as values, as sentences for people, and as one JSON document. Pure."""
+"""What a look around found: as values, as rows of a table with notes below, and as JSON. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,40 +9,34 @@ from splitinfer.discovery.announcement import FORM, short
 from splitinfer.discovery.workers import Way, Worker
 from splitinfer.system.interface_kind import LocalInterface
 
-_BY_HAND = "an address always works: tcp://HOST:5577 in the layout, or HOST.local if the system resolves that"
+COLUMNS = ("worker", "address", "by", "key fingerprint", "machine")
+
+_NO_INTERFACE = "this machine has no network interface that is up: connect a cable or Wi-Fi"
 _START = "on the worker's machine, run `splitinfer worker --host 0.0.0.0` (without --no-announce), and look again"
 _BLOCKED = (
-    "multicast DNS (UDP port 5353) does not get through: a firewall on either machine, a Wi-Fi that keeps its devices "
-    "apart (client isolation), a VPN, or on macOS a program without the permission for the local network"
+    "if one runs there, multicast DNS (UDP port 5353) does not get through: a firewall on either machine, a Wi-Fi that "
+    "keeps its devices apart (client isolation), a VPN, or on macOS a program without the permission for the local "
+    "network"
 )
-_NO_INTERFACE = "this machine has no network interface that is up: connect a cable or Wi-Fi"
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """An interface: how many other devices were heard on it, or why it could not be asked."""
-
-    interface: LocalInterface
-    num_others: int = 0
-    problem: str = ""
+_BY_HAND = "an address always works: tcp://HOST:5577 in the layout, or HOST.local if the system resolves that"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look around: the workers that were seen, the names of entries that earlier runs left behind, what was tried,
+    """A look around: the workers that were seen, the names of entries that earlier runs left behind, the interfaces,
     how many seconds it took, and why it failed, or ""."""
 
     workers: tuple[Worker, ...]
     stale: tuple[str, ...]
-    tried: tuple[Tried, ...]
+    interfaces: tuple[LocalInterface, ...]
     seconds: float
     problem: str = ""
 
     @property
     def words(self) -> str:
         """What was tried, as the end of a sentence."""
-        where = ", ".join(map(_tried, self.tried)) or "no network interface is up"
-        return self.problem or f"looked for {self.seconds:.1f} s on {where}"
+        where = ", ".join(each.words for each in self.interfaces)
+        return self.problem or (f"looked for {self.seconds:.1f} s on {where}" if where else _NO_INTERFACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +75,40 @@ def way_words(way: Way) -> str:
     return f"{by}, {'no answer' if way.seconds is None else f'{way.seconds * 1e3:.2f} ms'}"
 
 
-# ----- sentences -----------------------------------------------------------------------------------
+# ----- for people ----------------------------------------------------------------------------------
 
 
-def lines(look: Look, found: Sequence[Found]) -> Iterator[str]:
-    """The report, line by line."""
+def rows(found: Sequence[Found]) -> Iterator[tuple[str, ...]]:
+    """A row for each way to each worker, the best first; their columns are ``COLUMNS``."""
     for each in found:
-        yield from _worker(each)
+        first = (each.worker.name, _key(each), _machine(each))
+        for name, key, machine, way in zip(*_once(first, len(each.ways)), each.ways, strict=True):
+            by = way_words(way) if way.seconds is not None else way.problem
+            yield name, address_of(way, each.worker), by + (", this machine" if each.is_here else ""), key, machine
+
+
+def _once(words: Sequence[str], count: int) -> Iterator[list[str]]:
+    """Columns with each word in its first row only."""
+    return ([word, *[""] * (count - 1)][:count] for word in words)
+
+
+def _machine(found: Found) -> str:
+    it = found.worker.announcement
+    memory = f"{it.free / 1e9:.0f} of {it.memory / 1e9:.0f} GB free" if it.memory else ""
+    return ", ".join(filter(None, (it.device, memory, f"splitinfer {it.versions.splitinfer}")))
+
+
+def _key(found: Found) -> str:
+    if not found.worker.fingerprint:
+        return "none"
+    shown = short(found.worker.fingerprint)
+    return f"{shown}, known here as {found.known_as}" if found.known_as else f"{shown}, not known here"
+
+
+def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
+    """What a person has to know beside the rows: what is wrong with workers, or what to do if there are none."""
+    for each in found:
+        yield from (f"{each.worker.name} {what}" for what in _troubles(each))
     for name, count in Counter(each.worker.name.lower() for each in found).items():
         if count > 1:
             yield f"{count} workers are named {name}: a layout tells them apart by their keys, or by an address"
@@ -95,141 +116,60 @@ def lines(look: Look, found: Sequence[Found]) -> Iterator[str]:
         entries = "1 entry" if len(look.stale) == 1 else f"{len(look.stale)} entries"
         yield f"left out: {entries} that an earlier run left behind ({', '.join(sorted(set(look.stale)))})"
     if not found:
-        yield from _nothing(look)
+        yield f"no worker was found: {look.words}"
+        if look.interfaces and not look.problem:
+            yield from (_START, _BLOCKED)
+        yield _BY_HAND
 
 
-def _nothing(look: Look) -> Iterator[str]:
-    """What was tried where no worker was found, and what to do."""
-    if look.tried:
-        yield f"no worker was found in {look.seconds:.1f} s"
-    if look.problem:
-        yield look.problem
-    for tried in look.tried:
-        if tried.problem or not look.problem:  # after a failure it means nothing that nobody answered
-            yield f"  {_tried(tried)}"
-    if not look.problem:
-        yield from _remedies(look.tried)
-    yield _BY_HAND
-
-
-def _worker(found: Found) -> Iterator[str]:
-    announcement = found.worker.announcement
+def _troubles(found: Found) -> Iterator[str]:
     if found.address is None:
-        yield f"{announcement.name}: announced, but it does not answer"
-        for way in found.ways:
-            yield f"    {address_of(way, found.worker)}: {way.problem}"
-        yield f"    {_why_silent(found)}"
-    else:
-        here = ", on this machine" if found.is_here else ""
-        yield f"{announcement.name}: {found.address} by {way_words(found.ways[0])}{here}"
-        for way in found.ways[1:]:
-            by = f"by {way_words(way)}" if way.seconds is not None else f"does not answer ({way.problem})"
-            yield f"    also {address_of(way, found.worker)} {by}"
-    yield f"    {_machine(found)}"
-    yield f"    {_key(found)}"
-    if announcement.form != FORM:
-        yield "    it announces itself in a form that this version does not know"
-    if found.difference is not None:
-        yield f"    it runs another version ({found.difference}); install the same on both"
-
-
-def _why_silent(found: Found) -> str:
-    if any("refused" in way.problem for way in found.ways):
-        return "nothing listens there any more, or a firewall refuses connections"
-    return "its machine is off or asleep, or a firewall keeps connections out"
-
-
-def _machine(found: Found) -> str:
-    it = found.worker.announcement
-    memory = f"{it.memory / 1e9:.0f} GB of memory, {it.free / 1e9:.0f} GB free" if it.memory else ""
-    version = f"splitinfer {it.versions.splitinfer}, mlx {it.versions.mlx}"
-    return " · ".join(filter(None, (it.device, memory, version)))
-
-
-def _key(found: Found) -> str:
+        refused = any("refused" in way.problem for way in found.ways)
+        gone = "nothing listens there any more, or a firewall refuses connections"
+        silent = "its machine is off or asleep, it was killed, or a firewall keeps connections out"
+        yield f"announced itself, but does not answer: {gone if refused else silent}"
     if not found.worker.fingerprint:
-        return "no key: it admits everyone, unencrypted (--insecure)"
-    shown = f"key fingerprint {short(found.worker.fingerprint)}"
+        yield "has no key: it admits everyone, unencrypted (--insecure)"
     if found.is_impostor:
-        return (
-            f"{shown}: NOT the key that is known here under this name: another machine, or it was given a new key; "
+        yield (
+            "has NOT the key that is known here under this name: it is another machine, or it was given a new key; "
             "`splitinfer pair` there prints it"
         )
-    return f"{shown}, known here as {found.known_as}" if found.known_as else f"{shown}, not known here"
+    if found.worker.announcement.form != FORM:
+        yield "announces itself in a form that this version does not know"
+    if found.difference is not None:
+        yield f"runs another version ({found.difference}); install the same on both"
 
 
-def _tried(tried: Tried) -> str:
-    where = f"{tried.interface.words}, {next(iter(tried.interface.ipv4), 'no IPv4 address')}"
-    if tried.problem:
-        return f"{where}: could not ask ({tried.problem})"
-    if tried.num_others == 0:
-        return f"{where}: no device answered"
-    return f"{where}: {tried.num_others} other device{'s' if tried.num_others > 1 else ''} answered, no worker"
+# ----- for programs --------------------------------------------------------------------------------
 
 
-def _remedies(tried: Sequence[Tried]) -> Iterator[str]:
-    silent = [each for each in tried if each.num_others == 0]
-    if not tried:
-        yield _NO_INTERFACE
-        return
-    if silent:
-        where = "" if len(silent) == len(tried) else f" on {', '.join(each.interface.name for each in silent)}"
-        yield f"either there is no other device{where}, or {_BLOCKED}"
-    if len(silent) < len(tried):
-        yield f"multicast DNS works, so no worker announces itself there: {_START}"
-    else:
-        yield f"if a worker runs there: {_START}"
+def as_json(look: Look, found: Sequence[Found]) -> dict[str, Any]:
+    """What was found, with seconds in seconds and memory in bytes."""
+    return {"problem": look.problem or None, "workers": [_worker_as_json(each) for each in found]}
 
 
-# ----- the document --------------------------------------------------------------------------------
-
-
-def document(look: Look, found: Sequence[Found]) -> dict[str, Any]:
-    """The report as one JSON document: seconds in seconds, memory in bytes, speeds in Mb/s."""
-    return {
-        "seconds": round(look.seconds, 3),
-        "problem": look.problem or None,
-        "workers": [_document_of(each) for each in found],
-        "stale": list(look.stale),
-        "interfaces": [
-            {
-                "name": each.interface.name,
-                "kind": each.interface.kind.value,
-                "addresses": [str(network.ip) for network in each.interface.networks],
-                "others": each.num_others,
-                "problem": each.problem or None,
-            }
-            for each in look.tried
-        ],
-    }
-
-
-def _document_of(found: Found) -> dict[str, Any]:
+def _worker_as_json(found: Found) -> dict[str, Any]:
     announcement = found.worker.announcement
+    ways = [
+        {
+            "address": address_of(way, found.worker),
+            "interface": way.interface and way.interface.name,
+            "round_trip": way.seconds,
+            "problem": way.problem or None,
+        }
+        for way in found.ways
+    ]
     return {
         "name": announcement.name,
-        "id": announcement.id,
         "address": found.address,
-        "ways": [_way(each, found.worker) for each in found.ways],
+        "ways": ways,
         "fingerprint": announcement.fingerprint or None,
         "known_as": found.known_as or None,
         "other_key_known": found.is_impostor,
         "here": found.is_here,
-        "device": announcement.device or None,
-        "memory": announcement.memory or None,
-        "free": announcement.free or None,
+        "device": announcement.device,
+        "memory": announcement.memory,
+        "free": announcement.free,
         "versions": asdict(announcement.versions),
-        "version_difference": found.difference,
-    }
-
-
-def _way(way: Way, worker: Worker) -> dict[str, Any]:
-    interface = way.interface
-    return {
-        "address": address_of(way, worker),
-        "interface": interface and interface.name,
-        "kind": interface and interface.kind.value,
-        "speed": (interface and interface.speed) or None,
-        "round_trip": way.seconds,
-        "problem": way.problem or None,
     }

@@ -1,11 +1,12 @@
 """Starts what a pipeline needs on other machines, over ssh: `splitinfer up`, `down`, `status`.
 
     words, a hostfile, the last time ──▶ Host                                        pure    hosts
-    look, start ──▶ a worker waits there, or one sentence                            thin    steps
-       a Request ──▶ a script for /bin/sh ──▶ ssh ──▶ what was heard                 pure    script, answers
-       OpenSSH's program runs it; what its failures mean                             thin    ssh
-    on the other machine: `splitinfer on-host` looks, starts or stops                thin    on_host, processes
+    show, start ──▶ a worker waits there, or one sentence                            thin    steps
+       `splitinfer worker --detach --json` there, wherever the program is            thin    ssh
+       one line of JSON back                                                         pure    answer
+    on the other machine: workers in the background, shown, started, stopped         thin    background, processes
     this machine; where `up` remembers things                                        thin    own, place
+    two machines without ssh: `splitinfer init`                                      thin    pairing
 
 The workers that are up are measured, the model is cut for them, and what they lack is copied, as for any pipeline
 (``placement``, ``store``).

@@ -34,6 +34,7 @@ _HALF = 3  # letters
 _LONGEST = 4096  # bytes of a line
 _PATIENCE = 20.0  # seconds for a machine that has connected
 _AGAIN = 1.0  # seconds between two rounds of connecting
+_MOST_LINKS = 4  # that others have opened, at a time; a new one takes the place of the oldest
 
 Address = tuple[str, int]
 
@@ -72,11 +73,16 @@ def read_code(typed: str) -> str | None:
     return f"{letters[:_HALF]}-{letters[_HALF:]}"
 
 
-def exchange(link: socket.socket, own: Hello, codes: Iterable[str]) -> Hello:
-    """The hello of the machine at the other end, which knows both codes and has proved it.
+def secret_of(codes: Iterable[str]) -> bytes:
+    """What only machines that know both codes have. It takes 16 MB and tens of milliseconds."""
+    return hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
+
+
+def exchange(link: socket.socket, own: Hello, secret: bytes) -> Hello:
+    """The hello of the machine at the other end, which has the same secret and has proved it.
 
     Raises:
-        WrongCode: it knows others.
+        WrongCode: it has another.
         ConfigError: it has another version, or both are to coordinate, or neither.
         OSError, ValueError: it is something else, or has gone.
     """
@@ -88,7 +94,6 @@ def exchange(link: socket.socket, own: Hello, codes: Iterable[str]) -> Hello:
         other = _hello(heard)
         if other.key == own.key:
             raise ValueError("this machine itself")
-        secret = hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
         link.sendall(_proof(secret, said, heard).encode() + b"\n")
         if not hmac.compare_digest(_line(lines.readline(_LONGEST)), _proof(secret, heard, said).encode()):
             raise WrongCode
@@ -130,7 +135,7 @@ class Meeting:
     any, those that multicast DNS tells."""
 
     def __init__(self, own: Hello, port: int = PORT, near: Iterable[Address] = ()) -> None:
-        self._own, self._near, self._codes = own, tuple(near), ("", "")
+        self._own, self._near, self._secret = own, tuple(near), b""
         self._met: queue.SimpleQueue[tuple[Hello, str] | Exception] = queue.SimpleQueue()
         self._seen: set[Address] = set(self._near)
         self._is_over = threading.Event()
@@ -157,7 +162,7 @@ class Meeting:
             WrongCode: a machine has answered that knows other codes.
             ConfigError: as ``exchange``.
         """
-        self._codes = (own, other)
+        self._secret = secret_of((own, other))  # once, however many connect
         rounds = threading.Event()
         workers = [threading.Thread(target=run, args=(rounds,), daemon=True) for run in (self._accept, self._dial)]
         for each in workers:
@@ -201,9 +206,13 @@ class Meeting:
 
     def _accept(self, ended: threading.Event) -> None:
         self._listening.settimeout(0.2)
+        links: list[socket.socket] = []
         while not ended.is_set():
             with contextlib.suppress(OSError):
                 link, (host, *_) = self._listening.accept()
+                links = [*(each for each in links if each.fileno() >= 0), link]
+                if len(links) > _MOST_LINKS:  # who is silent keeps nobody out
+                    _shut(links.pop(0))
                 threading.Thread(target=self._try, args=(link, host, ended), daemon=True).start()
 
     def _dial(self, ended: threading.Event) -> None:
@@ -220,7 +229,7 @@ class Meeting:
             if ended.is_set():  # a person is asked again, and the other machine tries again
                 return False
             try:
-                result: tuple[Hello, str] | Exception = (exchange(link, self._own, self._codes), host)
+                result: tuple[Hello, str] | Exception = (exchange(link, self._own, self._secret), host)
             except (WrongCode, ConfigError) as error:
                 result = error
             except (OSError, ValueError):  # somebody else, or the same machine, which has met this one on another link
@@ -228,6 +237,12 @@ class Meeting:
         if not (ended.is_set() and isinstance(result, Exception)):  # the other may have gone on with success
             self._met.put(result)
         return True
+
+
+def _shut(link: socket.socket) -> None:
+    """End a link that another thread reads from."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def ask_code(read: Callable[[str], str], say: Callable[[str], None], before: str | None) -> str:

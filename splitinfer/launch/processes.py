@@ -1,8 +1,9 @@
 """The processes of this machine, and which of them are workers.
 
 A worker is known by its command line: ``.../splitinfer worker ...`` or ``python -m splitinfer worker ...``. Workers
-that a coordinator started for itself (``--child``) are its own business. A record of `up` is believed only while a
-process with its number runs that is a worker and began when the record says: numbers are used again.
+that a coordinator started for itself (``--child``) are its own business, and `worker --detach` starts one without being
+one. A record of `up` is believed only while a process with its number runs that is a worker and began when the record
+says: numbers are used again.
 
 The command line of another user's process is anybody's to read on Linux. macOS gives it to its owner and to root alone
 (psutil's documentation, ``Process.cmdline``), and to ``ps``, which runs as root there.
@@ -25,6 +26,7 @@ from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.wire.messages import Versions
 
 _SAME_START = 2.0  # seconds by which two readings of one process's start may differ, when clocks are set
+_NO_WORKER = ("--child", "--detach", "--stop", "--show")
 _LOOPBACK = ("localhost", "::1")
 _PS = ("ps", "-axww", "-o", "pid=", "-o", "command=")
 _SECONDS = 10.0
@@ -93,7 +95,7 @@ def command_of(words: Sequence[str]) -> Command | None:
     if at is None:
         return None
     options = words[at + 2 :]
-    if "--child" in options:
+    if not set(options).isdisjoint(_NO_WORKER):
         return None
     port = _value(options, "--port") or str(DEFAULT_PORT)
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0

@@ -1,4 +1,9 @@
-"""Runs OpenSSH's `ssh`: scripts on a machine, and where ssh would go. Says what its failures mean.
+"""Runs OpenSSH's `ssh`: `splitinfer worker` on a machine, and where ssh would go.
+
+`ssh HOST COMMAND` runs the login shell of that user, whichever it is, not as a login shell: PATH is the system's own
+(sshd(8), "Login process"), without what ~/.zprofile adds (0xSero/litter #1: Homebrew's programs are not found). So the
+command is only ``/bin/sh -s``, which every shell reads alike, and the script on its standard input runs the first
+program that it finds: in the same place as here, on PATH, where uv, pipx and pip put programs, on a login shell's PATH.
 
 Options (ssh_config(5), OpenSSH 9.2):
 
@@ -14,9 +19,7 @@ macOS (sys/un.h), ssh adds 17, and $TMPDIR has about 50 there. Output goes to fi
 background may keep what was its standard error open, and a pipe would be waited for.
 
 ssh ends with 255 if it failed itself, else with the command's code (ssh(1), "EXIT STATUS"), and says why on standard
-error. The words are those of OpenSSH 9.2 on Linux, seen; its sources have the same on macOS, where the system's part of
-a sentence differs ("Operation timed out" where Linux has "Connection timed out"): *assumed* beyond that. They are not
-translated.
+error.
 """
 
 import contextlib
@@ -26,12 +29,11 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Self
 
 from splitinfer import cleanup
-from splitinfer.launch.answers import last_line, plain
 from splitinfer.launch.hosts import Host
 
 CONNECT_SECONDS = 10
@@ -39,8 +41,8 @@ ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come
 _MOST_BYTES = 2**20  # of an answer
 _RESOLVE_SECONDS = 15.0
 
-OWN_FAILURE = 255
-NO_SSH, TIMED_OUT = 127, 124  # what a shell and timeout(1) say; here this module
+OWN_FAILURE, NOT_FOUND, WRONG_OPTION = 255, 127, 2
+"""Exit codes: ssh failed itself; there is no splitinfer; it does not know an option, so it is another version."""
 
 _HOSTNAME = re.compile(r"^hostname (\S+)$", re.MULTILINE)
 
@@ -111,13 +113,13 @@ class Ssh:
             try:
                 child = cleanup.start(command, stdin=given, stdout=said, stderr=complained)
             except OSError as error:
-                return Ended(NO_SSH if isinstance(error, FileNotFoundError) else OWN_FAILURE, "", str(error))
+                return Ended(OWN_FAILURE, "", str(error))
             try:
                 code = child.wait(seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-                code = TIMED_OUT
+                return Ended(OWN_FAILURE, "", f"no answer for {seconds:.0f} s; what was begun there may go on")
             return Ended(code if code >= 0 else OWN_FAILURE, _content(said), _content(complained))
 
 
@@ -126,80 +128,39 @@ def _content(file: IO[bytes]) -> str:
     return file.read(_MOST_BYTES).decode(errors="replace")
 
 
-# ----- what went wrong -----------------------------------------------------------------------------
+# ----- what is run there ---------------------------------------------------------------------------
 
-
-class HostFailed(Exception):
-    """Nothing more is done about a host; the text is for people. ``may_pass``: the same may work at once, because a
-    connection broke."""
-
-    def __init__(self, text: str, *, may_pass: bool = False) -> None:
-        super().__init__(text)
-        self.may_pass = may_pass
-
-
-_CHANGED = (
-    "the ssh host key of {host} is not the one that this machine knows: it was installed anew, or another machine "
-    "answers in its place; find out which, and only if it was installed anew: `ssh-keygen -R {forget}`, then "
-    "`ssh {host}` once"
+_PLACES = (
+    '"$(command -v splitinfer)"',
+    '"$HOME"/.local/bin/splitinfer',  # links of uv and pipx; pip --user on Linux
+    '"$HOME"/.local/share/uv/tools/splitinfer/bin/splitinfer',  # their environments, where no link was made
+    '"$HOME"/.local/share/pipx/venvs/splitinfer/bin/splitinfer',
+    '"$HOME"/.local/pipx/venvs/splitinfer/bin/splitinfer',
+    '"$HOME"/Library/Python/*/bin/splitinfer',  # pip --user on macOS
+    "/opt/homebrew/bin/splitinfer",
+    "/usr/local/bin/splitinfer",
 )
-_UNKNOWN = (
-    "this machine does not know the ssh host key of {host} yet, and accepts none unseen: run `ssh {host}` once, "
-    "compare the fingerprint, and answer yes"
-)
-_DENIED = (
-    "{host} lets this user in only with a password, or not at all ({why}): `ssh-copy-id {host}` installs your key "
-    "there; a key with a passphrase needs `ssh-add`; another user is written USER@HOST"
-)
-_NO_SERVER = (
-    "{host} is there, but lets nobody in by ssh: on a Mac turn on System Settings → General → Sharing → Remote Login"
-)
-_SILENT = (
-    "nothing comes back from {host} ({why}): it is off, asleep, in another network, or behind a firewall; `splitinfer "
-    "doctor` looks at this machine's side"
-)
-_NO_NAME = (
-    "ssh finds no address for {host}: a Mac's name is under System Settings → General → Sharing, mostly with .local at "
-    "its end; an IP address works as well"
-)
-_DROPPED = (
-    "the ssh connection to {host} broke off; a worker that runs there goes on, and the same command finds it again"
-)
-_OWN_FILES = "ssh refuses this machine's own settings: {why}; `ssh {host}` says the same"
 
-_KNOWN: tuple[tuple[str, str], ...] = (
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed", _CHANGED),
-    (r"Host key verification failed|No \S+ host key is known", _UNKNOWN),
-    (r"Bad owner or permissions on .*|Bad configuration option.*|terminating, \d+ bad configuration", _OWN_FILES),
-    (r"Permission denied \([^)\n]*\)|Too many authentication failures", _DENIED),
-    (r"Could not resolve hostname", _NO_NAME),
-    (r"connect to host .*: Connection refused", _NO_SERVER),
-    (
-        r"connect to (?:host|address) .*: (?:Operation|Connection) timed out|No route to host|Host is down|"
-        r"Network is unreachable|Connection timed out during banner exchange",
-        _SILENT,
-    ),
-    (
-        r"[Cc]onnection (?:to .* )?(?:closed|reset)|[Bb]roken pipe|not responding|send disconnect|kex_exchange|"
-        r"mux_client|Session open refused|control socket|\A\s*\Z",  # over a kept connection: nothing (seen)
-        _DROPPED,
-    ),
-)  # fmt: skip
+_SCRIPT = """\
+try() {{ [ -f "$1" ] && [ -x "$1" ] && exec "$1" worker {words} </dev/null; }}
+for program in {places}; do try "$program"; done
+try "$("${{SHELL:-/bin/sh}}" -lc 'command -v splitinfer' </dev/null 2>/dev/null | tail -n 1)"
+exit {not_found}
+"""
 
 
-def trouble(ended: Ended, host: Host) -> HostFailed | None:
-    """What went wrong in ssh itself; ``None``: nothing did."""
-    if ended.code == NO_SSH and not ended.output:
-        return HostFailed("this machine has no `ssh`, the program of OpenSSH")
-    if ended.code == TIMED_OUT:
-        return HostFailed(f"{host.name} has not answered in time; what was begun there may go on: try again")
-    if ended.code != OWN_FAILURE:
-        return None
-    for pattern, said in _KNOWN:
-        if (match := re.search(pattern, ended.complaints)) is not None:
-            named = re.search(r"-R ['\"]?([\w.:\[\]%-]+)", ended.complaints)
-            forget = shlex.quote(named[1] if named else host.ssh.rpartition("@")[2])
-            text = said.format(host=host.ssh, why=plain(match[0]), forget=forget)
-            return HostFailed(text, may_pass=said is _DROPPED)
+def script(words: Sequence[str], here: str | None = None, home: str = "/") -> str:
+    """The script of /bin/sh that runs `splitinfer worker` with these words.
 
-    return HostFailed(f"ssh to {host.ssh} failed: {plain(last_line(ended.complaints))}")
+    ``here``: the path of this machine's own command, and ``home`` its user's folder: the same place there may have one.
+    """
+    places = _PLACES if here is None else (_same_place(here, home), *_PLACES)
+    return _SCRIPT.format(words=shlex.join(words), places=" ".join(places), not_found=NOT_FOUND)
+
+
+def _same_place(path: str, home: str) -> str:
+    """Where ``path`` would be in the folder of another user, as a word for a shell."""
+    inside = PurePosixPath(path)
+    if home == "/" or not inside.is_relative_to(home):
+        return shlex.quote(path)
+    return '"$HOME"/' + shlex.quote(str(inside.relative_to(home)))

@@ -1,42 +1,23 @@
 """What is done about each host, one step after the other, all hosts at the same time.
 
-    up      look: is splitinfer there, in the same version?  ──▶  start: a worker runs there, and admits this machine
+    up      show: is splitinfer there, in the same version?  ──▶  start: a worker runs there, and admits this machine
     down    stop the workers that `up` from here has started
-    status  look
+    status  show
 
-Whatever stands in the way of a step ends that host's steps with one sentence. A connection that broke is tried once
-more at the same step: looking and starting may be repeated.
+Whatever stands in the way of a step ends that host's steps with what ssh or the program there has said. Where ssh fails
+in the second step, the connection broke: the step is tried once more, and finds what it had begun.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from splitinfer.launch.answers import (
-    Answer,
-    Do,
-    Found,
-    OtherVersion,
-    Refusal,
-    Request,
-    Seen,
-    Started,
-    Stopped,
-    last_line,
-    marked,
-    plain,
-    understand,
-)
+from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, plain, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
-from splitinfer.launch.script import script
-from splitinfer.launch.ssh import Ended, HostFailed, trouble
+from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, Ended, script
 from splitinfer.wire.messages import Versions
-
-_Of = TypeVar("_Of")
 
 Run = Callable[[Host, str], Ended]
 """Runs a script on a machine."""
@@ -45,6 +26,16 @@ Say = Callable[[str, str], None]
 """Shows a line with its mark, "✓", "!" or "✗"; called from the threads of the hosts."""
 
 COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
+
+_MOST_LINES = 20  # of what ssh says: the whole of its warning of a changed host key
+
+
+class HostFailed(Exception):
+    """Nothing more is done about a host; the text is for people."""
+
+
+class SshFailed(HostFailed):
+    """ssh itself failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +46,56 @@ class Steps:
     run: Run
     say: Say
 
-    def up(self, hosts: Sequence[Host]) -> list[Started | None]:
+    def up(self, hosts: Sequence[Host]) -> list[Answer | None]:
         """Have a worker wait on each host; ``None``: what stands in the way was said."""
         return self._each(hosts, self._up)
 
-    def down(self, hosts: Sequence[Host]) -> list[Stopped | None]:
+    def down(self, hosts: Sequence[Host]) -> list[Answer | None]:
         """Stop the workers of `up` on each host."""
         return self._each(hosts, self._down)
 
-    def status(self, hosts: Sequence[Host]) -> list[Seen | None]:
+    def status(self, hosts: Sequence[Host]) -> list[Answer | None]:
         """Look at each host."""
-        return self._each(hosts, lambda host: self._ask(host, Do.LOOK, Seen))
+        return self._each(hosts, lambda host: self._ask(host, "--show"))
 
-    def _up(self, host: Host) -> Started:
-        seen = self._ask(host, Do.LOOK, Seen)
+    def _up(self, host: Host) -> Answer:
+        seen = self._ask(host, "--show")
         version, memory = plain(seen.versions.splitinfer, 20), _memory(seen)
         self.say("✓", f"{host.name}: splitinfer {version} is there, {memory} free")
-        started = self._ask(host, Do.START, Started, seen.program)
-        what = "worker started" if started.is_new else f"a worker is there, started {_how(started.worker)}"
-        log = f"; log: {plain(started.log)}" if started.is_new and started.log else ""
-        self.say("✓", f"{host.name}: {what}, port {started.worker.port}; each machine has the other's key{log}")
+        started = self._started(host)
+        worker = next((each for each in started.workers if each.port == host.port), None)
+        if worker is None:
+            raise HostFailed(f"{host.name}: the worker at port {host.port} has ended already")
+        what = "worker started" if started.is_new else f"a worker is there, started {worker.started(self.own.key)}"
+        log = f"; log: {plain(worker.log)}" if started.is_new and worker.log else ""
+        self.say("✓", f"{host.name}: {what}, port {host.port}; each machine has the other's key{log}")
         return started
 
-    def _down(self, host: Host) -> Stopped:
-        done = self._ask(host, Do.STOP, Stopped)
+    def _started(self, host: Host) -> Answer:
+        words = ("--detach", "--host", "0.0.0.0", "--port", str(host.port), "--name", host.name)
+        try:
+            return self._ask(host, *words, self._by)
+        except SshFailed:
+            self.say("!", f"{host.name}: the connection broke off; once more")
+            return self._ask(host, *words, self._by)
+
+    @property
+    def _by(self) -> str:
+        return f"--by={self.own.key}:{self.own.name}"
+
+    def _down(self, host: Host) -> Answer:
+        done = self._ask(host, "--stop", self._by)
         for each in done.stopped:
             self.say("✓", f"{host.name}: the worker at port {each.port} is stopped")
-        for each in done.left:
-            started = f"a worker at port {each.port}, started {_how(each)},"
+        for each in done.workers:
+            started = f"a worker at port {each.port}, started {each.started(self.own.key)},"
             self.say("✓", f"{host.name}: {started} still runs: this `up` did not start it")
-        if not done.stopped and not done.left:
+        if not done.stopped and not done.workers:
             self.say("✓", f"{host.name}: no worker runs that `up` from here has started")
         return done
 
-    def _each(self, hosts: Sequence[Host], step: Callable[[Host], _Of]) -> list[_Of | None]:
-        def careful(host: Host) -> _Of | None:
+    def _each(self, hosts: Sequence[Host], step: Callable[[Host], Answer]) -> list[Answer | None]:
+        def careful(host: Host) -> Answer | None:
             try:
                 return step(host)
             except HostFailed as error:
@@ -99,66 +105,51 @@ class Steps:
         with ThreadPoolExecutor(max(1, len(hosts)), "host") as pool:
             return list(pool.map(careful, hosts))
 
-    def _ask(self, host: Host, do: Do, kind: type[_Of], program: Sequence[str] = ()) -> _Of:
-        """Ask a host, and its answer. Raises HostFailed: it is another one than ``kind``, or there is none."""
-        request = Request(do, self.own.versions, self.own.key, self.own.name, host.port, host.name)
+    def _ask(self, host: Host, *words: str) -> Answer:
+        """Run `splitinfer worker` with these words on a host, and read its answer. Raises HostFailed."""
+        ended = self.run(host, script((*words, "--json"), self.own.program, str(Path.home())))
+        said = plain(last_line(ended.complaints).removeprefix("splitinfer: "), 600)
+        if ended.code == 0:
+            return self._understood(host, ended)
+        if ended.code == OWN_FAILURE:
+            needed = f"`ssh {host.ssh}` must work without a question"
+            raise SshFailed(f"{host.name}: ssh failed; {needed}. It said:{_lines(ended)}")
+        if ended.code == NOT_FOUND:
+            raise HostFailed(f"{host.name}: splitinfer was not found there; {self._install(host)}")
+        if ended.code == WRONG_OPTION:
+            raise HostFailed(f"{host.name} has another version of splitinfer ({said}); {self._install(host)}")
+        cure = f"; {self._install(host)}" if "--show" in words else ""  # it cannot do even that
+        raise HostFailed(f"{host.name}: {said or f'splitinfer ended with {ended.code}'}{cure}")
+
+    def _understood(self, host: Host, ended: Ended) -> Answer:
         try:
-            answer = self._hear(host, request, program)
-        except HostFailed as error:
-            if not error.may_pass or do is Do.STOP:
-                raise
-            self.say("!", f"{host.name}: the connection broke off; once more")
-            answer = self._hear(host, request, program)
-        if isinstance(answer, kind):
-            return answer
-        raise HostFailed(refused(answer, host, self.own))
+            return understand(ended.output, self.own.versions)
+        except OtherVersion as error:
+            theirs, here = _words(error.versions), _words(self.own.versions)
+            raise HostFailed(f"{host.name} has {theirs}, and this machine {here}; {self._install(host)}") from None
+        except ValueError:
+            raise HostFailed(
+                f"{host.name} lets this user in, but runs no commands as it should; `ssh {host.ssh} echo hello` shows "
+                "what it does instead"
+            ) from None
 
-    def _hear(self, host: Host, request: Request, program: Sequence[str]) -> Answer:
-        mark = f"@splitinfer-{secrets.token_hex(8)}"
-        ended = self.run(host, script(mark, request.encode(), program, self.own.program, str(Path.home())))
-        answer = understand(ended.output, mark)
-        if answer is None:
-            raise trouble(ended, host) or HostFailed(unanswered(ended, mark, host, self.own))
-        return answer
+    def _install(self, host: Host) -> str:
+        return f"to install the same there: {install_line(host.ssh, self.own.versions, self.own.origin)}"
 
+    # ----- what is there ---------------------------------------------------------------------------
 
-# ----- what stands in the way ----------------------------------------------------------------------
+    def rows(self, host: Host, seen: Answer) -> list[tuple[str, ...]]:
+        """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
+        head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
+        rows = [self._row(each) for each in seen.workers]
+        rows += [(f"port {port}", f"by {plain(user, 40)}", "", "") for port, user in seen.theirs.items()]
+        rows = rows or [("none runs", "", "", "")]
+        return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
 
-
-def refused(answer: Answer, host: Host, own: Own) -> str:
-    """Why a host has answered something else than was asked for, and what to do."""
-    match answer:
-        case Refusal():
-            free = host.port + 1 if host.port < 65535 else host.port - 1
-            return plain(answer.text, 600) + (f": {host.name}={host.ssh}:{free}" if answer.other_port else "")
-        case OtherVersion():
-            theirs, here = _words(answer.versions), _words(own.versions)
-            return f"{host.name} has {theirs}, and this machine {here}; {_install(host, own)}"
-        case _:
-            return _strange(host)
-
-
-def unanswered(ended: Ended, mark: str, host: Host, own: Own) -> str:
-    """Why a script that ran on a host has brought no answer, and what to do."""
-    lines = marked(ended.output, mark)
-    failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
-    if failed is not None:
-        why = plain(last_line(ended.complaints))
-        return f"{plain(failed)} on {host.name} does not run{f': {why}' if why else ''}; {_install(host, own)}"
-    if "none" in lines:
-        return f"splitinfer is not installed on {host.name}, or not where it was looked for; {_install(host, own)}"
-    return _strange(host)
-
-
-def _strange(host: Host) -> str:
-    return (
-        f"{host.name} lets this user in, but runs no commands as it should; `ssh {host.ssh} echo hello` shows what it "
-        "does instead"
-    )
-
-
-def _install(host: Host, own: Own) -> str:
-    return f"to install the same there: {install_line(host.ssh, own.versions, own.origin)}"
+    def _row(self, worker: Found) -> tuple[str, str, str, str]:
+        serves = ", ".join(plain(peer, 60) for peer in worker.peers) or "nobody"
+        since = f"{worker.started(self.own.key)}, {duration(worker.seconds)} ago"
+        return (f"port {worker.port}", since, f"{worker.memory / 1e9:.2f} GB", serves)
 
 
 def problems(hosts: Sequence[str]) -> str:
@@ -167,34 +158,17 @@ def problems(hosts: Sequence[str]) -> str:
     return f"{' and '.join(hosts)} did not start; {others}"
 
 
+def _lines(ended: Ended) -> str:
+    """What ssh has said, each line below the last one."""
+    lines = [plain(line) for line in ended.complaints.splitlines() if line.strip()][-_MOST_LINES:]
+    return "".join(f"\n    {line}" for line in lines or ["(it said nothing)"])
+
+
 def _words(v: Versions) -> str:
     return plain(f"splitinfer {v.splitinfer} (protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm})", 120)
 
 
-# ----- what is there -------------------------------------------------------------------------------
-
-
-def status_rows(host: Host, seen: Seen) -> list[tuple[str, ...]]:
-    """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
-    head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
-    rows = [_row(each) for each in seen.workers]
-    rows += [(f"port {port}", f"by {plain(user, 40)}", "", "") for port, user in seen.theirs.items()]
-    rows = rows or [("none runs", "", "", "")]
-    return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
-
-
-def _row(worker: Found) -> tuple[str, str, str, str]:
-    serves = ", ".join(plain(peer, 60) for peer in worker.peers) or "nobody"
-    since = f"{_how(worker)}, {duration(worker.seconds)} ago"
-    return (f"port {worker.port}", since, f"{worker.memory / 1e9:.2f} GB", serves)
-
-
-def _how(worker: Found) -> str:
-    """What started a worker, in words."""
-    return worker.how.value + (f" of {plain(worker.by, 60)}" if worker.by and not worker.is_own else "")
-
-
-def _memory(seen: Seen) -> str:
+def _memory(seen: Answer) -> str:
     return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB"
 
 

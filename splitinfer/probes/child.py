@@ -144,7 +144,7 @@ def run_probe(
         if ended.code == 0:
             break
         if overran:
-            ending = _overran(tried, limit, 0.0 if probe.is_silent else ended.silent_s, patience_s)
+            ending = _overran(tried, limit, ended.silent_s, patience_s)
         elif tried is not None:
             found.append(_crashed(tried, ended))  # each further process has less to try
         elif ended.code != 1 or not new:
@@ -308,7 +308,7 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     asked = json.loads(text)
     module, _, function = asked["function"].partition(":")
     try:
-        look = getattr(importlib.import_module(f"splitinfer.probes.{module}"), function)
+        look = getattr(importlib.import_module(module, "splitinfer.probes"), function)
         write({})  # that it got so far: a start takes seconds
         look(asked["options"], Report(write, asked["skip"]))
     except DeviceLost:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 USUAL_SECONDS = 180.0  # of a whole run
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
-_EXACT = {"mode": "exact", "words": ["--trials", "1", "--prompt-tokens", "40", "--decode-tokens", "8"]}
 GPU, MAC, WORKER = "gpu", "mac", "worker"
 
 
@@ -27,13 +26,13 @@ class Probe:
     """A probe.
 
     title: the group of its findings.
-    function: "module:function" in this package; it is called with its options and a ``child.Report``.
+    function: "module:function", ".module" in this package; it is called with its options and a ``child.Report``.
     fault: of what crashes, hangs or raises an error in it.
     weight: its share of the time. ``most``: seconds that it gets at most of a run of 180, so that one that hangs leaves
         the others theirs.
     needs: what it says nothing without: a GPU, a Mac, a link to a worker elsewhere.
     environment: variables of its process; ``{folder}`` is the folder of the run.
-    is_quick: whether a quick run has it, too. ``is_silent``: whether it may say nothing for long.
+    is_quick: whether a quick run has it, too.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Probe:
     needs: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     is_quick: bool = False
-    is_silent: bool = False
 
     def variables(self, folder: str) -> dict[str, str]:
         return {name: value.format(folder=folder) for name, value in self.environment.items()}
@@ -68,7 +66,7 @@ class Probe:
         return None
 
 
-ABOUT = Probe("about", "this machine", "machine:about", Fault.DEVICE, 8, 30, is_quick=True)
+ABOUT = Probe("about", "this machine", ".machine:about", Fault.DEVICE, 8, 30, is_quick=True)
 
 
 def selftest_probes(worker: "WorkerAddress | None", *, quick: bool = False) -> tuple[Probe, ...]:
@@ -80,15 +78,14 @@ def selftest_probes(worker: "WorkerAddress | None", *, quick: bool = False) -> t
         _way("one process", "one process", 14, restarts, Fault.DEVICE, is_quick=True),
         _way("tcp", "two processes (tcp)", 16, restarts, is_quick=True),
         *(() if worker is None else _elsewhere(worker, answers)),
-        Probe("branches", "this device", "branches:measure", Fault.DEVICE, 8, 40, is_quick=True),
+        Probe("branches", "this device", ".branches:measure", Fault.DEVICE, 8, 40, is_quick=True),
         _way("inproc", "two stages in one process (inproc)", 9, answers),
         _way("curve", "an encrypted link (curve + tcp)", 9, answers, environment=keys),
         _way("ring", "rdma over MLX's ring", 16, answers),
-        Probe("memory", "memory", "memory:measure", Fault.MEMORY, 7, 30, is_quick=True),
-        Probe("doctor", "this machine", "doctor:measure", Fault.DEVICE, 3, 20, is_quick=True),
-        Probe("costs", "times", "steps:measure", Fault.DEVICE, 6, 30),
-        Probe("larger costs", "times", "steps:measure_larger", Fault.DEVICE, 6, 30, needs=(GPU,)),
-        Probe("exact", "exactness", "commands:measure", Fault.DEVICE, 10, 30, _EXACT, is_silent=True),
+        Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, 30, is_quick=True),
+        Probe("doctor", "this machine", ".doctor:measure", Fault.DEVICE, 3, 20, is_quick=True),
+        Probe("costs", "times", ".steps:measure", Fault.DEVICE, 6, 30),
+        Probe("larger costs", "times", ".steps:measure_larger", Fault.DEVICE, 6, 30, needs=(GPU,)),
     )  # fmt: skip
     return tuple(each for each in found if not quick or each.is_quick)
 
@@ -97,13 +94,13 @@ def _way(
     name: str, title: str, weight: float, options: Mapping[str, Any], fault: Fault = Fault.TRANSPORT, **more: Any
 ) -> Probe:
     """Tokens by one way through a pipeline."""
-    return Probe(name, title, "tokens:measure", fault, weight, 50, {"way": name, **options}, **more)
+    return Probe(name, title, ".tokens:measure", fault, weight, 50, {"way": name, **options}, **more)
 
 
 def _elsewhere(worker: "WorkerAddress", answers: Mapping[str, Any]) -> tuple[Probe, ...]:
     options, title = {**answers, "worker": asdict(worker)}, "the worker elsewhere"
     return (
-        Probe("network", "the way to the worker", "worker:measure", Fault.WORKER, 4, 30, options, is_quick=True),
+        Probe("network", "the way to the worker", ".worker:measure", Fault.WORKER, 4, 30, options, is_quick=True),
         _way("worker, tcp", title, 12, options, Fault.WORKER, needs=(WORKER,), is_quick=True),
         _way("worker, rdma", f"{title} over rdma (JACCL)", 12, options, Fault.WORKER, needs=(WORKER, MAC)),
     )

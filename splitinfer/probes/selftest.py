@@ -15,7 +15,6 @@ from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import exit_code
 from splitinfer.probes.page import print_page, selftest_page
 from splitinfer.probes.registry import USUAL_SECONDS, Probe, WorkerAddress, selftest_probes
-from splitinfer.probes.roads import ROADS, find_bad_road
 from splitinfer.probes.sharing import document
 
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
@@ -40,11 +39,7 @@ def run_selftest(
     probes = selftest_probes(worker, quick=quick)
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
         left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
-        shown = partial(_run_shown, run, errors)
-        results = run_probes(probes, left, folder, shown)
-        left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
-        if (road := find_bad_road(probes, results, left, shown, folder)) is not None:
-            probes, results[ROADS.name] = (*probes, ROADS), Result((road,))
+        results = run_probes(probes, left, folder, partial(_run_shown, run, errors))
     seconds = time.monotonic() - began
     made = document(probes, results, seconds=seconds, limit_s=limit_s, quick=quick)
     write_json(file, made)

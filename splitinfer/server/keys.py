@@ -10,19 +10,19 @@ which it cannot steer, so the time of that tells nothing of the keys. A file is 
       requests_per_minute: 600        # left out: any number
       concurrent: 8                   # answers at a time; left out: any number
 
-A change replaces the file as a whole, readable by its owner only, so a reader never finds half of it. A server looks at
+A change replaces the file as a whole, readable by its owner only, so a reader never finds half of it, and one change
+waits for the other. A server looks at
 the file's identity, time and size whenever a key is shown, so a key that is removed is refused at once, and so are the
 sessions that it bought. A file that cannot be read any more, or that other users may write, who could add keys of
 their own, admits nobody but those given on the command line.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
-import os
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,7 @@ from pydantic import ConfigDict, Field, StrictFloat, StrictInt, StringConstraint
 from pydantic.dataclasses import dataclass
 
 from splitinfer.errors import ConfigError
+from splitinfer.places import locked, replace_file
 from splitinfer.server.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -188,10 +189,10 @@ def add_key(
         )
     except ValidationError as error:
         raise ConfigError(f"key {name!r:.80}: {_sentence(error)}") from error
-    held = read_keys(path) if path.exists() else []
-    if any(key.name == name for key in held):
-        raise ConfigError(f"{path} has a key {name!r} already; remove it first, or choose another name")
-    _replace(path, [*held, made])
+    with _changing(path) as held:
+        if any(key.name == name for key in held):
+            raise ConfigError(f"{path} has a key {name!r} already; remove it first, or choose another name")
+        held.append(made)
     return secret
 
 
@@ -201,23 +202,24 @@ def remove_key(path: Path, name: str) -> None:
     Raises:
         ConfigError: there is none of this name, or the file cannot be read or written.
     """
-    held = read_keys(path) if path.exists() else []
-    left = [key for key in held if key.name != name]
-    if len(left) == len(held):
-        raise ConfigError(f"{path} has no key {name!r}; `splitinfer keys ls` lists them")
-    _replace(path, left)
+    missing = ConfigError(f"{path} has no key {name!r}; `splitinfer keys ls` lists them")
+    if not path.exists():
+        raise missing
+    with _changing(path) as held:
+        left = [key for key in held if key.name != name]
+        if len(left) == len(held):
+            raise missing
+        held[:] = left
 
 
-def _replace(path: Path, keys: list[ApiKey]) -> None:
-    text = yaml.safe_dump(_KEYS.dump_python(keys, mode="json", exclude_none=True), sort_keys=False)
+@contextlib.contextmanager
+def _changing(path: Path) -> Iterator[list[ApiKey]]:
+    """The keys of the file, which no other process changes meanwhile; it gets what they are at the end."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # mode 0600 from the first byte; the last step is atomic
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(path)
+        with locked(path.parent):
+            keys = read_keys(path) if path.exists() else []
+            yield keys
+            replace_file(path, yaml.safe_dump(_KEYS.dump_python(keys, mode="json", exclude_none=True), sort_keys=False))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 

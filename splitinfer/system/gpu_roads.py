@@ -19,13 +19,3 @@ class Road(StrEnum):
     def is_open(self) -> bool:
         """Whether this process may take it."""
         return os.environ.get(self) != "0"
-
-
-ABOUT = {
-    Road.LAUNCH_AHEAD: "launching a step while another is under way",
-    Road.WAITER: "a thread that waits for steps",
-    Road.PREPARED_STEPS: "graphs built ahead",
-    Road.KV_KERNEL: "attention over the words of KV in few bits",
-    Road.COMPILED_SAMPLER: "the compiled sampler",
-    Road.RDMA: "rdma",
-}

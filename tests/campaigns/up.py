@@ -100,15 +100,15 @@ class Campaign:
     def strangers(self) -> None:
         """mini has never been connected to, then lets nobody in without a password, then has no splitinfer."""
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
-        self.expect(done, "does not know the ssh host key of mini.local yet", code=1)
+        self.expect(done, "`ssh mini.local` must work without a question", "Host key verification failed", code=1)
         known = self.studio.home("eve") / ".ssh/known_hosts"
         self.check(not known.exists() or not known.read_text(), "a host key was accepted unseen")
         self.accept_host_key(self.studio, "eve", self.mini)
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
-        self.expect(done, "lets this user in only with a password", "ssh-copy-id mini.local", code=1)
+        self.expect(done, "Permission denied (publickey", code=1)
         self.let_in(self.studio, "eve", self.mini, "eve")
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
-        self.expect(done, "is not installed on mini", code=1)
+        self.expect(done, "mini: splitinfer was not found there", code=1)
 
     def first(self) -> None:
         """The line that `up` prints installs splitinfer; then one command, from nothing to tokens."""
@@ -173,7 +173,7 @@ class Campaign:
         (self.mini.home("anna") / self.wheel).write_bytes((self.studio.home("anna") / self.wheel).read_bytes())
         self.expect(self.mini.run("anna", "sh", "-c", f".local/bin/uv tool install --force ./{self.wheel}"), "")
         done = self.cli(self.studio, "anna", "up", "mini.local", "--model", "demo", "--prepare")
-        self.expect(done, "belongs to a worker of eve", "mini=mini.local:5578", code=1)
+        self.expect(done, "belongs to a worker of eve", "take another port, such as 5578", code=1)
         done = self.cli(self.studio, "anna", "up", "mini.local:5578", "--model", "demo", *PROMPT, "16")
         self.expect(done, "worker started, port 5578")
         self.check(done.stdout == self.answer, "anna's answer is another one")
@@ -198,7 +198,7 @@ class Campaign:
         probe = self.mini.command("eve", ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/5600"])
         wait_for(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "it listens")
         done = self.cli(self.studio, "eve", "up", "mini.local:5600", "--model", "demo", "--prepare")
-        self.expect(done, "port 5600 of mini is in use by python", "mini=mini.local:5601", code=1)
+        self.expect(done, "mini: port 5600 is in use by python", "take another port, such as 5601", code=1)
         other.kill()
         other.wait()
 
@@ -253,9 +253,9 @@ class Campaign:
         """mini has another host key: nothing is sent there, and its worker goes on."""
         self.mini.new_host_key()
         done = self.cli(self.studio, "eve", "up", "--prepare")
-        self.expect(done, "the ssh host key of mini.local is not the one that this machine knows", code=1)
+        self.expect(done, "REMOTE HOST IDENTIFICATION HAS CHANGED", code=1)
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
-        self.expect(self.cli(self.studio, "eve", "down"), "is not the one that this machine knows", code=1)
+        self.expect(self.cli(self.studio, "eve", "down"), "HAS CHANGED", code=1)
         self.accept_host_key(self.studio, "eve", self.mini)
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
@@ -263,8 +263,8 @@ class Campaign:
     def gone(self) -> None:
         """sshd is off, then the machine has no such name."""
         self.mini.stop_sshd()
-        self.expect(self.cli(self.studio, "eve", "status"), "lets nobody in by ssh", code=1)
-        self.expect(self.cli(self.studio, "eve", "status", "nowhere.local"), "finds no address for nowhere", code=1)
+        self.expect(self.cli(self.studio, "eve", "status"), "Connection refused", code=1)
+        self.expect(self.cli(self.studio, "eve", "status", "nowhere.local"), "Could not resolve hostname", code=1)
 
     # ----- what people do ----------------------------------------------------------------------
 

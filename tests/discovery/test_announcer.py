@@ -1,27 +1,36 @@
-"""The process that announces: what it announces when, and that it ends with its worker."""
+"""What a worker announces when."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
-from announcing import CABLE, ETHERNET, MINI, announced
+from announcing import CABLE, ETHERNET, MINI
 
 from splitinfer.cli.serve_worker import is_announced
 from splitinfer.discovery.announcement import Announcement
-from splitinfer.discovery.announcer import (
-    Announcer,
-)
+from splitinfer.discovery.announcer import Announcing
 from splitinfer.errors import ConfigError
 
 
 class World:
-    """An announcer with interfaces and a clock that the test sets; what it registers is written down."""
+    """A worker's announcement, with interfaces, memory and a clock that the test sets; what it registers is written
+    down."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.interfaces, self.time, self.failure = [ETHERNET], 0.0, ""
-        self.announcer = Announcer("0.0.0.0", self.register, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
+        self.interfaces, self.time, self.failure, self.free, self.asked = [ETHERNET], 0.0, "", MINI.free, 0
+        self.announcing = Announcing(
+            MINI,
+            "0.0.0.0",
+            lambda: self.free,
+            self.register,
+            self.ask,
+            lambda: tuple(self.interfaces),
+            lambda: self.time,
+        )  # type: ignore[arg-type]
+
+    def ask(self) -> list:
+        self.asked += 1
+        return self.interfaces
 
     def register(self, announcement: Announcement, addresses: Sequence[str]) -> "World":
         if self.failure:
@@ -30,52 +39,61 @@ class World:
         return self
 
     def update(self, announcement: Announcement) -> None:
-        self.register(announcement, ())
-        self.log[-1] = f"update {announcement.free}"
+        self.log.append(f"update {announcement.free}")
 
     def close(self) -> None:
         self.log.append("close")
 
+    def passes(self, *seconds: float) -> None:
+        for each in seconds:
+            self.time += each
+            self.announcing.tick()
 
-def test_it_announces_once_and_updates():
+
+def test_it_announces_once_and_updates_only_now_and_then_what_has_changed():
     world = World()
-    world.announcer.announce(MINI)
-    world.announcer.look()
-    world.announcer.announce(announced(free=5))
-    world.announcer.close()
-    assert world.log == ["announce mini at 192.168.7.1", "update 5", "close"]
+    world.passes(0, 1, 10)
+    world.free = 5 * 10**9
+    world.passes(10, 40)
+    world.free = 6 * 10**9  # 1 GB is a fiftieth of all
+    world.passes(61)
+    world.announcing.close()
+    world.announcing.close()
+    assert world.log == ["announce mini at 192.168.7.1", f"update {5 * 10**9}", "close"]
+    assert world.asked == 1, "interfaces were asked for although no address had changed"
 
 
 def test_a_cable_that_is_plugged_in_later_is_announced():
     world = World()
-    world.announcer.announce(MINI)
+    world.passes(0)
     world.interfaces = [CABLE, ETHERNET]
-    world.announcer.look()
+    world.passes(1)
+    assert len(world.log) == 1
+    world.passes(4)
     assert world.log[1:] == ["close", "announce mini at 10.77.0.1 192.168.7.1"]
+    world.interfaces = []
+    world.passes(5)
+    assert world.log[3:] == ["close"]
 
 
 def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
     world = World()
     world.failure = "No such device"
-    world.announcer.announce(MINI)
-    for world.time in (1.0, 31.0, 62.0):
-        world.announcer.look()
+    world.passes(0, 1, 30, 31)
     assert [record.message for record in caplog.records] == [
         "mDNS announcing stopped: No such device; use the address instead"
     ]
     world.failure = ""
-    world.announcer.look()
+    world.passes(1)
     assert world.log == []
-    world.time = 93.0
-    world.announcer.look()
+    world.passes(30)
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_the_process_ends_when_its_worker_does():
-    """The end of standard input is the end of the worker."""
-    process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer", "::"], stdin=subprocess.PIPE)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+def test_nothing_is_announced_where_nothing_is_to_be():
+    announcing = Announcing(None, "", lambda: 0)
+    announcing.tick()
+    announcing.close()
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, VERSIONS, WIFI, way, worker
+from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, WIFI, way, worker
 
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.discover import best_addresses, discover, find_stages, paired
 from splitinfer.discovery.network import BrowsingFailed, Network
-from splitinfer.discovery.report import Tried, document, lines
+from splitinfer.discovery.report import as_json, notes, rows
 from splitinfer.discovery.workers import Way, Worker, in_order
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring, Known
@@ -21,19 +21,6 @@ from splitinfer.wire.messages import Versions
 INTERFACES = (CABLE, ETHERNET, WIFI)
 BY_ADDRESS = {"10.77.0.": (CABLE, 0.2), "192.168.7.": (ETHERNET, 0.4), "192.168.8.": (WIFI, 4.0)}
 LONG = 1e9  # seconds: what is told has an end
-
-
-class Ears:
-    """What was heard, told before."""
-
-    def __init__(self, tried: Sequence[Tried]) -> None:
-        self.tried = tuple(tried)
-
-    def __enter__(self) -> "Ears":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def ways(seen: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
@@ -50,7 +37,6 @@ def ways(seen: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
 
 def around(
     *sightings: Worker,
-    tried: Sequence[Tried] = (),
     failure: str = "",
     interfaces: tuple[LocalInterface, ...] = INTERFACES,
     asked: list[Worker] | None = None,
@@ -65,25 +51,32 @@ def around(
                 asked.append(each)
             yield each
 
-    return Network(interfaces, browse, lambda _: Ears(tried), ways)  # type: ignore[arg-type, return-value]
+    return Network(interfaces, browse, ways)  # type: ignore[arg-type, return-value]
 
 
 def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
-    return "\n".join(lines(*discover(network, LONG, known, own)))
+    """What `splitinfer discover` says below its table."""
+    return "\n".join(notes(*discover(network, LONG, known, own)))
 
 
 # ----- lists ------------------------------------------------------------------------------------------
 
 
 def test_a_worker_with_three_ways():
-    said = look(around(worker("192.168.8.2", "10.77.0.2", "192.168.7.2")), known=[Known(KEY, "the mini")])
-    assert said.splitlines() == [
-        "mini: tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms",
-        "    also tcp://192.168.7.2:5577 by cable (en0), 0.40 ms",
-        "    also tcp://192.168.8.2:5577 by Wi-Fi (en1), 4.00 ms",
-        "    Apple M4 Pro · 48 GB of memory, 41 GB free · splitinfer 0.1.0, mlx 0.32.2",
-        "    key fingerprint 9a2d b2e2 3f15 04cd, known here as the mini",
+    network = around(worker("192.168.8.99", "10.77.0.2", "192.168.7.2"))
+    _, found = discover(network, LONG, [Known(KEY, "the mini")], VERSIONS)
+    assert list(rows(found)) == [
+        (
+            "mini",
+            "tcp://10.77.0.2:5577",
+            "Thunderbolt (bridge0), 0.20 ms",
+            "9a2d b2e2 3f15 04cd, known here as the mini",
+            "Apple M4 Pro, 41 of 48 GB free, splitinfer 0.1.0",
+        ),
+        ("", "tcp://192.168.7.2:5577", "cable (en0), 0.40 ms", "", ""),
+        ("", "tcp://192.168.8.99:5577", "no answer", "", ""),
     ]
+    assert look(network, [Known(KEY, "the mini")]) == ""
 
 
 OTHER_VERSION = Versions(12, "0.2.0", "0.33.0", "0.33.0")
@@ -93,15 +86,12 @@ ODD = worker("10.77.0.1", form="2", fingerprint="", versions=OTHER_VERSION)
 @pytest.mark.parametrize(
     ("sightings", "said"),
     [
-        ([worker("192.168.7.99")], "mini: announced, but it does not answer\n    tcp://192.168.7.99:5577: no answer\n"),
-        ([worker("192.168.7.99")], "its machine is off or asleep"),
+        ([worker("192.168.7.99")], "mini announced itself, but does not answer: its machine is off or asleep"),
         ([worker("10.77.0.2"), worker("192.168.7.3", id="f" * 16, fingerprint=OTHER)], "2 workers are named mini"),
         ([worker("10.77.0.2", fingerprint=OTHER)], "NOT the key that is known here under this name"),
-        ([worker("10.77.0.2", name="air", fingerprint=OTHER)], "648d, not known here"),
         ([ODD], "another version (protocol 11 here, protocol 12 there)"),
         ([ODD], "a form that this version does not know"),
         ([ODD], "no key: it admits everyone"),
-        ([ODD], ", on this machine"),
         ([worker("10.77.0.2"), worker("10.77.0.2", id="f" * 16)], "left out: 1 entry that an earlier run left behind"),
     ],
 )
@@ -125,40 +115,34 @@ def test_paired_workers_answer_with_a_known_key(sighting: Worker, known: list[Kn
     assert all(each == {"name": "mini", "address": "tcp://10.77.0.2:5577", "key": KEY} for each in found)
 
 
-SILENT, ANSWERED = Tried(CABLE), Tried(ETHERNET, 2)
+def test_what_is_said_where_nobody_is_found():
+    said = look(around())
+    assert said.startswith("no worker was found: looked for 0.0 s on Thunderbolt (bridge0), cable (en0), Wi-Fi (en1)\n")
+    for each in ("on the worker's machine, run", "does not get through", "an address always works"):
+        assert f"\n{each}" in said or each in said.splitlines()[-2]
+    failed = look(around(failure="it does not work"))
+    assert failed.startswith("no worker was found: it does not work\nan address always works")
 
 
-@pytest.mark.parametrize(
-    ("tried", "said", "unsaid"),
-    [
-        ([SILENT], "Thunderbolt (bridge0), 10.77.0.1: no device answered", "multicast DNS works"),
-        ([SILENT], "either there is no other device, or multicast DNS (UDP port 5353) does not get through", ""),
-        ([SILENT, ANSWERED], "either there is no other device on bridge0, or multicast DNS (UDP port 5353)", ""),
-        ([ANSWERED], "cable (en0), 192.168.7.1: 2 other devices answered, no worker", "either"),
-        ([ANSWERED], "so no worker announces itself there: on the worker's machine, run", ""),
-        ([Tried(WIFI, 0, "No route to host")], "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)", ""),
-    ],
-)
-def test_what_is_said_where_nobody_is_found(tried: list[Tried], said: str, unsaid: str):
-    text = look(around(tried=tried))
-    assert said in text
-    assert not unsaid or unsaid not in text
-    assert text.startswith("no worker was found in ")
-    assert text.endswith("if the system resolves that")
+def test_without_an_interface_nobody_is_asked():
+    asked: list[Worker] = []
+    said = look(around(worker("10.77.0.2"), interfaces=(), asked=asked))
+    assert said.startswith("no worker was found: this machine has no network interface")
+    assert asked == []
 
 
-def test_the_document():
-    network = around(worker("192.168.7.2", "192.168.7.99"), tried=[Tried(ETHERNET, 1)])
-    read = json.loads(json.dumps(document(*discover(network, LONG, (), VERSIONS))))
-    (found,) = read["workers"]
-    assert found["address"] == "tcp://192.168.7.2:5577"
-    assert found["fingerprint"] == MINI.fingerprint
-    assert [each["round_trip"] for each in found["ways"]] == [0.0004, None]
-    assert found["free"] == 41 * 10**9
-    assert found["versions"]["mlx_lm"] == "0.32.2"
-    assert read["interfaces"] == [
-        {"name": "en0", "kind": "cable", "addresses": ["192.168.7.1"], "others": 1, "problem": None}
-    ]
+def test_what_a_program_gets():
+    network = around(
+        worker("192.168.7.2", "192.168.7.99"), worker("10.77.0.1", name="air", id="f" * 16, fingerprint="")
+    )
+    read = json.loads(json.dumps(as_json(*discover(network, LONG, (), VERSIONS))))
+    air, mini = read["workers"]
+    assert (air["here"], air["fingerprint"], mini["here"]) == (True, None, False)
+    assert mini["address"] == "tcp://192.168.7.2:5577"
+    assert mini["fingerprint"] == MINI.fingerprint
+    assert [each["round_trip"] for each in mini["ways"]] == [0.0004, None]
+    assert mini["free"] == 41 * 10**9
+    assert mini["versions"]["mlx_lm"] == "0.32.2"
 
 
 # ----- layouts with names -----------------------------------------------------------------------------
@@ -204,13 +188,39 @@ def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Ke
     found = find_stages(named, keyring, LONG, around(impostor, worker("192.168.7.2")))
     assert found.stages[1].address == "tcp://192.168.7.2:5577"
     with pytest.raises(WorkerUnreachable, match="has another key") as error:
-        find_stages(named, keyring, LONG, around(impostor, tried=[Tried(WIFI)]))
-    assert "answered" not in str(error.value)  # what was tried is of no interest where somebody was found
+        find_stages(named, keyring, LONG, around(impostor))
+    assert "looked for" not in str(error.value)  # of no interest where somebody was found
+
+
+def test_nobody_says_what_was_tried(keyring: Keyring):
+    with pytest.raises(WorkerUnreachable) as error:
+        find_stages(
+            layout({"name": "mini", "layers": 6, "key": KEY}),
+            keyring,
+            LONG,
+            around(failure="it broke"),
+        )
+    said = str(error.value)
+    assert said == "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke"
+    with pytest.raises(WorkerUnreachable) as error:
+        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around())
+    assert " was found; looked for " in str(error.value)
+    assert str(error.value).endswith("s on Thunderbolt (bridge0), cable (en0), Wi-Fi (en1)")
 
 
 def test_an_announced_worker_that_does_not_answer(keyring: Keyring):
     with pytest.raises(WorkerUnreachable, match=r"announces itself, but does not answer \(192.168.7.99: no answer\)"):
         find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(worker("192.168.7.99")))
+
+
+def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring):
+    """mini has a cable to the coordinator and is on the switch; air, which comes behind it, only on the switch. A cable
+    from the coordinator to mini is no way from air to mini."""
+    air = {"name": "air", "layers": 6, "key": OTHER_KEY}
+    named = layout(air, {"name": "mini", "layers": 6, "key": KEY})
+    both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
+    found = find_stages(named, keyring, LONG, around(*both))
+    assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
 
 # ----- a better way than the one that is known --------------------------------------------------------

@@ -7,42 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.launch.answers import (
-    Do,
-    Found,
-    How,
-    OtherVersion,
-    Refusal,
-    Request,
-    Seen,
-    Started,
-    Stopped,
-    asked_versions,
-    decode_request,
-    encode,
-    understand,
-)
+from splitinfer.launch.answer import Answer, Found, How, OtherVersion, encode, lines, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line, origin
 from splitinfer.launch.ssh import Ended
-from splitinfer.launch.steps import Steps, problems, refused, unanswered
+from splitinfer.launch.steps import Steps, problems
 from splitinfer.wire.messages import Versions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
 KEY = "ab" * 32
 MINI, AIR = Host("mini", "eve@mini.local"), Host("air", "air")
 OWN = Own("cd" * 32, "studio", VERSIONS)
-MARK = "@splitinfer-0123"
-WORKER = Found(5577, 71, How.UP, "studio", True, 2 * 10**9, 65.0, ("10.0.0.1",))
-SEEN = Seen(VERSIONS, ("/x/splitinfer",), 40 * 10**9, 64 * 10**9, (WORKER,), {5578: "anna"})
-STARTED = Started(KEY, WORKER, True, "/x/worker-5577.log")
+WORKER = Found(5577, 71, How.UP, "studio", OWN.key, "/x/worker-5577.log", 2 * 10**9, 65.0, ("10.0.0.1",))
+SEEN = Answer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9, (), {5578: "anna"})
+STARTED = replace(SEEN, workers=(WORKER,), is_new=True)
 DROPPED = Ended(255, "", "Connection to mini closed by remote host.")
 
 
 class MadeUp:
     """Machines that give these answers in turn; what was asked of them, and what was said."""
 
-    def __init__(self, **answers: Sequence[Ended | Seen | Started | Stopped | Refusal]) -> None:
+    def __init__(self, **answers: Sequence[Ended | Answer]) -> None:
         self.answers = {name: list(each) for name, each in answers.items()}
         self.asked: list[str] = []
         self.said: list[str] = []
@@ -50,41 +35,39 @@ class MadeUp:
 
     def run(self, host: Host, script: str) -> Ended:
         self.asked.append(script)
-        mark = script.split("mark=")[1].split("\n")[0]
         heard = self.answers[host.name].pop(0)
-        return heard if isinstance(heard, Ended) else Ended(0, f"{mark} {encode(heard)}\n")
+        return heard if isinstance(heard, Ended) else Ended(0, f"Welcome, {{eve}}!\n{encode(heard)}\n")
 
 
 # ----- the steps -----------------------------------------------------------------------------------
 
 
 def test_every_host_comes_to_its_end():
-    taken = Refusal("port 5577 of air is in use by python3; take another port", other_port=True)
+    taken = Ended(1, "", "splitinfer: port 5577 is in use by python3; take another port, such as 5578\n")
     made = MadeUp(mini=[SEEN, DROPPED, STARTED], air=[SEEN, taken], old=[Ended(1, "", "")])
     assert made.steps.up([MINI, AIR, Host("old", "old")]) == [STARTED, None, None]
-    assert sum("ask /x/splitinfer\n" in script for script in made.asked) == 3  # each start asks what answered the look
+    start = f"worker --detach --host 0.0.0.0 --port 5577 --name mini --by={OWN.key}:studio --json"
+    assert sum(start in script for script in made.asked) == 2
     assert [line for line in made.said if "mini" in line] == [
         "✓ mini: splitinfer 0.1.0 is there, 40.0 of 64.0 GB free",
         "! mini: the connection broke off; once more",
         "✓ mini: worker started, port 5577; each machine has the other's key; log: /x/worker-5577.log",
     ]
-    assert "✗ port 5577 of air is in use by python3; take another port: air=air:5578" in made.said
+    assert "✗ air: port 5577 is in use by python3; take another port, such as 5578" in made.said
     assert problems(["air", "old"]).startswith("air and old did not start; the other hosts are unchanged.")
 
 
-def test_a_connection_that_breaks_twice_is_told():
-    made = MadeUp(mini=[DROPPED, DROPPED])
-    assert made.steps.up([MINI]) == [None]
-    assert "the same command finds it again" in made.said[-1]
-
-
 def test_down_says_what_it_stopped_and_what_still_runs():
-    left = replace(WORKER, how=How.SERVICE, by="", is_own=False)
-    made = MadeUp(mini=[Stopped((WORKER,), (left,))], air=[Stopped((), ())])
+    others = (
+        Found(5578, 72, How.SERVICE),
+        Found(5579, 73, How.UP, "air", KEY),
+    )
+    made = MadeUp(mini=[replace(SEEN, stopped=(WORKER,), workers=others)], air=[SEEN])
     assert all(made.steps.down([MINI]))
     assert made.said == [
         "✓ mini: the worker at port 5577 is stopped",
-        "✓ mini: a worker at port 5577, started as a service, still runs: this `up` did not start it",
+        "✓ mini: a worker at port 5578, started as a service, still runs: this `up` did not start it",
+        "✓ mini: a worker at port 5579, started by `up` of air, still runs: this `up` did not start it",
     ]
     made.steps.down([AIR])
     assert made.said[-1] == "✓ air: no worker runs that `up` from here has started"
@@ -93,73 +76,61 @@ def test_down_says_what_it_stopped_and_what_still_runs():
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("ended", "said"),
     [
-        (OtherVersion(replace(VERSIONS, splitinfer="0.0.9\x1b")), "mini has splitinfer 0.0.9 "),
+        (Ended(0, encode(replace(SEEN, versions=replace(VERSIONS, splitinfer="0.0.9\x1b")))), "has splitinfer 0.0.9 "),
         (
-            Refusal("port 5577 is in\x1b use; take another port", True),
-            "in use; take another port: mini=eve@mini.local:5578",
+            Ended(2, "", "splitinfer: no such option: --show"),
+            "(no such option: --show); to install the same there",
         ),
-        (Refusal("the worker ended"), "the worker ended"),
-        (STARTED, "runs no commands as it should"),
+        (Ended(127), "splitinfer was not found there; to install the same there: ssh"),
+        (Ended(1, "", "Traceback\nImportError: mlx\x1b\n\n"), "mini: ImportError: mlx; to install the same there: ssh"),
+        (Ended(0, "This account is currently not available.\n"), "runs no commands as it should"),
+        (DROPPED, "must work without a question. It said:\n    Connection to mini closed by remote host."),
+        (
+            Ended(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"),
+            ":\n    Host key [2J has changed\n    failed.",
+        ),
     ],
 )
-def test_another_answer_than_what_was_asked_for_is_one_sentence(answer: Refusal, said: str):
-    text = refused(answer, MINI, OWN)
-    assert said in text
-    assert text.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        (f"{MARK} none\n", "is not installed on mini"),
-        (f"{MARK} failed /x y/splitinfer\n{MARK} none\n", "/x y/splitinfer on mini does not run: ImportError: mlx; to"),
-        ("none\n", "runs no commands as it should"),
-    ],
-)
-def test_no_answer_is_one_sentence(output: str, said: str):
-    text = unanswered(Ended(1, output, "Traceback\nImportError: mlx\x1b\n\n"), MARK, MINI, OWN)
-    assert said in text
-    assert text.isprintable()
+def test_what_stands_in_the_way_is_said_with_its_cure(ended: Ended, said: str):
+    made = MadeUp(mini=[ended])
+    assert made.steps.up([MINI]) == [None]
+    assert said in made.said[-1]
+    assert made.said[-1].replace("\n", "").isprintable()
 
 
 # ----- answers -------------------------------------------------------------------------------------
 
 
-def test_requests_come_back_as_they_were():
-    asked = Request(Do.START, VERSIONS, KEY, "eve's studio\n", 5577, "mini")
-    assert decode_request(asked.encode()) == asked
-    assert asked_versions(asked.encode()) == VERSIONS
-    assert asked_versions('{"versions": {"protocol": 1}}') is None
-    assert asked_versions("[") is None
-    for changes in ({"key": "x"}, {"port": 0}, {"do": "rm"}):
-        with pytest.raises(ValueError, match="validation error"):
-            decode_request(json.dumps({**json.loads(asked.encode()), **changes}))
-
-
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"key": "AB" * 32},
-        {"key": "ab"},
-        {"is_new": "yes"},
-        {"worker": {"port": 0}},
-        {"log": "x" * 5000},
-        {"worker": None},
-    ],
-)
+    [{"key": "AB" * 32}, {"key": "ab"}, {"is_new": "yes"}, {"free": -1}, {"workers": [{"port": 0}]},
+     {"workers": None}, {"theirs": {"5578": "x" * 5000}}],
+)  # fmt: skip
 def test_an_answer_that_lies_about_its_shape_is_none(changes: dict[str, object]):
-    whole = json.loads(encode(STARTED))
-    assert understand(f"{MARK} {json.dumps(whole)}", MARK) == STARTED
-    whole["answer"].update(changes)
-    assert understand(f"{MARK} {json.dumps(whole)}", MARK) is None
+    assert understand(f"hello\n{encode(STARTED)}\n", VERSIONS) == STARTED
+    with pytest.raises(ValueError, match="validation error"):
+        understand(json.dumps({**json.loads(encode(STARTED)), **changes}), VERSIONS)
 
 
-def test_other_versions_say_which_they_are():
-    old = OtherVersion(replace(VERSIONS, mlx="0.31.0"))
-    assert understand(f"{MARK} {encode(old)}\n{MARK} none", MARK) == old
-    assert understand(f"{MARK} {encode(old)}\n{MARK} {encode(SEEN)}", MARK) == SEEN  # found behind it
+@pytest.mark.parametrize("output", ["", "hello", "{", "{}", '{"versions": {"protocol": 1}}'])
+def test_what_is_no_answer_is_told(output: str):
+    with pytest.raises(ValueError, match=r".*"):
+        understand(output, VERSIONS)
+
+
+def test_of_another_version_only_that_is_read():
+    other = replace(VERSIONS, mlx="0.31.0")
+    with pytest.raises(OtherVersion) as raised:
+        understand(json.dumps({**json.loads(encode(replace(SEEN, versions=other))), "new": "field"}), VERSIONS)
+    assert raised.value.versions == other
+
+
+def test_an_answer_for_people_of_that_machine():
+    assert lines(SEEN) == ["a worker of anna waits at port 5578"]
+    assert lines(replace(SEEN, theirs={})) == ["no worker runs"]
+    assert lines(replace(STARTED, theirs={})) == ["a worker waits at port 5577, started by `up` of studio"]
 
 
 # ----- the line that installs ----------------------------------------------------------------------

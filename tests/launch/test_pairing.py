@@ -1,15 +1,19 @@
 """Two machines that know each other's codes get each other's keys, and nobody else gets anything."""
 
+import contextlib
+import hashlib
 import json
 import socket
 import threading
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from splitinfer.errors import ConfigError
 from splitinfer.launch import pairing
-from splitinfer.launch.pairing import Hello, Meeting, WrongCode, ask_code, exchange, new_code, read_code
+from splitinfer.launch.pairing import Hello, Meeting, WrongCode, ask_code, exchange, new_code, read_code, secret_of
 
 STUDIO, MINI = Hello("studio", "ab" * 32, None, 1), Hello("mini", "cd" * 32, 5577, 1)
 CODES = ("K7M-2QX", "PPA-B34")
@@ -22,7 +26,7 @@ def both(one: Hello, codes: tuple[str, str], other: Hello, others: tuple[str, st
     def run(link: socket.socket, own: Hello, known: tuple[str, str]) -> None:
         with link:
             try:
-                results[own.nonce] = exchange(link, own, known)
+                results[own.nonce] = exchange(link, own, secret_of(known))
             except (WrongCode, ConfigError, OSError, ValueError) as error:
                 results[own.nonce] = error
 
@@ -63,7 +67,7 @@ def test_who_stands_between_cannot_put_in_another_key():
 
     def run(link: socket.socket, own: Hello) -> None:
         with pytest.raises(WrongCode) as raised:
-            exchange(link, own, CODES)
+            exchange(link, own, secret_of(CODES))
         got.append(raised.value)
 
     ends += [threading.Thread(target=run, args=each) for each in ((here, STUDIO), (there, MINI))]
@@ -99,7 +103,7 @@ def test_what_is_no_hello_is_refused(line: bytes):
         there.sendall(line)
         there.shutdown(socket.SHUT_WR)
         with pytest.raises((OSError, ValueError)):
-            exchange(here, STUDIO, CODES)
+            exchange(here, STUDIO, secret_of(CODES))
 
 
 def test_machines_meet_whichever_types_first_and_again_after_a_wrong_code(monkeypatch: pytest.MonkeyPatch):
@@ -121,6 +125,38 @@ def test_machines_meet_whichever_types_first_and_again_after_a_wrong_code(monkey
         assert one.with_code(*CODES) == (MINI, "127.0.0.1")
         thread.join(30)
     assert found == [(STUDIO, "127.0.0.1")]
+
+
+def test_strangers_cost_neither_memory_nor_threads_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pairing, "_AGAIN", 0.05)
+    scrypt, made = hashlib.scrypt, list[int]()
+
+    def counted(*arguments: Any, **more: Any) -> bytes:
+        made.append(1)
+        return scrypt(*arguments, **more)
+
+    one = Meeting(STUDIO, port=0, near=[("127.0.0.1", 1)])
+    other = Meeting(MINI, port=0, near=[("127.0.0.1", one.port)])
+    found: list[tuple[Hello, str]] = []
+    with one.open(), other.open(), contextlib.ExitStack() as stack:
+        monkeypatch.setattr(hashlib, "scrypt", counted)
+        before = threading.active_count()
+        waiting = threading.Thread(target=lambda: found.append(one.with_code(*CODES)), daemon=True)
+        waiting.start()
+        hello = json.dumps(asdict(Hello("air", "ef" * 32, 5577, 1))).encode() + b"\n"
+        for number in range(40):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=30))
+            link.makefile("rb").readline()  # that it was accepted
+            if number % 2:
+                link.sendall(hello)
+        give_up = time.monotonic() + 10.0  # half of the patience with who says nothing
+        while threading.active_count() - before > 10:
+            assert time.monotonic() < give_up, "each stranger has a thread"
+            time.sleep(0.01)
+        assert len(made) == 1
+        assert other.with_code(*CODES)[0] == STUDIO
+        waiting.join(30)
+    assert found == [(MINI, "127.0.0.1")]
 
 
 def test_codes_as_people_type_them():

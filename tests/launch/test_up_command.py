@@ -1,110 +1,95 @@
-"""`splitinfer up`, `down`, `status` and `on-host`, between the command line and machines that are made up."""
+"""`splitinfer up`, `down` and `status`, between the command line and machines that are made up."""
 
-import json
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_launch_steps import OWN, SEEN, STARTED, WORKER
+from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.engine.versions import own_versions
-from splitinfer.launch.answers import Do, Refusal, Request, Stopped, encode, understand
-from splitinfer.launch.hosts import Host
+from splitinfer.errors import ConfigError
+from splitinfer.keyring import Known
+from splitinfer.launch import background, processes
+from splitinfer.launch.answer import encode, understand
+from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.ssh import Ended
-from splitinfer.llm.automatic import Chosen
+from splitinfer.launch.steps import Steps
+from splitinfer.shutdown import shutdown
+
+command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
 
 
 class MadeUpMachines:
-    """In the place of ssh: answers by what is asked. ``broken``: hosts that refuse. ``planned``: what was to be cut,
-    and for whom."""
+    """Answers by what is asked; ``broken``: hosts that refuse."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
-        self.planned: list[tuple[str, list[dict[str, str]]]] = []
-
-    def __enter__(self) -> "MadeUpMachines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def run(self, host: Host, script: str) -> Ended:
-        mark = script.split("mark=")[1].split("\n")[0]
-        asked = json.loads(script.split("request='")[1].split("'\n")[0])["do"]
-        answers = {Do.LOOK: SEEN, Do.START: STARTED, Do.STOP: Stopped((WORKER,), ())}
-        answer = Refusal("the port is in use by another program") if host.name in self.broken else answers[asked]
-        return Ended(0, f"{mark} {encode(answer)}\n")
+        if host.name in self.broken:
+            return Ended(1, "", "splitinfer: the port is in use by another program")
+        asked = next(each for each in ("--show", "--detach", "--stop") if each in script)
+        workers = (replace(WORKER, port=host.port),)
+        stopped = replace(SEEN, stopped=workers)
+        answers = {"--show": SEEN, "--detach": replace(STARTED, workers=workers), "--stop": stopped}
+        return Ended(0, encode(answers[asked]))
 
     def hostname(self, host: Host) -> str:
         return f"{host.name}.local"
-
-    def plan(self, model: str, workers: list[dict[str, str]], *_: object) -> Chosen:
-        self.planned.append((model, workers))
-        return Chosen(Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 12, "tcp://mini.local:5577"))), "Two.")
-
-
-def nearest(workers: Sequence[tuple[str, str, str]], **_: Any) -> dict[str, str]:
-    return {name: address for name, _, address in workers}
 
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     made = MadeUpMachines()
+
+    @contextmanager
+    def steps() -> Iterator[tuple[Steps, MadeUpMachines]]:
+        yield Steps(OWN, made.run, command._print), made
+
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("splitinfer.launch.ssh.Ssh", lambda: made)
-    monkeypatch.setattr("splitinfer.launch.own.own", lambda: OWN)
-    monkeypatch.setattr("splitinfer.discovery.discover.best_addresses", nearest)
-    monkeypatch.setattr("splitinfer.cli.automatic.planned", made.plan)
+    monkeypatch.setattr(command, "_steps", steps)
     return made
 
 
-def said(*words: str, code: int = 0) -> str:
-    """What a command says."""
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
-
-
-def test_up_plans_for_the_workers_and_remembers_the_hosts(machines: MadeUpMachines):
-    layout = state_folder() / "layout.yaml"
-    assert f"the layout is in {layout}" in said("up", "eve@mini.local", "air:7000", "--model", "demo", "--prepare")
-    assert "mini.local:5577" in layout.read_text()
-    said("up", "--prepare")
-    said("up", "--model", "other", "--prepare")
-    workers = [
+def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
+    last = Last(from_words(["eve@mini.local", "air:7000"]), "demo")
+    assert command._bring_up(last) == [
         {"name": "mini", "address": "tcp://mini.local:5577", "key": STARTED.key},
         {"name": "air", "address": "tcp://air.local:7000", "key": STARTED.key},
     ]
-    assert machines.planned == [(model, workers) for model in ("demo", "demo", "other")]
+    assert command._meant((), None, 5577, None) == last
+    assert command._known((), None) == last.hosts
 
 
-def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines):
+def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     machines.broken = {"air"}
-    failed = said("up", "mini", "air", "--model", "demo", code=1)
-    assert "worker started, port 5577" in failed
-    assert "in use by another program" in failed
-    assert "splitinfer: air did not start; the other hosts are unchanged" in failed
-    assert (machines.planned, (state_folder() / "layout.yaml").exists()) == ([], False)
-    machines.broken.clear()
-    said("up", "--prepare")
-    assert [worker["name"] for worker in machines.planned[0][1]] == ["mini", "air"]
+    last = Last(from_words(["mini", "air"]), "demo")
+    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged"):
+        command._bring_up(last)
+    said = capsys.readouterr().err
+    assert "worker started, port 5577" in said
+    assert "in use by another program" in said
+    assert not (state_folder() / "layout.yaml").exists()
+    assert command._meant((), None, 5577, None) == last
 
 
-def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines):
-    assert "mini: the worker at port 5577 is stopped" in said("down", "mini", "air")
-    assert "40.0 of 64.0 GB" in said("status", "mini", "air")
+def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
+    hosts = (MINI, AIR)
+    assert (command._down(hosts), command._status(hosts)) == (0, 0)
+    said = capsys.readouterr()
+    assert "mini: the worker at port 5577 is stopped" in said.err
+    assert "40.0 of 64.0 GB" in " ".join(said.out.split())
     machines.broken = {"air"}
-    for command in ("down", "status"):
-        said(command, "mini", "air", code=1)
+    assert (command._down(hosts), command._status(hosts)) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "said"),
     [
         (["-x=y"], "No such option"),
         (["a b", "--model", "demo"], "is not a host"),
@@ -115,31 +100,34 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines):
         (["--hostfile", "/nowhere", "--model", "demo"], "there is no hostfile"),
     ],
 )
-def test_wrong_words_are_one_sentence(words: list[str], sentence: str, machines: MadeUpMachines):
-    assert sentence in said("up", *words, code=2 if words == ["-x=y"] else 1)
+def test_wrong_words_are_one_sentence(
+    words: list[str], said: str, machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch
+):
+    def finish(run: object, *_: object, **__: object) -> None:
+        run()  # type: ignore[operator]
+
+    monkeypatch.setattr(command, "finish", finish)
+    result = CliRunner().invoke(app, ["up", *words])
+    assert said in str(result.exception) + result.output
 
 
-# ----- on-host -------------------------------------------------------------------------------------
+# ----- on the other machine ------------------------------------------------------------------------
 
 
-def on_host(request: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["on-host", "--", "@m", request, "/x/python", "-m", "splitinfer"])
-    return result.exit_code, result.stdout
+def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def leave(code: int) -> None:
+        raise SystemExit(code)
 
-
-def test_on_host_says_its_versions_to_another_version():
-    other = json.dumps({"versions": {"protocol": 1, "splitinfer": "9", "mlx": "0", "mlx_lm": "0"}, "new": "field"})
-    for request in (other, "{", "[]"):
-        code, output = on_host(request)
-        assert code == 3
-        assert own_versions().mlx in output
-
-
-def test_on_host_answers_its_own_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    wanted = list[background.Wanted]()
+    monkeypatch.setattr(shutdown, "exit", leave)
+    monkeypatch.setattr(background, "start", lambda each: wanted.append(each) or STARTED)
+    words = ["worker", "--detach", "--host", "0.0.0.0", "--port", "7000", f"--by={OWN.key}:studio", "--json"]
+    monkeypatch.setattr("sys.argv", ["splitinfer", *words])
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, understand(result.stdout, STARTED.versions)) == (0, STARTED)
+    assert wanted == [background.Wanted(("--host", "0.0.0.0", "--port", "7000"), Known(OWN.key, "studio"))]
+    assert CliRunner().invoke(app, ["worker", "--show", "--stop"]).exit_code == 2
+    assert CliRunner().invoke(app, ["worker", "--json"]).exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    asked = Request(Do.LOOK, own_versions(), "ab" * 32, "studio", 5577, "mini")
-    code, output = on_host(asked.encode())
-    assert code == 0
-    seen = understand(output, "@m")
-    assert getattr(seen, "program", None) == ("/x/python", "-m", "splitinfer")
-    assert on_host(asked.encode().replace("look", "rm -rf")) == (1, "")
+    monkeypatch.setattr(processes, "processes", list)
+    assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"

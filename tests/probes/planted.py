@@ -64,12 +64,3 @@ def link(**changes: Any) -> dict[str, Any]:
         "problem": "", "own_versions": versions, "clock": {"offset": 0.01, "uncertainty": 1e-4},
         "welcome": {"device": "Apple M2", "free_bytes": 10e9, "versions": versions}, "figures": {**figures, **changes},
     }  # fmt: skip
-
-
-def exact(**changes: Any) -> dict[str, Any]:
-    one = {
-        "road": "2 rows together", "prompts": 1, "parted": 0, "first_token": None, "margin": None,
-        "largest_margin": None, "positions": 8, "positions_that_differ": 0, "largest_logit_difference": 0.01,
-    }  # fmt: skip
-    margins = {"median": 1.5, "smallest": 0.1, "ties": 0.0}
-    return {"batch_invariant": False, "way": "rows", "margins": margins, "roads": [{**one, **changes}]}

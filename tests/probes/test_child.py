@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from splitinfer.probes import child, gpu
+from splitinfer.probes import child, steps
 from splitinfer.probes.child import Report, Result, run_probe, run_probes
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
 from splitinfer.probes.registry import Probe
@@ -152,9 +152,9 @@ def test_a_device_that_failed_ends_the_process(text: str, is_lost: bool, monkeyp
         report.guarded("first", fail)
         report.guarded("second", lambda: {"ms": 2})
 
-    monkeypatch.setattr(gpu, "rows", look)
+    monkeypatch.setattr(steps, "measure", look)
     lines: list[dict[str, Any]] = []
-    code = child.serve(json.dumps({"function": "gpu:rows", "options": {}, "skip": []}), lines.append)
+    code = child.serve(json.dumps({"function": ".steps:measure", "options": {}, "skip": []}), lines.append)
     found = [line["found"]["name"] for line in lines if "found" in line]
     assert (code, found) == ((3, ["first"]) if is_lost else (0, ["first", "second"]))
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from planted import EXACT as EXACTLY
-from planted import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, exact, link, loops, memory, parting
+from planted import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
 
 from splitinfer.errors import ConfigError
 from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge_trials
-from splitinfer.probes.commands import judge_exact
 from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.memory import judge_memory
@@ -52,8 +51,6 @@ SOUND: dict[str, Judged] = {
     "memory without Metal": lambda: judge_memory(memory(wired=None)),
     "a port": lambda: judge_connection(None),
     "a link": lambda: judge_link(link()),
-    "ways that agree": lambda: judge_exact(exact()),
-    "a way that rounds": lambda: judge_exact(exact(parted=1, largest_margin=0.4, positions_that_differ=1)),
 }
 
 
@@ -107,10 +104,6 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
     "nothing is wired": (
         lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), R.NOT_WIRED, "0 GB wired and not 96",
         SEND,
-    ),
-    "exact ways that part": (
-        lambda: judge_exact({**exact(parted=1, largest_margin=0.4), "batch_invariant": True}), R.WRONG_TOKEN,
-        "though rows do not depend on each other", SEND,
     ),
     "an unknown name": (
         lambda: judge_connection(Unreachable("mini", 8, True)), R.NAME, "cannot resolve the name", "its spelling",

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_figures.__main__ import PARTS, gpu_probes, measure_on_gpu
 
 from splitinfer.bench.shared.random_model import Shape
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
-from splitinfer.probes.on_gpu import PARTS, gpu_probes, measure_on_gpu
 from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.mark.parametrize("size", ["full", "small", "tiny"])
@@ -24,7 +26,7 @@ def test_every_probe_is_one_that_can_be(size: str):
     assert len({probe.name for probe in probes}) == len(probes)
     for probe in (*probes, *selftest_probes(WORKER_NOWHERE)):
         module, _, function = probe.function.partition(":")
-        assert callable(getattr(importlib.import_module(f"splitinfer.probes.{module}"), function))
+        assert callable(getattr(importlib.import_module(module, "splitinfer.probes"), function))
         assert json.dumps(dict(probe.options))
         if shape := probe.options.get("shape"):
             assert max(probe.options.get("layers", [0])) <= Shape(**shape).layers

@@ -2,6 +2,8 @@
 
 import asyncio
 import stat
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from valid_requests import TALE, Asked
 
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
+from splitinfer.server import keys as keys_module
 from splitinfer.server.gate import MAX_OF_KEY, SESSION_COOKIE, SESSION_SECONDS, Facts, Gate, Sessions, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, add_key, digest, read_keys, remove_key
 from splitinfer.server.problem import Problem
@@ -46,6 +49,24 @@ def test_keys_are_added_and_removed(path: Path):
     remove_key(path, "laptop")
     assert read_keys(path) == [expected]
     assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"], "no half-written file is left"
+
+
+def test_changes_at_the_same_time_are_all_kept(path: Path, laptop: str, monkeypatch: pytest.MonkeyPatch):
+    """A key that was removed does not come back by a change that had read the file before."""
+
+    def slowly(*arguments: object) -> list[ApiKey]:
+        found = read_keys(path)
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(keys_module, "read_keys", slowly)
+    changes = [threading.Thread(target=add_key, args=(path, f"key {i}")) for i in range(5)]
+    changes.append(threading.Thread(target=remove_key, args=(path, "laptop")))
+    for each in changes:
+        each.start()
+    for each in changes:
+        each.join()
+    assert sorted(each.name for each in read_keys(path)) == [f"key {i}" for i in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
-from splitinfer.places import caches, write_whole
+from splitinfer.places import caches, replace_file
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
     profile = measure_machine(name, question, report)
     log.info("measured this machine for %s", question.name)
     try:
-        write_whole(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
+        replace_file(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
     except OSError as error:
         log.info("the profile of this machine is not remembered: %s", error)
     return profile

@@ -29,7 +29,7 @@ from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.step import StepModel, Way
-from splitinfer.places import state, write_whole
+from splitinfer.places import replace_file, state
 from splitinfer.wire.messages import Load
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,6 @@ def remember(path: Path, outcome: Outcome, *, is_sure: bool) -> None:
     """Remember an outcome there, where that can be done."""
     is_sure = is_sure or _read(path)[0] == outcome
     try:
-        write_whole(path, json.dumps({**asdict(outcome), "is_sure": is_sure}) + "\n")
+        replace_file(path, json.dumps({**asdict(outcome), "is_sure": is_sure}) + "\n")
     except OSError as error:
         log.info("what was tried of a stage is not remembered: %s", error)

@@ -22,9 +22,8 @@ from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import Fault, Finding, Outcome
 from splitinfer.probes.registry import ABOUT, Probe
 from splitinfer.probes.selftest import write_json
-from splitinfer.system.gpu_roads import Road
 
-PARTS = ("support", "launch", "rows", "exact", "kv", "send", "rules")
+PARTS = ("support", "launch", "rows", "send", "rules")
 _ON, _SIZES = ("auto", "gpu", "cpu"), ("full", "small", "tiny")
 _ABOUT_SECONDS = 60.0  # in which a device has to say what it is; the first look at a GPU takes some
 _OPS, _MB = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
@@ -41,8 +40,6 @@ def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
         "support": _support,
         "launch": _launch,
         "rows": _rows,
-        "exact": _exact,
-        "kv": _kv,
         "send": _send,
         "rules": _rules,
     }
@@ -50,7 +47,7 @@ def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
 
 
 def _probe(part: str, name: str, function: str, weight: float, options: Mapping[str, Any], **more: Any) -> Probe:
-    return Probe(f"{part}, {name}", part, function, Fault.DEVICE, weight, options=options, **more)
+    return Probe(f"{part}, {name}", part, f"gpu_figures.{function}", Fault.DEVICE, weight, options=options, **more)
 
 
 def _model(layers: int, hidden: int, mlp: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -75,19 +72,10 @@ def _launch(size: int) -> list[Probe]:
     options = {"shape": model, "layers": layers, "bits": (0, 4), "steps": (40, 12, 3)[size]}
     buffers: tuple[dict[str, str], ...] = ({}, {_OPS: _LARGER}, {_MB: _LARGER}, {_OPS: _LARGER, _MB: _LARGER})
     names = [" ".join(f"{name}={value}" for name, value in variables.items()) for variables in buffers]
-    found = [
-        _probe("launch", name or "MLX's own buffers", "gpu:launch", 18, options, environment=variables)
+    return [
+        _probe("launch", name or "MLX's own buffers", "measures:launch", 18, options, environment=variables)
         for name, variables in zip(names, buffers, strict=True)
     ]
-    words = f"--streams {(8, 4, 1)[size]} --stream-tokens {(128, 24, 8)[size]} --stream-prompt-tokens 32 --trials 1"
-    groups = _bench(
-        "speed", f"{words} --prompt-tokens 32 --decode-tokens {(128, 24, 8)[size]} --no-baseline", _folder(size, bits=4)
-    )
-    return found + [
-        _probe("launch", f"two groups on two stages, {name}", "commands:measure", 40, groups, environment=variables,
-               is_silent=True)
-        for name, variables in {"launching ahead": {}, "not launching ahead": {Road.LAUNCH_AHEAD: "0"}}.items()
-    ]  # fmt: skip
 
 
 def _rows(size: int) -> list[Probe]:
@@ -100,48 +88,21 @@ def _rows(size: int) -> list[Probe]:
     }
     options = {"sequences": ((2, 4, 8, 16, 32), (2, 8), (3,))[size], "steps": (16, 4, 2)[size]}
     return [
-        _probe("rows", f"{name}, {bits}", "gpu:rows", 15, {**options, "shape": {**model, **more}})
+        _probe("rows", f"{name}, {bits}", "measures:rows", 15, {**options, "shape": {**model, **more}})
         for name, model in models.items()
         for bits, more in (("bfloat16", {}), ("4-bit", {"bits": 4}))
     ]
 
 
-def _folder(size: int, **more: Any) -> dict[str, Any]:
-    """A model that is written to a folder. On a CPU it computes in float32."""
-    if size == 0:
-        return _model(40, 2048, 5632, 8192, **more)
-    return _model(4, 128, 384, 512, dtype="float32") if size == 1 else _model(2, 64, 128, 300, dtype="float32")
-
-
-def _bench(mode: str, words: str, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    return {"mode": mode, "words": words.split(), "shape": shape}
-
-
-def _exact(size: int) -> list[Probe]:
-    trials, prompt, decode = ((4, 1024, 256), (1, 48, 8), (1, 12, 6))[size]
-    words = f"--trials {trials} --prompt-tokens {prompt} --decode-tokens {decode}"
-    return [
-        _probe("exact", name, "commands:measure", 30, _bench("exact", words, shape), is_silent=True)
-        for name, shape in {"a random model": _folder(size), "demo": None}.items()
-    ]
-
-
-def _kv(size: int) -> list[Probe]:
-    trials, prompt, decode = ((3, 4096, 64), (2, 64, 16), (1, 12, 6))[size]
-    words = f"--trials {trials} --prompt-tokens {prompt} --decode-tokens {decode}"
-    options = _bench("kv", words, _folder(size, bits=4))
-    return [_probe("kv", "a random model", "commands:measure", 50, options, is_silent=True)]
-
-
 def _send(size: int) -> list[Probe]:
     model = (_model(40, 4096, 11008, 32000), _model(8, 128, 384, 512), _model(3, 64, 128, 300))[size]
     options = {"shape": model, "rows": (8, 4, 3)[size], "steps": (40, 12, 3)[size]}
-    return [_probe("send", "a random model", "gpu:send", 20, options)]
+    return [_probe("send", "a random model", "measures:send", 20, options)]
 
 
 def _rules(size: int) -> list[Probe]:
     options = {"size": (2**24, 2**16, 2**10)[size], "rounds": (50, 10, 2)[size]}
-    return [_probe("rules", "arrays that others use", "gpu:rules", 5, options)]
+    return [_probe("rules", "arrays that others use", "measures:rules", 5, options)]
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------

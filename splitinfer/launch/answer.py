@@ -1,0 +1,127 @@
+"""What `splitinfer worker --detach`, `--stop` and `--show` answer with `--json`: a value, and one line of JSON. Pure.
+
+Both ends have the same version of this file, or nothing but ``versions`` is read. All texts are bounded.
+"""
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+import pydantic
+
+from splitinfer.wire.messages import Versions
+
+_MOST_TEXT = 4096  # characters of one text of an answer
+_MOST_WORKERS = 256
+
+_Text = Annotated[str, pydantic.Field(max_length=_MOST_TEXT)]
+_Key = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+_Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
+_Count = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+
+
+class How(StrEnum):
+    """What started a worker."""
+
+    UP = "by `up`"
+    DETACHED = "by `worker --detach`"
+    SERVICE = "as a service"
+    HAND = "by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A worker that runs as the user who was logged in as.
+
+    by, key: name and public key of the machine whose `up` started it, if one did. memory: bytes that its process
+    holds; on macOS without what its GPU holds. seconds: since it was started. peers: addresses that are connected.
+    """
+
+    port: _Port
+    pid: _Count
+    how: How
+    by: _Text = ""
+    key: _Key | None = None
+    log: _Text = ""
+    memory: _Count = 0
+    seconds: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 0.0
+    peers: Annotated[tuple[_Text, ...], pydantic.Field(max_length=_MOST_WORKERS)] = ()
+
+    def started(self, own: str | None = None) -> str:
+        """What started it, in words. ``own``: the public key of the machine that asks."""
+        return self.how.value + (f" of {plain(self.by, 60)}" if self.by and self.key != own else "")
+
+
+_Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The workers of a machine, once what was asked for is done.
+
+    key: public key of its workers. free, total: bytes of memory. theirs: which ports workers of other users have, and
+    whose they are. is_new: the worker that was asked for was started now. stopped: what was stopped.
+    """
+
+    versions: Versions
+    key: _Key
+    free: _Count
+    total: _Count
+    workers: _Workers = ()
+    theirs: Annotated[dict[_Port, _Text], pydantic.Field(max_length=_MOST_WORKERS)] = field(default_factory=dict)
+    is_new: bool = False
+    stopped: _Workers = ()
+
+
+_ANSWER, _VERSIONS = pydantic.TypeAdapter(Answer), pydantic.TypeAdapter(Versions)
+
+
+class OtherVersion(Exception):
+    """The answer is of another version of splitinfer."""
+
+    def __init__(self, versions: Versions) -> None:
+        super().__init__(versions)
+        self.versions = versions
+
+
+def encode(answer: Answer) -> str:
+    """The answer as one line."""
+    return _ANSWER.dump_json(answer).decode()
+
+
+def understand(output: str, own: Versions) -> Answer:
+    """What a machine has answered: the last line that can be an answer, because a shell's own files may print, too.
+
+    Raises:
+        OtherVersion: it is of another version than ``own``.
+        ValueError: there is no answer.
+    """
+    line = next((each for each in reversed(output.splitlines()) if each.startswith("{")), "")
+    versions = _VERSIONS.validate_python(json.loads(line).get("versions"))
+    if versions != own:
+        raise OtherVersion(versions)
+    return _ANSWER.validate_json(line, strict=True)
+
+
+def lines(answer: Answer) -> list[str]:
+    """An answer for people at that machine."""
+    stopped = [f"the worker at port {each.port} is stopped" for each in answer.stopped]
+    running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]
+    others = [f"a worker of {plain(user, 40)} waits at port {port}" for port, user in answer.theirs.items()]
+    return [*stopped, *running, *others] or ["no worker runs"]
+
+
+def plain(text: str, most: int = 300) -> str:
+    """A stranger's text as it may be printed: one line, printable, not longer than ``most`` characters.
+
+    >>> plain("a\\x1b[31mb\\nc")
+    'a [31mb c'
+    """
+    clean = " ".join("".join(each if each.isprintable() else " " for each in text[: most * 4]).split())
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def last_line(text: str) -> str:
+    """The last line of a text that is not empty."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,259 @@
+"""Workers in the background of this machine: shown, started, stopped. `splitinfer worker --show`, `--detach` and
+`--stop` call it; `up` does so over ssh.
+
+What runs is read from the list of processes each time; records only say who had what started. One of a user's
+processes starts or stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from splitinfer.engine.versions import own_versions
+from splitinfer.errors import ConfigError
+from splitinfer.keyring import Keyring, Known
+from splitinfer.launch import processes
+from splitinfer.launch.answer import Answer, Found, How, last_line, plain
+from splitinfer.launch.place import read, state_folder, write
+from splitinfer.launch.processes import Command, Process, Record, command_of, decode, holds, others_workers, own_workers
+from splitinfer.models.memory import free_bytes
+from splitinfer.places import locked
+from splitinfer.service.actions import Manager, manager_of
+from splitinfer.service.place import here as service_place
+
+_START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
+_STOP_SECONDS = 10.0  # a worker ends within three
+_POLL = 0.05
+_IN_USE = " is in use"  # what a worker says
+_LOG_BYTES = 2**16
+
+
+never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A worker that is to wait in the background. words: the options of its command. by: the machine whose `up` asks,
+    which the worker is to admit; ``None`` if a person asks."""
+
+    words: tuple[str, ...]
+    by: Known | None = None
+
+    @property
+    def command(self) -> Command:
+        command = command_of(("splitinfer", "worker", *self.words))
+        if command is None or not command.port:
+            raise ConfigError("a worker in the background needs a port of its own")
+        return command
+
+
+def show() -> Answer:
+    """What runs here. Raises ConfigError: this machine's key cannot be read."""
+    running = processes.processes()
+    return Answer(
+        own_versions(),
+        Keyring().own().public,
+        free_bytes(),
+        int(psutil.virtual_memory().total),
+        _found(running),
+        {port: plain(user) for port, user in others_workers(running).items() if port},
+    )
+
+
+def _found(running: list[Process]) -> tuple[Found, ...]:
+    service = _service_pid()
+    return tuple(_as_found(each, port, service) for port, (each, _) in own_workers(running).items() if port)
+
+
+def _as_found(process: Process, port: int, service: int | None) -> Found:
+    seconds = max(0.0, time.time() - process.started)
+    memory, peers = processes.memory_of(process.pid), processes.peers_of(process.pid, port)
+    record = _record(port)
+    if record is not None and holds(record, process):
+        how = How.UP if record.key else How.DETACHED
+        return Found(port, process.pid, how, record.by, record.key or None, str(_log(port)), memory, seconds, peers)
+    how = How.SERVICE if process.pid == service else How.HAND
+    return Found(port, process.pid, how, memory=memory, seconds=seconds, peers=peers)
+
+
+def worker_service() -> Manager | None:
+    """The manager of this user's worker service; ``None`` if none is installed, or there can be none."""
+    try:
+        manager = manager_of(service_place())
+    except ConfigError:  # a system without services
+        return None
+    return manager if manager.file.exists() else None
+
+
+def _service_pid() -> int | None:
+    manager = worker_service()
+    return None if manager is None else manager.state().pid
+
+
+def _record(port: int) -> Record | None:
+    return decode(read(_file(port)))
+
+
+def _file(port: int) -> Path:
+    return state_folder() / f"worker-{port}.json"
+
+
+def _log(port: int) -> Path:
+    return state_folder() / f"worker-{port}.log"
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other process of this user starts or stops a worker here meanwhile."""
+    try:
+        with locked(state_folder()):
+            yield
+    except OSError as error:
+        raise ConfigError(f"{state_folder()} cannot be used: {error}") from error
+
+
+# ----- starting ------------------------------------------------------------------------------------
+
+
+def start(wanted: Wanted) -> Answer:
+    """Find the worker at the port, or start one; then it admits the machine that asks.
+
+    Raises:
+        ConfigError: nothing was started; the sentence says why.
+    """
+    port = wanted.command.port
+    with _alone():
+        is_new = not _is_there(wanted, port)
+        if wanted.by is not None and not Keyring().admits(wanted.by.key):
+            Keyring().admit(wanted.by.key, plain(wanted.by.name, 60))
+        if is_new and not _start_service(wanted.command):
+            _spawn(wanted, port)
+        return replace(show(), is_new=is_new)
+
+
+def _is_there(wanted: Wanted, port: int) -> bool:
+    """Whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
+    running = processes.processes()
+    there = own_workers(running).get(port)
+    if there is not None:
+        process, command = there
+        record = _record(port)
+        record = record if holds(record, process) else None
+        _refuse_unfit(wanted, command, record)
+        if record is None or record.versions == own_versions():
+            return True
+        processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
+    elif (user := others_workers(running).get(port)) is not None:
+        raise ConfigError(
+            f"port {port} belongs to a worker of {user}, another user of that machine; it was left alone; if there is "
+            f"memory for both, {_another(port)}"
+        )
+    return False
+
+
+def _refuse_unfit(wanted: Wanted, command: Command, record: Record | None) -> None:
+    """Raises ConfigError: a worker that runs is not what is wanted. ``record``: of who had it started in the
+    background, if it was."""
+    where, other = f"the worker at port {command.port}", _another(command.port)
+    if command.is_loopback and not wanted.command.is_loopback:
+        raise ConfigError(f"{where} listens to that machine only; start it with --host 0.0.0.0, end it, or {other}")
+    if command.is_insecure and not wanted.command.is_insecure:
+        raise ConfigError(
+            f"{where} was started with --insecure, so it cannot be told from another one; end it, or {other}"
+        )
+    if record is not None and record.versions != own_versions() and record.key != _key(wanted):
+        raise ConfigError(
+            f"{where} was started before this version was installed; {plain(record.by, 60) or 'a person'} started it "
+            "and must start it again"
+        )
+
+
+def _key(wanted: Wanted) -> str:
+    return "" if wanted.by is None else wanted.by.key
+
+
+def _another(port: int) -> str:
+    return f"take another port, such as {port + 1 if port < 65535 else port - 1}"
+
+
+def _start_service(wanted: Command) -> bool:
+    """Start the worker service if one is installed for this port and does not run; whether it was. Raises ConfigError:
+    it does not come up."""
+    manager = worker_service()
+    installed = None if manager is None else manager.read(manager.file.read_bytes())
+    command = None if installed is None else command_of(installed.command)
+    if manager is None or command is None or command.port != wanted.port or command.is_loopback or command.is_insecure:
+        return False
+    manager.start()
+    if not _comes_up(lambda: _service_pid() or 0, wanted.port, lambda: False):
+        raise ConfigError(f"the service was started, but no worker came up at port {wanted.port}")
+    return True
+
+
+def _spawn(wanted: Wanted, port: int) -> None:
+    """Start a worker that outlives this process and its ssh. Raises ConfigError: it ends at once."""
+    path = _log(port)
+    with path.open("ab") as log:
+        os.fchmod(log.fileno(), 0o600)
+        began = log.tell()
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "splitinfer", "worker", *wanted.words],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+        )  # fmt: skip
+    by = "" if wanted.by is None else plain(wanted.by.name, 60)
+    made = Record(worker.pid, processes.start_of(worker.pid), port, _key(wanted), by, own_versions())
+    write(_file(port), made.encode())
+    never_awaited.append(worker)
+    if not _comes_up(lambda: worker.pid, port, lambda: worker.poll() is not None):
+        worker.kill()
+        worker.wait()
+        raise ConfigError(_why_ended(port, _tail(path, began)))
+
+
+def _comes_up(pid: Callable[[], int], port: int, has_ended: Callable[[], bool]) -> bool:
+    """Wait until a process listens on a port; false if it ends instead, or takes too long."""
+    give_up = time.monotonic() + _START_SECONDS
+    while time.monotonic() < give_up and not has_ended():
+        if processes.listens(pid(), port):
+            return True
+        time.sleep(_POLL)
+    return False
+
+
+def _why_ended(port: int, said: str) -> str:
+    if _IN_USE in said:
+        program = processes.listener_on(port) or "another program"
+        return f"port {port} is in use by {program}; {_another(port)}"
+    return f"the worker was started and ended at once: {plain(last_line(said)) or 'it said nothing'}"
+
+
+def _tail(log: Path, began: int) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(began, log.stat().st_size - _LOG_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+# ----- stopping ------------------------------------------------------------------------------------
+
+
+def stop(key: str = "") -> Answer:
+    """Stop the workers that the machine with this key has started here, or, without a key, a person; and no others.
+
+    Raises:
+        ConfigError: one does not end.
+    """
+    with _alone():
+        how = How.UP if key else How.DETACHED
+        stopped = [each for each in _found(processes.processes()) if each.how is how and (each.key or "") == key]
+        for worker in stopped:
+            processes.end(worker.pid, _STOP_SECONDS)
+            _file(worker.port).unlink(missing_ok=True)
+        return replace(show(), stopped=tuple(stopped))
