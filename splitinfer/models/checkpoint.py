@@ -19,10 +19,6 @@ from splitinfer.errors import ModelError
 from splitinfer.store.models import Hold
 
 GGUF = ".gguf"
-HAS_GGUF = (
-    "has a model in GGUF, and MLX reads safetensors: give the same model by a name of mlx-community on the hub, or "
-    "convert the one that it was made of: python -m mlx_lm convert --hf-path OWNER/MODEL --mlx-path FOLDER -q"
-)
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32
 _SAMPLE_BYTES = 4096
@@ -110,11 +106,19 @@ def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:
         raise ModelError(f"there is no model folder {folder}")
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths and any(folder.glob(f"*{GGUF}")):
-        raise ModelError(f"{folder} {HAS_GGUF}")
+        raise in_gguf(folder)
     config = read_config(folder)
     if not paths:
         raise ModelError(f"{folder} contains no weights (model*.safetensors)")
     return Checkpoint(folder, config, table_of(info for path in paths for info in read_header(path)), revision)
+
+
+def in_gguf(what: Path | str) -> ModelError:
+    """The error for a file, a folder or a name at the hub of a model in GGUF."""
+    return ModelError(
+        f"{what} has a model in GGUF, and MLX reads safetensors: give the same model by a name of mlx-community on the "
+        "hub, or convert the one that it was made of: mlx_lm.convert --hf-path OWNER/MODEL --mlx-path FOLDER -q"
+    )
 
 
 def table_of(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import GGUF, HAS_GGUF, Checkpoint, open_folder, read_config, read_header, table_of
+from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder, read_config, read_header, table_of
 from splitinfer.models.copied import open_stored
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.paths import default_folder
@@ -38,7 +38,7 @@ def open_model(model: str) -> Checkpoint:
     if stored is not None:
         return open_stored(stored)
     if model.lower().endswith(GGUF):
-        raise ModelError(f"{model:.100} {HAS_GGUF}")
+        raise in_gguf(f"{model:.100}")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         known = ", ".join(sorted(DEMO_MODELS))
         raise ModelError(
@@ -126,14 +126,13 @@ def _open_hub(repo: str) -> Checkpoint:
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
     except (HTTPError, HFValidationError, NotASafetensorsRepoError, SafetensorsParsingError, OSError) as error:
-        raise ModelError(_in_gguf(repo) or f"{repo} cannot be opened at the hub ({_first_line(error)})") from error
-    except ModelError as error:
-        raise ModelError(_in_gguf(repo) or str(error)) from error
-
-
-def _in_gguf(repo: str) -> str:
-    """What to say of a model at the hub that cannot be read and is in GGUF by its name; empty for others."""
-    return f"{repo} {HAS_GGUF}" if "gguf" in repo.lower() else ""
+        if "gguf" in repo.lower():
+            raise in_gguf(repo) from error
+        raise ModelError(f"{repo} cannot be opened at the hub ({_first_line(error)})") from error
+    except ModelError:
+        if "gguf" in repo.lower():
+            raise in_gguf(repo) from None
+        raise
 
 
 def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:

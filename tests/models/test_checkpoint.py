@@ -116,7 +116,7 @@ def test_no_weights(folder: Path):
 @pytest.mark.parametrize("named", ["", "model.gguf"])
 def test_a_model_in_gguf(named: str, tmp_path: Path):
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match=r"has a model in GGUF, and MLX reads safetensors: .*mlx_lm convert"):
+    with pytest.raises(ModelError, match=r"has a model in GGUF, and MLX reads safetensors: .*mlx_lm.convert"):
         open_model(str(tmp_path / named))
 
 

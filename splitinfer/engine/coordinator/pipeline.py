@@ -308,7 +308,8 @@ class Pipeline:
         done = [handle.link.peer_progress for handle in workers]
         slow = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
         handle = self._lost = workers[slow]
-        return handle.hung(f"has made no progress for {seconds:.0f} s")
+        handle.hangs = True
+        return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
 
     @property
     def lost_name(self) -> str | None:

@@ -238,7 +238,8 @@ class WorkerGroup:
             except queue.Empty:
                 since = time.monotonic() - silence
                 if (quiet := next((worker for worker in waiting if worker.spoken_at < since), None)) is not None:
-                    raise quiet.hung(f"has said nothing for {silence:.0f} s, though it is connected") from None
+                    quiet.hangs, who = True, f"worker {quiet.spec.name} ({quiet.address})"
+                    raise WorkerLost(f"{who} is connected, and has said nothing for {silence:.0f} s") from None
 
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):

@@ -75,11 +75,6 @@ class WorkerHandle:
         self.spoken_at = time.monotonic()
         self.link.send(Frame(self.session.encode(message), parts))
 
-    def hung(self, why: str) -> WorkerLost:
-        """The error for a worker whose engine hangs while its heartbeats go on, which it is from now on."""
-        self.hangs = True
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) {why}")
-
     def receive(self, item: Frame | LinkClosed) -> Message:
         """Read one message.
 
