@@ -8,6 +8,7 @@ Requests may be submitted from any thread.
 """
 
 import asyncio
+import atexit
 import hashlib
 import itertools
 import logging
@@ -114,6 +115,7 @@ class LLM(Operated):
         self._recutting = threading.Lock()  # of several callers each begins with the cut that the one before has left
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
+        atexit.register(self.close)  # for programs that forget to: MLX ends a process whose other threads compute
         try:
             self._open(notice)
         except BaseException:
@@ -400,6 +402,7 @@ class LLM(Operated):
     def close(self) -> None:
         """End all requests, all links and the local workers. At most about 2 seconds, and as long as the KV of the last
         answers takes to be saved, where it is kept on disk: a moment, at most 20 seconds on a machine that is busy."""
+        atexit.unregister(self.close)
         if hasattr(self, "_engine"):
             self._engine.close(timeout=1.0)
             self._forms.close()

@@ -1,6 +1,8 @@
 """What a program that uses ``LLM`` sees when a worker dies, and what stays behind when it is done: nothing."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -79,6 +81,13 @@ def test_a_local_worker_whose_engine_hangs_is_replaced(tmp_path: Path, monkeypat
         assert hung.exists()
         assert llm.stats()["losses"] == {"b": 1}
         assert not first.is_running(), "the one that hung was ended"
+
+
+def test_a_program_that_does_not_close_it_ends_well():
+    """With its code, and with its local worker."""
+    program = f"import splitinfer; llm = splitinfer.LLM({LAYOUT}); print(llm.generate('Once')[0].finish_reason)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
 
 
 @pytest.mark.nightly
