@@ -14,7 +14,6 @@ few are ``active``: members of the others move as soon as no result of theirs is
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
 
 from splitinfer.core.sequence import Sequence
 
@@ -161,13 +160,6 @@ class MicroBatches:
     def _smallest(self) -> int:
         active = (group for group in self.in_turn() if group < self._active)
         return min(active, key=lambda group: len(self._groups[group]))
-
-    def is_settled(self, members: Seq[Sequence]) -> bool:
-        """Whether these are a group, in its order, and ``balance`` would leave them there, also with no result of
-        theirs on its way and all others in flight."""
-        index = self._id_to_group[members[0].seq_id]
-        group, least = self._groups[index], min(map(len, self._groups[: self._active]))
-        return index < self._active and len(group) < least + 2 and group == list(members)
 
     def check(self) -> None:
         """Assert what must hold between any two events."""

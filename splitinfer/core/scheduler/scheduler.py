@@ -35,7 +35,7 @@ change the tokens. Where a stage's device had no memory left although the budget
 (``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``schedule`` applies its
-decision. Where the next plan can be told before a result, ``expected`` has it (``core.scheduler.expected``).
+decision.
 """
 
 from collections import deque
@@ -51,7 +51,6 @@ from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Decision
-from splitinfer.core.scheduler.expected import Expected, expected
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
@@ -63,8 +62,6 @@ from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.speculation import Proposal, Speculation
-
-_MOST_UNLEARNED = 16  # steps
 
 
 class Scheduler:
@@ -150,7 +147,7 @@ class Scheduler:
 
     def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, when there is time.
+        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, once the next step is launched.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
@@ -285,24 +282,16 @@ class Scheduler:
 
     # -- plans out ---------------------------------------------------------------------------
 
-    def schedule(self, now: float = 0.0, begun: StepInFlight | None = None) -> StepPlan | None:
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
         """Return the next plan, or ``None`` when there is nothing to do or no stage could take it.
 
         ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
-        not. ``begun``: the step, where it was launched already as ``expected``.
+        not.
         """
         self.state.now = max(self.state.now, now)
-        if begun is None and len(self._unlearned) > _MOST_UNLEARNED:  # the loop has had no time for it
-            self.learn()
         self._force()
         decision = self.planner.decide()
-        plan = None if decision is None else self._apply(decision, begun)
-        assert begun is None or begun.planned == plan, f"{begun.planned} was launched, and {plan} is to be"
-        return plan
-
-    def expected(self) -> Expected | None:
-        """The step that will follow on the oldest one's result if nothing else happens; ``None``: not certain."""
-        return expected(self.state, self._next_step)
+        return None if decision is None else self._apply(decision)
 
     def predicted(self, plan: StepPlan) -> float | None:
         """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
@@ -349,7 +338,7 @@ class Scheduler:
         """Whether nothing runs, waits, or is still to be freed."""
         return not (self.waiting or self.running or self.state.in_flight or self.state.has_changes)
 
-    def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
+    def _apply(self, decision: Decision) -> StepPlan:
         introduced = self._move(decision)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
         saves, dropped, fetches, erased = self.prefix_cache.take_changes()
@@ -369,7 +358,7 @@ class Scheduler:
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
-        step = begun or StepInFlight.of(plan)
+        step = StepInFlight.of(plan)
         step.idle_since = self.state.idle_since(plan, [*decision.drafts.values()])
         self.state.in_flight.append(step)
         self.state.note(decision)

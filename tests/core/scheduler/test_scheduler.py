@@ -127,7 +127,6 @@ class AnyOrder:
             disk.behind.clear()
             disk.told()
         self.house.scheduler.replay(kept_by_all(self.house.disks))
-        self.house.begun = None
         before = self.house.toy
         toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
@@ -146,7 +145,6 @@ class AnyOrder:
 
     def forget_session(self) -> None:
         self.house.scheduler.prefix_cache.forget(self.random.choice("abc"))
-        self.house.begun = None
 
 
 @settings(suppress_health_check=list(HealthCheck))
