@@ -42,9 +42,7 @@ class EachLayer:
     buffers: Positive = 1.0
 
     def stage(self, num_layers: int) -> StageCosts:
-        costs = self.layer.scaled(num_layers)
-        costs.coefficients[0] += self.step
-        return costs
+        return self.layer.scaled(num_layers).plus(StageCosts.line(self.step, 0.0))
 
     def stage_buffers(self, num_layers: int) -> int:
         return max(1, round(self.buffers * num_layers))

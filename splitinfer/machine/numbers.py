@@ -17,7 +17,8 @@ def _costs(found: Any) -> StageCosts:
     try:
         return found if isinstance(found, StageCosts) else StageCosts.from_dict(found)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"costs need coefficients and most_rows ({type(error).__name__}: {error})") from error
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"costs need seconds, decode, chunk and most_rows ({told})") from error
 
 
 Costs = Annotated[StageCosts, pydantic.PlainValidator(_costs), pydantic.PlainSerializer(StageCosts.as_dict)]

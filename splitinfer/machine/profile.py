@@ -24,7 +24,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.device_queue import DeviceTraits
 from splitinfer.machine.numbers import Bytes, Costs, Count, NotNegative, Numbers, Positive
 
-VERSION = 2  # of the numbers
+VERSION = 3  # of the numbers
 _STRICT = ConfigDict(extra="forbid")
 
 # Bytes a second; infinite, which JSON cannot say, is ``None`` there.

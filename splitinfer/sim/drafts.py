@@ -84,8 +84,8 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
     counted = [[at for at in each if begin < at <= end] for each in times]
     rates = tuple(len(each) / (end - begin) for each in counted)
     gaps = sorted(b - a for each in counted for a, b in pairwise(each))
-    groups = simulator.scheduler.state.groups
-    drafts = tuple(groups.flights.get(seq_id, OFF).first for seq_id in range(len(times)))
+    chooser = simulator.scheduler.state.chooser
+    drafts = tuple(chooser.flights.get(seq_id, OFF).first for seq_id in range(len(times)))
     return Figures(sum(rates), rates, tuple(gaps), simulator.scheduler.batches.active, drafts)
 
 

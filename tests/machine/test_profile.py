@@ -12,6 +12,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.machine.numbers import sentence
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
+_NEGATIVE = {"seconds": [[1, -1]], "decode": 0, "chunk": 0, "most_rows": 1}
 _COSTS = {"full": StageCosts.line(0.001, 0.0001), "sliding": StageCosts.line(0.002, 0.0001)}
 _MODEL = ModelProfile(
     "some/model", (LayerProfile("full", 100, 2), LayerProfile("sliding", 50, 1, 8), LayerProfile("full", 100, 2)),
@@ -61,11 +62,11 @@ def test_a_link_that_was_measured_one_way_serves_both() -> None:
         (lambda: LayerProfile("a", -1), "greater than or equal to 0"),
         (lambda: LinkProfile("a", "b", 0.1, 0.0), "greater than 0"),
         (lambda: Profiles.from_dict({}), "model: field required"),
-        (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "version": 9}), "version 9, not 2; measure again"),
+        (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "version": 9}), "version 9, not 3; measure again"),
         (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "machines": [{}]}), "machines.0.name: field required"),
         (lambda: Profiles.from_dict({**_PROFILES.as_dict(), "links": [{"from": 1}]}), "links.0.source: field required"),
-        (lambda: MachineProfile.from_dict({"name": "a", "layers": {"k": {"coefficients": [-1]}}}), "most_rows|12 numb"),
-        (lambda: MachineProfile.from_dict({"name": "a", "layers": {"k": 3}}), "costs need coefficients"),
+        (lambda: MachineProfile.from_dict({"name": "a", "layers": {"k": _NEGATIVE}}), "not negative"),
+        (lambda: MachineProfile.from_dict({"name": "a", "layers": {"k": 3}}), "costs need seconds"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(make: object, words: str) -> None:

@@ -23,7 +23,7 @@ While none does, ``max_in_flight`` plans keep one waiting in front of each stage
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
-how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks
+how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.chooser``); blocks
 of one sequence may follow each other without waiting for results, and after a result that voids them the next one
 begins at once.
 
@@ -60,7 +60,7 @@ from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.chooser import Chooser
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
 
@@ -73,7 +73,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
         costs.drafts_at_end, costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
-        groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
+        chooser = Chooser(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,
             policy=Policy(config.policy_config),
@@ -82,7 +82,7 @@ class Scheduler:
             batches=MicroBatches(config.num_groups),
             speculation=Speculation(
                 costs,
-                groups,
+                chooser,
                 config.rewind,
                 config.blocks.keeps_blocks,
                 kv.block,
@@ -91,7 +91,7 @@ class Scheduler:
             )
             if config.speculates or config.forces
             else None,
-            groups=groups,
+            chooser=chooser,
         )
         self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
         self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
@@ -147,7 +147,7 @@ class Scheduler:
 
     def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, once the next step is launched.
+        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.

@@ -165,7 +165,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+COSTS = {"seconds": [[1.0, 0.002]], "decode": 0.0, "chunk": 0.0, "most_rows": 512}
 MEASURED = {"layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "free_bytes": 5}
 
 

@@ -21,7 +21,7 @@ from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import open_model
 from splitinfer.wire.messages import Echo, Echoed, Fault, Profile, Profiled, Ready, Refuse, Welcome
 
-COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+COSTS = {"seconds": [[1.0, 0.002]], "decode": 0.0, "chunk": 0.0, "most_rows": 512}
 QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "embedding": COSTS, "head": COSTS})
 ASK = Profile("m", "auto", "exact", False)
 

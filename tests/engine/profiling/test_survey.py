@@ -17,7 +17,7 @@ from splitinfer.machine.profile import LinkProfile, MachineProfile, Profiles
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
 
-COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+COSTS = {"seconds": [[1.0, 0.002]], "decode": 0.0, "chunk": 0.0, "most_rows": 512}
 QUICK = MachineProfile.from_dict(
     {"name": "x", "layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "free_bytes": 9}
 )
