@@ -10,8 +10,8 @@ r = n / G rows, a draft's acceptance a and seconds d:
     a prompt of c chunks sum of t_s(chunk) + (c - 1) longest t_s(chunk) + l
     many streams         n / max(G longest t_s(r), h + sum of t_s(r) + l)                 for the best G, and drafts
 
-(``core.speculation.flight`` and ``grouping`` derive these; they compute them for one pipeline more closely, and the
-live scheduler by them.) Seconds of a stage are differences of sums over the layers, so a stage costs a look-up.
+(``core.speculation.chooser`` derives these for one pipeline, and the live scheduler goes by them.) Seconds of a stage
+are differences of sums over the layers, so a stage costs a look-up.
 """
 
 from itertools import accumulate
@@ -25,7 +25,7 @@ from splitinfer.placement.pipeline import HEAD_ROWS, at_end, at_once, drafting, 
 
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
-_CERTAIN = 0.995  # bound on acceptance, as in ``core.speculation.flight``
+_CERTAIN = 0.995  # bound on acceptance, as in ``core.speculation.chooser``
 
 
 class Screen:
