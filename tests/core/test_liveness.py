@@ -150,8 +150,6 @@ def test_costs_that_are_given_are_known():
     predicted = costs.predicted(Shape.of((Slice(1, 50_000, (7,) * 512, 0),)))
     assert predicted is not None
     assert predicted == pytest.approx(1.02 * 2 * (0.01 + 0.512 + 0.2573) + 0.002, rel=1e-3)
-    again = CostModel([StageCosts.from_dict(stage.as_dict()).scaled(1.0) for stage in costs.stages], 0.001, True)
-    assert again.predicted(Shape.of(CHUNK)) == pytest.approx(costs.predicted(Shape.of(CHUNK)))
 
 
 def test_nothing_is_predicted_of_reading_disks():

@@ -31,7 +31,6 @@ from splitinfer.core.plan import (
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.results import TokenEvent
@@ -327,12 +326,10 @@ class House:
         self.generated: dict[int, list[int]] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.cancelled: set[int] = set()
-        self.num_expected = 0  # steps that were
         self.was_lost = False  # the stages forgot everything once
         self.guess: Callable[[Proposal], list[Draft]] | None = None  # where there is a drafter
         self.now = 0.0
         self.learns = True  # from each result, once what follows on it is planned
-        self.begun: StepPlan | None = None  # what must follow now, as it was expected before the last result
         self.overtake: Callable[[], bool] | None = None  # whether a result comes while the first stage computes
 
     def add(
@@ -344,7 +341,7 @@ class House:
         seed: int = 0,
         **more: int | float | None,
     ) -> int:
-        seq_id, self.begun = len(self.sequences), None
+        seq_id = len(self.sequences)
         params = SamplingParams(max_tokens=max_tokens)
         seq = Sequence(seq_id, list(prompt), params, seed, frozenset(end_tokens), session, **more)
         self.scheduler.add(seq)
@@ -358,9 +355,7 @@ class House:
         num_plans = self.scheduler.num_in_flight
         self.now += 1.0
         asks = self.scheduler.prefix_cache.files.is_asking
-        begun, self.begun = self.begun, None
-        plan = self.scheduler.schedule(self.now, None if begun is None else StepInFlight.of(begun))
-        self.num_expected += begun is not None
+        plan = self.scheduler.schedule(self.now)
         if self.learns:
             self.scheduler.learn()
         if plan is not None:
@@ -422,9 +417,7 @@ class House:
                 assert len(decodes) == min(len(members), self.scheduler.config.token_budget), "a decode was skipped"
 
     def deliver(self) -> list[TokenEvent]:
-        expected, result = self.scheduler.expected(), self.toy.under_way.popleft()
-        self.begun = None if expected is None else expected.filled(result)
-        events = self.scheduler.update(result, self.now, learn=False)
+        events = self.scheduler.update(self.toy.under_way.popleft(), self.now, learn=False)
         for event in events:
             assert event.seq_id not in self.reasons, "a token after the end"
             self.generated[event.seq_id].append(event.token.token_id)
@@ -433,7 +426,7 @@ class House:
         return events
 
     def finish(self, seq_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        was_live, self.begun = seq_id not in self.reasons, None
+        was_live = seq_id not in self.reasons
         assert self.scheduler.finish(seq_id, reason) == was_live
         if was_live:
             self.reasons[seq_id] = reason
@@ -449,7 +442,7 @@ class House:
         raise AssertionError("it never ends")
 
     def expire(self, now: float) -> list[int]:
-        seq_ids, self.begun = self.scheduler.expire(now), None
+        seq_ids = self.scheduler.expire(now)
         for seq_id in seq_ids:
             assert seq_id not in self.reasons
             self.reasons[seq_id] = FinishReason.ABORT

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.flight import OFF, Flight
 from tests.emulation.machine import Machine
 from tests.sim.simulator import Simulator, config_of
 
@@ -41,6 +41,17 @@ class Crowd:
 
 def rate(crowd: Crowd, choice: Choice = LIVE) -> float:
     """Tokens per second of all streams."""
+    return sum(rates(crowd, choice))
+
+
+def without_drafts(crowd: Crowd) -> list[float]:
+    """Tokens per second of each stream without drafts, in the best number of groups."""
+    most = min(crowd.machine.num_stages, len(crowd.acceptance))
+    return max((rates(crowd, Choice(groups, OFF)) for groups in range(1, most + 1)), key=sum)
+
+
+def rates(crowd: Crowd, choice: Choice = LIVE) -> list[float]:
+    """Tokens per second of each stream."""
     simulator = _simulator(crowd, choice)
     for seq_id, _ in enumerate(crowd.acceptance):
         params = SamplingParams(max_tokens=50 * crowd.tokens)
@@ -52,7 +63,7 @@ def rate(crowd: Crowd, choice: Choice = LIVE) -> float:
     begin = simulator.now
     while min(map(len, times)) < crowd.tokens:
         simulator.run(simulator.now + a_while)
-    return sum(begin < at <= simulator.now for each in times for at in each) / (simulator.now - begin)
+    return [sum(begin < at <= simulator.now for at in each) / (simulator.now - begin) for each in times]
 
 
 def _simulator(crowd: Crowd, choice: Choice) -> Simulator:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.core.speculation.flight import Flight, tokens_per_second
+from splitinfer.core.speculation.chooser import Member, expected
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.costs import Costs
 from tests.emulation.files import read_machine
 from tests.emulation.machine import Hop, Machine
@@ -73,8 +73,8 @@ def test_a_step_launched_ahead_hides_the_host():
     "acceptance", [pytest.param(0.0, marks=pytest.mark.nightly), 0.6, pytest.param(0.9, marks=pytest.mark.nightly)]
 )
 def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers: int | None):
-    """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.flight``'s
-    series. Where devices launch ahead, drafts stand in line behind the first stage's step, so its time is divided in
+    """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.chooser``'s
+    formula. Where devices launch ahead, drafts stand in line behind the first stage's step, so its time is divided in
     the same way; what the coordinator hears while it waits for a draft, it takes in behind that draft."""
     flight, count = Flight(first=3, further=3, in_flight=2), 3000
     rig = machine(2, hop=0.0005, draft=0.001)
@@ -83,10 +83,9 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers:
     clockwork = run(rig, [count], speculates=True, acceptance=acceptance, flight=flight)
     times = clockwork.served[0].token_times
     measured = (len(times) - 1) / (times[-1] - times[0])
-    rows = {1: 0.01}
-    assert measured == pytest.approx(
-        tokens_per_second(RowCosts.through([rows, rows], 0.001, 0.0005), flight, acceptance), rel=0.06
-    )
+    stages = [StageCosts.through(dict(stage.points)) for stage in rig.stages]
+    costs = CostModel(stages, 0.0005, is_known=True, drafts=StageCosts.line(0.001, 0.0))
+    assert measured == pytest.approx(expected(costs, [Member(share=acceptance)], 1, 2, [3]).rate, rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,13 @@
-"""Figures of a speculation benchmark, beside what theory allows. Pure.
+"""Figures of a speculation benchmark. Pure.
 
-*speed-up*: tokens per second to those of the same stages without drafts, trial by trial. *expected*: what
-``core.speculation.flight`` computes for the best flight, from the seconds that drafts, steps and links took in the same
-trial and from that trial's runs of accepted drafts, by simulating blocks in flight. *share*: measured to expected.
-*limit*: no chain of drafts is faster, whatever verifying and drafting cost.
+*speed-up*: tokens per second to those of the same stages without drafts, trial by trial.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
-from splitinfer.core.costs.by_rows import RowCosts
-from splitinfer.core.speculation.flight import OFF, Flight, best_flight, run_seconds, tokens_per_second
 
 SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
 
@@ -22,8 +17,7 @@ class Trial:
     """One answer of one system.
 
     ``tried``, ``accepted``: drafts that were verified and accepted; ``places``: both by place in the block; ``sent``:
-    drafts sent to the stages. ``rig``: the seconds that steps, drafts and links took. ``runs``: by the number of drafts
-    accepted in a row, how often that occurred. ``flight``: the controller's choice at the end.
+    drafts sent to the stages.
     """
 
     seconds_per_token: float
@@ -32,9 +26,6 @@ class Trial:
     accepted: int = 0
     sent: int = 0
     places: tuple[tuple[int, int], ...] = ()
-    rig: RowCosts | None = None
-    runs: Mapping[int, int] = field(default_factory=dict)
-    flight: Flight = OFF
 
     @property
     def acceptance(self) -> float:
@@ -66,7 +57,7 @@ class Case:
         return max(self.synchronous, key=lambda name: self.speed_up(name)["median"], default=None)
 
 
-def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
+def case_document(case: Case) -> dict[str, Any]:
     """All figures of a case."""
     found: dict[str, Any] = {"case": case.name, "temperature": case.temperature, "systems": {}}
     truth = [trial.token_ids for trial in case.trials[SEQUENTIAL]]
@@ -84,53 +75,8 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
             ],
             "thrown_away": 1 - sum(t.accepted for t in trials) / max(1, sum(t.sent for t in trials)),
         }
-    if IN_FLIGHT in case.trials:
-        found["in_flight"] = _theory(case, most_in_flight)
     best = case.best_synchronous
     if best is not None and IN_FLIGHT in case.trials:
         found["best_synchronous"] = best
         found["in_flight_to_best_synchronous"] = case.speed_up(IN_FLIGHT, best)
     return found
-
-
-def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
-    """Blocks in flight, beside the simulation and the limit for each trial's step times and acceptance."""
-    shares, expected, limits = [], [], []
-    trials = case.trials[IN_FLIGHT]
-    for trial in trials:
-        tokens = sum(count * (right + 1) for right, count in trial.runs.items())
-        if trial.rig is None or not tokens:
-            continue
-        best = best_flight(trial.rig, trial.acceptance, most_in_flight)
-        seconds = sum(count * run_seconds(trial.rig, best, right) for right, count in trial.runs.items()) / tokens
-        if best.is_off:
-            seconds = 1 / trial.rig.sequential
-        shares.append(seconds / trial.seconds_per_token)
-        expected.append(1 / (seconds * trial.rig.sequential))
-        limits.append(trial.rig.bound(1 - sum(trial.runs.values()) / tokens) / trial.rig.sequential)
-    if not shares:
-        return {}
-    return {
-        "flight": asdict(trials[-1].flight),
-        "expected_speed_up": summarize(expected),
-        "share_of_expected": summarize(shares),
-        "limit_speed_up": summarize(limits),
-    }
-
-
-# -- predictions ---------------------------------------------------------------------------------
-
-
-def curve(rig: RowCosts, most_in_flight: int, acceptances: Sequence[float]) -> list[dict[str, float]]:
-    """Speed-ups by acceptance: in flight and synchronous, each at its best, and the limit."""
-    points = []
-    for a in acceptances:
-        sync = best_flight(rig, a, 1)
-        flight = best_flight(rig, a, most_in_flight)
-        points.append({
-            "acceptance": a,
-            "in_flight": tokens_per_second(rig, flight, a) / rig.sequential,
-            "synchronous": tokens_per_second(rig, sync, a) / rig.sequential,
-            "limit": rig.bound(a) / rig.sequential,
-        })  # fmt: skip
-    return points

@@ -1,7 +1,7 @@
 """``splitinfer bench --mode speculation``: what drafts in flight are worth.
 
 The systems take turns, trial by trial, with one stream: the same stages without drafts, with synchronous blocks of
-several lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own
+several lengths, and with blocks in flight as the engine chooses them; plain mlx-lm in one process, and its own
 speculative decoding where there is a draft model. All of them give the same tokens, up to
 rounding (docs/understand/exactness.md).
 
@@ -20,7 +20,7 @@ from splitinfer.bench.shared.mlx_lm import plain_mlx_lm
 from splitinfer.bench.shared.options import Options, emulated_links
 from splitinfer.bench.shared.systems import open_stages, plain_layout
 from splitinfer.bench.speculation.replay import Replay
-from splitinfer.bench.speculation.report import case_document, curve
+from splitinfer.bench.speculation.report import case_document
 from splitinfer.bench.speculation.tables import plot, tables
 from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials
 from splitinfer.engine.drafts.drafters import model_in
@@ -59,19 +59,16 @@ def measure(options: Options) -> dict[str, Any]:
         trials = Trials(options, llm, replay, plain, draft is not None)
         cases = trials.run()
         crowd = trials.crowd()
-        rig, steps = trials.rig(), llm.stats()["speculation"]["step_seconds_by_rows"]
-    in_flight = layout.num_stages
+        costs = llm.stats()["speculation"]
     return {
         "measured_on": {**on, "pinned": pinned, "link": None if link is None else asdict(link)},
         "layout": plain_layout(llm),
         "drafter": name,
         "trials": options.trials,
         "decode_tokens": options.decode_tokens,
-        "cases": [case_document(case, in_flight) for case in cases],
+        "cases": [case_document(case) for case in cases],
         "crowd": crowd,
-        "step_ms_by_rows": [{n: 1000 * s for n, s in measured.items()} for measured in steps],
-        "draft_ms": 1000 * rig.draft,
-        "link_ms": 1000 * rig.link,
-        "draft_share_of_a_step": rig.draft / rig.computing(1),
-        "curve": curve(rig, in_flight, [i / 50 for i in range(50)]),
+        "step_ms_by_rows": [{n: 1000 * s for n, s in measured.items()} for measured in costs["step_seconds_by_rows"]],
+        "draft_ms": 1000 * (costs["draft_seconds"] or 0.0),
+        "link_ms": 1000 * costs["link_seconds"],
     }

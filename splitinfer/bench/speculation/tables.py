@@ -1,5 +1,4 @@
-"""Tables of a speculation benchmark's document, and its plot of speed-up against acceptance: measured, expected, and
-the limit."""
+"""Tables of a speculation benchmark's document, and its plot of speed-up against acceptance."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +10,11 @@ from splitinfer.bench.shared.printing import range_of
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL
 
 _PLACES = 8
-_LEAST, _MOST = 0.9, 8.0  # of the speed-ups shown; the limit has none
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """One table each for speeds by case, acceptance by place, and theory."""
-    return [_speeds(found), _places(found), _theory(found)]
+    """One table each for speeds by case and acceptance by place."""
+    return [_speeds(found), _places(found)]
 
 
 def _speeds(found: Mapping[str, Any]) -> Table:
@@ -61,41 +59,12 @@ def _places(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _theory(found: Mapping[str, Any]) -> Table:
-    table = Table(
-        "in flight", "measured", "expected", "share of it", "limit", "blocks: first, further, in flight",
-        title=f"Beside theory: a draft takes {found['draft_ms']:.3g} ms ({100 * found['draft_share_of_a_step']:.1f} % "
-        f"of a step), a link {found['link_ms']:.2g} ms one way", title_justify="left",
-    )  # fmt: skip
-    for case in found["cases"]:
-        theory = case.get("in_flight")
-        if theory:
-            flight = theory["flight"]
-            table.add_row(
-                case["case"],
-                range_of(case["systems"][IN_FLIGHT]["speed_up"]),
-                f"{theory['expected_speed_up']['median']:.2f}",
-                range_of(theory["share_of_expected"]),
-                f"{theory['limit_speed_up']['median']:.2f}",
-                f"{flight['first']}, {flight['further']}, {flight['in_flight']}",
-            )
-    return table
-
-
 def plot(found: Mapping[str, Any], path: Path) -> None:
     """Write the plot, in the format of the path's suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     axes = figure.subplots()
-    points = found["curve"]
-    xs = [point["acceptance"] for point in points]
-    for key, color, line, label in (
-        ("limit", "0.55", ":", "limit of any chain of drafts"),
-        ("in_flight", "tab:blue", "-", "in flight, expected"),
-        ("synchronous", "tab:orange", "--", "synchronous, expected"),
-    ):
-        axes.plot(xs, [point[key] for point in points], color=color, linestyle=line, label=label)
     for name, color, marker in (("in flight", "tab:blue", "o"), ("synchronous", "tab:orange", "s")):
         seen = [_point(case, name) for case in found["cases"]]
         shown = [point for point in seen if point is not None]
@@ -105,12 +74,11 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
                 [m - x for m, x in zip(median, low, strict=True)],
                 [x - m for m, x in zip(median, high, strict=True)],
             ]
-            axes.errorbar(a, median, errors, fmt=marker, color=color, capsize=3, label=f"{name}, measured")
+            axes.errorbar(a, median, errors, fmt=marker, color=color, capsize=3, label=name)
     axes.axhline(1.0, color="0.8", linewidth=0.8)
-    top = max([point["in_flight"] for point in points if point["acceptance"] <= 0.95] + [2.0])
     axes.set(
         xlabel="share of drafts that are right", ylabel="tokens per second, to the same stages without drafts",
-        xlim=(0, 1), ylim=(_LEAST - 0.2, min(_MOST, 1.25 * top)),
+        xlim=(0, 1),
         title=f"Speculation in flight: {found['layout']['name']}, {found['drafter']}",
     )  # fmt: skip
     axes.legend(loc="upper left", frameon=False)

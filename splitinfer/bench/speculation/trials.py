@@ -1,12 +1,12 @@
 """The trials on one pipeline: each case's systems take turns, then many requests run at once.
 
-Before anything is timed, every size of a block is run (``_warm_up``), and before each case the controller adapts to its
+Before anything is timed, every size of a block is run (``_warm_up``), and before each case the engine adapts to its
 drafter (``_settle``). In a trial every system gets the same prompt and seed; every other trial runs the systems in
 reverse order, because machines drift. Costs of a trial are differences of the engine's own counters.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,8 @@ from splitinfer.bench.shared.texts import OPENINGS, passages
 from splitinfer.bench.shared.workload import Task, alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
-from splitinfer.core.costs.by_rows import RowCosts
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight
+from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM
 from splitinfer.models.hub import open_model
 
@@ -29,8 +28,8 @@ PROMPT_TOKENS = 48
 TEMPERATURES = (0.0, 0.8)  # of the cases of a draft model
 _DRAFT_SHARE = 0.05  # of a step's time that a draft of ``replay`` takes
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
-_SYNCHRONOUS = 3  # lengths of synchronous blocks that are measured: those expected to be fastest
-_USUAL = 0.75  # acceptance assumed of a draft model, to choose those lengths
+_SYNCHRONOUS = (2, 4, 7)  # lengths of synchronous blocks that are measured
+_FIRSTS, _FURTHERS = (1, 2, 3, 5, 7, 11, 15), (1, 2, 4, 8, 12)  # sizes of blocks that are run first
 _WARM_UP, SETTLE = 24, 50  # tokens
 _PASSAGE = 3200  # characters of a passage, whose beginning is a prompt
 
@@ -55,14 +54,13 @@ class Trials:
     has_draft_model: bool
     vocab_size: int = field(init=False)
     prompts: list[list[int]] = field(init=False)
-    likely: dict[float | None, list[int]] = field(default_factory=dict)  # lengths of synchronous blocks, by acceptance
 
     def __post_init__(self) -> None:
         self.vocab_size = open_model(str(self.llm.layout.model)).vocab_size or 2
         self.prompts = _prompts(self.options, self.llm, self.vocab_size, self.replay is not None)
 
     def run(self) -> list[Case]:
-        """Run all cases, one after the other, so that the controller adapts to each drafter once."""
+        """Run all cases, one after the other, so that the engine adapts to each drafter once."""
         self._warm_up()
         cases = []
         for setting in self._settings():
@@ -85,13 +83,13 @@ class Trials:
         answer = self._ask(prompt, OFF, 0.0, 0, SETTLE)
         if self.replay is not None:
             self.replay.know(prompt, answer.token_ids)
-            self.replay.seconds = _DRAFT_SHARE * self.rig().computing(1)
-        for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
+            stages = self.llm.stats()["speculation"]["step_seconds_by_rows"]
+            self.replay.seconds = _DRAFT_SHARE * sum(seconds[1] for seconds in stages)
+        for flight in (*map(Flight, _FIRSTS), *(Flight(3, n, 2) for n in _FURTHERS), OFF):
             self._ask(prompt, flight, 0.0, 0, _WARM_UP)
-        say(f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms")
 
     def _settle(self, setting: _Setting) -> None:
-        """Let the controller adapt to this drafter before anything is timed."""
+        """Let the engine adapt to this drafter before anything is timed."""
         if self.replay is not None:
             self.replay.error = 1 - (setting.acceptance or 0.0)
         self._ask(made_up("warm up", PROMPT_TOKENS, self.vocab_size), None, setting.temperature, 0, SETTLE)
@@ -105,7 +103,7 @@ class Trials:
             if tuple(prompt) not in self.replay:
                 self.replay.know(prompt, self._ask(prompt, OFF, t, seed, tokens).token_ids)
         flights: dict[str, Flight | None] = {SEQUENTIAL: OFF, IN_FLIGHT: None}
-        flights |= {f"synchronous {k}": Flight(k) for k in self._likely(setting.acceptance)}
+        flights |= {f"synchronous {k}": Flight(k) for k in _SYNCHRONOUS}
         for name in alternating(list(flights), number):
             trial = self._ask(prompt, flights[name], t, seed, tokens)
             self._notify_of(number, setting, name, trial)
@@ -114,14 +112,6 @@ class Trials:
             for name, trial in self._others(prompt, number):
                 self._notify_of(number, setting, name, trial)
                 yield name, trial
-
-    def _likely(self, acceptance: float | None) -> list[int]:
-        """The lengths of synchronous blocks expected to be fastest, the same ones in every trial."""
-        if acceptance not in self.likely:
-            rig, a = self.rig(), acceptance if acceptance is not None else _USUAL
-            best = sorted(FIRSTS, key=lambda k: -rig.synchronous(k, a))[:_SYNCHRONOUS]
-            self.likely[acceptance] = sorted(best)
-        return self.likely[acceptance]
 
     def _others(self, prompt: Sequence[int], number: int) -> Iterator[tuple[str, Trial]]:
         assert self.plain is not None
@@ -150,9 +140,6 @@ class Trials:
             sum(right for _, right in places),
             after["sent"] - before["sent"],
             places,
-            rig=_rig_of_trial(before, after) if sum(after["tried_at"]) else None,
-            runs={n: count - before["runs"].get(n, 0) for n, count in after["runs"].items()},
-            flight=Flight(**after["flight"]),
         )
 
     def crowd(self) -> dict[str, Any]:
@@ -172,38 +159,12 @@ class Trials:
             (time.monotonic(), self.llm.submit(prompt, params, flight=flight)) for prompt in prompts
         ]).tokens_per_second  # fmt: skip
 
-    def rig(self) -> RowCosts:
-        """The present costs of steps, drafts and links."""
-        return _rig(self.llm)
-
     def _notify_of(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
         acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
         say(
             f"trial {number + 1} of {self.options.trials}, {setting.name}: {name}: "
             f"{1 / trial.seconds_per_token:.3g} tokens/s{acceptance}"
         )
-
-
-def _rig(llm: LLM) -> RowCosts:
-    found = llm.stats()["speculation"]
-    return RowCosts.through(found["step_seconds_by_rows"], found["draft_seconds"] or 0.0, found["link_seconds"])
-
-
-def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowCosts:
-    """The costs in one trial; of what was not used in it, the costs known by then."""
-    stages = [dict(seconds) for seconds in after["step_seconds_by_rows"]]
-    earlier = {(stage, rows): (count, seconds) for stage, rows, count, seconds in before["steps"]}
-    for stage, rows, count, seconds in after["steps"]:
-        count_before, seconds_before = earlier.get((stage, rows), (0, 0.0))
-        if count > count_before:
-            stages[stage][rows] = (seconds - seconds_before) / (count - count_before)
-    drafts, drafting = (a - b for a, b in zip(after["drafting"], before["drafting"], strict=True))
-    trips, link = (a - b for a, b in zip(after["links"], before["links"], strict=True))
-    return RowCosts.through(
-        stages,
-        drafting / drafts if drafts else after["draft_seconds"] or 0.0,
-        link / trips / len(stages) if trips else after["link_seconds"],
-    )
 
 
 def _prompts(options: Options, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:

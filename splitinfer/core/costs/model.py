@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.core.costs.by_rows import MOST_ROWS, RowCosts
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import LEAST_MARGIN, StageCosts
 from splitinfer.core.metrics.usual import Usual
 from splitinfer.core.plan import Slice, StageFigures
 
 _MOST_HOST = 0.5  # of a step: what took longer was something else
-_MOST_SEQUENCES = 64  # in a round of drafts
 _UNTRIED = 3  # further sizes that are tried where nothing is known
 
 
@@ -80,23 +78,11 @@ class CostModel:
 
     # -- what it predicts ----------------------------------------------------------------------
 
-    def drafting(self, sequences: int) -> float:
-        """Seconds of a round of drafts; 0 before the first."""
-        return self.drafts.at(Shape(sequences))
-
-    def for_one(self, position: int) -> RowCosts | None:
-        """The costs of drafting for one sequence of so many tokens; ``None`` until each was measured once."""
-        if not self.drafts.num_seen or not all(stage.sizes for stage in self.stages):
-            return None
-        times = [{n: stage.at(Shape().plus(position, n)) for n in stage.sizes} for stage in self.stages]
-        return RowCosts.through(times, self.drafting(1), self.hop, self.drafts_at_once)
-
-    def for_several(self, position: int, most_rows: int) -> RowCosts:
-        """The costs for sequences of ``position`` tokens each, of steps of up to ``most_rows`` rows."""
-        rows = range(1, min(most_rows, MOST_ROWS) + 1)
-        stages = tuple((0.0, *(stage.at_position(n, position) for n in rows)) for stage in self.stages)
-        rounds = tuple(self.drafting(n) for n in range(_MOST_SEQUENCES + 1)) if self.drafts.num_seen else ()
-        return RowCosts(stages, rounds, self.hop, self.host, len(rows), self.drafts_at_end, self.drafts_at_once)
+    def drafting(self, sequences: int, drafts: int = 1) -> float:
+        """Seconds of so many drafts of each of some sequences; 0 before the first round."""
+        if not sequences or not drafts:
+            return 0.0
+        return (1 if self.drafts_at_once else drafts) * self.drafts.at(Shape(sequences))
 
     @property
     def num_sizes(self) -> int:

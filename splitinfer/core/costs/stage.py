@@ -1,123 +1,149 @@
-"""What a step costs one stage, learned from its steps as they run.
+"""What a step costs one stage: a table of seconds by rows, learned from its steps as they run.
 
-The *fit* (``core.costs.fit``) knows how costs rise with rows and with what these attend to, also for shapes that were
-never seen. Kernels change with the number of rows where there are few (8 may be faster than 7), so each number up to
-``EXACT`` that was measured is known by itself; between two of them times are interpolated, and what a step attends to
-more or less than those comes from the fit.
+    seconds = what the table has for the rows  +  decode * (positions that single rows attend to)
+                                               +  chunk * (positions that the rows of chunks attend to)
 
-Machines drift, by heat and by what else they do, all sizes together: a common factor follows within some steps, one for
-the fit and one for the sizes. (The fit learns from measured times, not from times divided by its factor: the two would
-chase each other. A size is measured seldom, and remembers its ratio to the others.) The first steps of a size say
-nothing of the factor, and their median is taken: if the first one was held up, the factor would follow it back, and all
-other sizes would seem many times as fast as they are. The rest is in ``margin``: one in twenty of the last steps took
-longer than predicted by this factor.
+Weights are read once a step however many rows there are, so few rows are nearly free and many are not; where the change
+comes differs from machine to machine. So each number of rows has a place in the table, up to ``EXACT`` for itself and
+then four to an octave: decayed means of the steps that had so many. Between two places seconds are interpolated, behind
+the last one they go on as before it. More rows never cost less: places that say so are averaged.
 
-Of what was tried on recorded steps this predicts best (``scripts/README.md``).
+The two slopes are those of steps of one place: how their seconds differed from its mean as what they attended to did.
+(Single rows and chunks have other kernels.)
+
+Machines drift, by heat and by what else they do; the means follow within some tens of steps. A place that looks quick
+because its steps are long ago is chosen, and measured again. A step that was held up counts as half as long again as
+usual, and the first ones of a place count for nothing once a much quicker one has come. The rest is in ``margin``: one
+in twenty of the last steps took longer than predicted by this factor.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
-from splitinfer.core.costs.fit import CHUNK, DECODE, EDGES, NUM_FEATURES, PER_CHUNK, PER_DECODE, WIDTHS, Fit, features
 from splitinfer.core.costs.shape import Shape
 
-EXACT = 16  # rows up to which each number has a ratio
-_SOLVE_EVERY, _SOLVE_EACH, _SETTLED = 8, 16, 256  # steps; solved after each one at first, then less and less often
-_DRIFT, _LEAST_WEIGHT = 0.2, 0.05  # of one step, in the factor and in its size's ratio
+EXACT = 16  # rows up to which each number has a place of its own
+_LEAST_WEIGHT = 0.1  # of one step in the means of its place
+_LITTLE = 0.2  # what a step says that was held up and is the first of its place
 _MOST_OFF = 1.5  # times the prediction: larger ratios, and smaller than the inverse, are outliers and clipped
-_FIRSTS = 5  # steps of a size from which its ratio is the median
+_FIRSTS = 5  # steps of a place, all of which may have been held up
+_FORGETTING = 0.998  # a step's weight in the slopes is multiplied by this with each step after it
+_FEW = 0.01  # of the most positions, squared: where what is attended to differs by less, it explains nothing
 _LAST = 64  # steps from which the margin is computed
 _QUANTILE = 0.95
 LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
 _NO_BOUND = 2**62  # positions
+_AT_MOST = 0.9  # of a place's seconds are what it attends to
 
 
 @dataclass(slots=True)
-class _Size:
-    """A number of rows: a shape, its seconds divided by the factor, those of the first steps, and how many it had."""
+class _Place:
+    """Decayed means of the steps of about so many rows."""
 
-    shape: Shape
+    rows: float = 0.0
     seconds: float = 0.0
-    firsts: list[float] = field(default_factory=list)
+    decode: float = 0.0
+    chunk: float = 0.0
     count: int = 0
+
+    def add(self, shape: Shape, seconds: float) -> None:
+        self.count += 1
+        weight = max(_LEAST_WEIGHT, 1 / self.count)
+        self.rows += weight * (shape.rows - self.rows)
+        self.seconds += weight * (seconds - self.seconds)
+        self.decode += weight * (shape.decode_context - self.decode)
+        self.chunk += weight * (shape.chunk_context - self.chunk)
+
+
+@dataclass(slots=True)
+class _Slope:
+    """Seconds by position: decayed sums over steps of what they attended to and took, as differences from the means of
+    their places."""
+
+    squares: float = 0.0
+    products: float = 0.0
+
+    def add(self, attended: float, seconds: float) -> None:
+        self.squares = _FORGETTING * self.squares + attended * attended
+        self.products = _FORGETTING * self.products + attended * seconds
+
+    def at(self, most: float) -> float:
+        """The slope, where at ``most`` so many positions were attended to."""
+        return max(0.0, self.products) / (self.squares + _FEW * most * most) if self.squares else 0.0
 
 
 @dataclass(slots=True)
 class StageCosts:
     """One stage's seconds by the shape of a step; ``took`` refines them."""
 
-    coefficients: list[float] = field(default_factory=lambda: [0.0] * NUM_FEATURES)
     num_seen: int = 0
     most_rows: int = 0
-    factor: float = 1.0
     most_decode: int = 0  # positions that the single rows of a step attended to
     most_chunk: int = 0  # and the rows of its chunks
-    _sizes: dict[int, _Size] = field(default_factory=dict)
-    _sizes_factor: float = 1.0
-    _fit: Fit = field(default_factory=Fit)
+    _places: dict[int, _Place] = field(default_factory=dict)
+    decode: float = 0.0  # seconds for each of those
+    chunk: float = 0.0
+    _of_decodes: _Slope = field(default_factory=_Slope)
+    _of_chunks: _Slope = field(default_factory=_Slope)
+    _is_given: bool = False  # and not learned
+    _line: list[tuple[float, float]] | None = None  # the table by rows, less what was attended to
     _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, of the last steps
+
+    # -- what it predicts ----------------------------------------------------------------------
 
     def at(self, shape: Shape) -> float:
         """Predicted seconds of a step of this shape; 0 before the first step."""
-        if shape.rows > EXACT:
-            return self._fitted(shape)
-        below = max((rows for rows in self._sizes if rows <= shape.rows), default=None)
-        above = min((rows for rows in self._sizes if rows >= shape.rows), default=None)
-        if below is None or above is None:
-            return self._fitted(shape)
-        low, high = self._like(below, shape), self._like(above, shape)
-        return low if below == above else low + (high - low) * (shape.rows - below) / (above - below)
+        return self._of_rows(shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
-    def _like(self, rows: int, shape: Shape) -> float:
-        """Seconds of a step of a measured number of rows that attends to what ``shape`` does."""
-        size = self._sizes[rows]
-        as_measured = self._sizes_factor * size.seconds
-        more = self._attending(shape) - self._attending(size.shape)
-        return max(as_measured + more, as_measured / _MOST_OFF)
+    def at_least(self, shape: Shape) -> float:
+        """The same, as little as it may be where so many rows were never measured, so that they get tried."""
+        rows = self._of_rows(shape.rows) if self._is_given else _below(self._by_rows(), shape.rows)
+        return rows + self._attending(shape.decode_context, shape.chunk_context)
 
-    def _fitted(self, shape: Shape) -> float:
-        """The fit's seconds."""
-        rows = sum(self.coefficients[i] * x for i, x in features(Shape(shape.rows)))
-        return self.factor * rows + self._attending(shape)
+    def _of_rows(self, rows: float) -> float:
+        """Seconds of a step that attends to nothing."""
+        return _on_line(self._by_rows(), rows)
 
-    def _attending(self, shape: Shape) -> float:
-        """The fit's seconds for what a step attends to. What the first steps attended to says nothing of what many
-        times as much costs."""
-        decode = PER_DECODE * min(shape.decode_context, _FURTHER * self.most_decode)
-        chunk = PER_CHUNK * min(shape.chunk_context, _FURTHER * self.most_chunk)
-        return self.factor * (self.coefficients[DECODE] * decode + self.coefficients[CHUNK] * chunk)
+    def _by_rows(self) -> list[tuple[float, float]]:
+        """The table by rows. Other threads read it while the loop learns, so each takes what is there as a whole."""
+        line = self._line
+        if line is None:
+            points = sorted((one.rows, one.seconds - self._attending(one.decode, one.chunk), one.count)
+                            for one in [*self._places.values()])  # fmt: skip
+            self._line = line = _rising(points)
+        return line
 
-    def at_position(self, rows: int, position: int) -> float:
-        """Predicted seconds of a step of decodes and drafts at a position: of single rows if the last step with so many
-        was of those alone, else of blocks."""
-        size = self._sizes.get(rows)
-        is_single = size is not None and not size.shape.chunk_context
-        return self.at(Shape(rows, rows * position) if is_single else Shape(rows, 0, rows * position))
+    def _attending(self, decode: float, chunk: float) -> float:
+        """Seconds for what a step attends to. What the first steps attended to says nothing of what many times as much
+        costs."""
+        decode, chunk = min(decode, _FURTHER * self.most_decode), min(chunk, _FURTHER * self.most_chunk)
+        return self.decode * decode + self.chunk * chunk
 
     @property
     def sizes(self) -> list[int]:
         """The numbers of rows, up to ``EXACT``, that steps had."""
-        return sorted(self._sizes)
+        return sorted(rows for rows in [*self._places] if rows <= EXACT)
 
     @property
     def measured(self) -> dict[int, float]:
-        """Seconds for each of ``sizes``, of a step like the last of that size."""
-        return {rows: self.at(size.shape) for rows, size in sorted(self._sizes.items())}
+        """Seconds for each of ``sizes``, of a step like the last ones of that size."""
+        places = ((rows, self._places[rows]) for rows in self.sizes)
+        return {rows: self._of_rows(rows) + self._attending(place.decode, place.chunk) for rows, place in places}
 
     @property
     def margin(self) -> float:
         """The factor by which one in twenty steps takes longer than predicted."""
         if len(self._off) < _TRUSTED_AFTER:
             return _MOST_MARGIN
-        worst = sorted(self._off)[min(len(self._off) - 1, int(_QUANTILE * len(self._off)))]
+        last = sorted([*self._off])
+        worst = last[min(len(last) - 1, int(_QUANTILE * len(last)))]
         return min(max(worst, LEAST_MARGIN), _MOST_MARGIN)
 
     @property
@@ -130,83 +156,76 @@ class StageCosts:
         is_near = shape.chunk_context <= _FURTHER * self.most_chunk
         return is_near and 0 < self.trusted_rows >= shape.rows
 
+    # -- what was measured ---------------------------------------------------------------------
+
     def took(self, shape: Shape, seconds: float) -> None:
         """Learn from one step of this shape."""
         if shape.rows < 1 or not 0 < seconds < math.inf:
             return
-        expected, is_known = self.at(shape), shape.rows <= self.most_rows and self.knows(shape)
-        measured = seconds
-        if is_known and expected > 0:
+        key, expected = _key(shape.rows), self.at(shape)
+        place = self._places.get(key)
+        if expected > 0 and shape.rows <= self.most_rows and self.knows(shape):
             off = _clipped(seconds / expected)
             self._off.append(off)
-            seconds = expected * off
-            fitted = self._fitted(shape)
-            self.factor *= _clipped(seconds / fitted) ** _DRIFT if fitted else 1.0
+            if place is None and seconds > _MOST_OFF * expected:
+                seconds = expected * off**_LITTLE
+        self.num_seen += 1
         self.most_rows = max(self.most_rows, shape.rows)
         self.most_decode = max(self.most_decode, shape.decode_context)
         self.most_chunk = max(self.most_chunk, shape.chunk_context)
-        if shape.rows <= EXACT:
-            self._learn_size(shape, measured)
-        self._fit.add(shape, seconds)
-        self.num_seen += 1
-        if self._is_due or not is_known:  # what is larger than all before counts as known from now on
-            self.coefficients = self._fit.solve()
+        if place is not None:
+            usual = self._usual(place, shape)
+            if place.count <= _FIRSTS and seconds < usual / _MOST_OFF:
+                place = None  # the steps before this one were held up
+            else:
+                seconds = usual * _clipped(seconds / usual)
+                self._learn_slopes(place, shape, seconds)
+        if place is None:
+            place = self._places[key] = _Place()
+        place.add(shape, seconds)
+        self._set_slopes()
+        self._line = None
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether the fit is solved after this step: after each at first, then more and more seldom."""
-        every = 1 if self.num_seen < _SOLVE_EACH else _SOLVE_EVERY if self.num_seen < _SETTLED else 4 * _SOLVE_EVERY
-        return self.num_seen % every == 0
+    def _usual(self, place: _Place, shape: Shape) -> float:
+        """Seconds of a step of a place that attends to what ``shape`` does."""
+        more = self._attending(shape.decode_context, shape.chunk_context) - self._attending(place.decode, place.chunk)
+        more += self._of_rows(shape.rows) - self._of_rows(place.rows)
+        return max(place.seconds + more, (1 - _AT_MOST) * place.seconds)
 
-    def _learn_size(self, shape: Shape, seconds: float) -> None:
-        size = self._sizes.get(shape.rows)
-        if size is None:
-            size = self._sizes[shape.rows] = _Size(shape)
-        size.count += 1
-        if size.count <= _FIRSTS:
-            more = self._attending(shape) - self._attending(size.shape)
-            size.firsts.append(max(seconds - more, seconds / _MOST_OFF) / self._sizes_factor)
-            size.seconds = median(size.firsts)
-            return
-        expected = self._like(shape.rows, shape)
-        off = _clipped(seconds / expected)
-        size.seconds = expected / self._sizes_factor * off ** max(_LEAST_WEIGHT, 1 / size.count)
-        size.shape = shape
-        self._sizes_factor *= off**_DRIFT
+    def _learn_slopes(self, place: _Place, shape: Shape, seconds: float) -> None:
+        decode, chunk = shape.decode_context - place.decode, shape.chunk_context - place.chunk
+        seconds -= place.seconds + self._of_rows(shape.rows) - self._of_rows(place.rows)
+        if shape.chunk_context or place.chunk:
+            self._of_chunks.add(chunk, seconds - self.decode * decode)
+        else:
+            self._of_decodes.add(decode, seconds)
 
-    def relative_to(self, other: "StageCosts") -> float | None:
-        """How many times as long the steps that were learned from take by now as ``other`` predicts for their shapes;
-        ``None`` before the first step, or where one of the two knows nothing."""
-        mean = self._fit.mean_features
-        if mean is None:
-            return None
-        own, predicted = (
-            costs.factor * sum(c * x for c, x in zip(costs.coefficients, mean, strict=True)) for costs in (self, other)
-        )
-        return own / predicted if own > 0 and predicted > 0 else None
+    def _set_slopes(self) -> None:
+        """Set both slopes, so that no place's seconds are little but what it attended to."""
+        places = self._places.values()
+        if self._of_decodes.squares:
+            most = (_AT_MOST * one.seconds / one.decode for one in places if one.decode)
+            self.decode = min(self._of_decodes.at(self.most_decode), *most, math.inf)
+        if self._of_chunks.squares:
+            most = ((_AT_MOST * one.seconds - self.decode * one.decode) / one.chunk for one in places if one.chunk)
+            self.chunk = max(0.0, min(self._of_chunks.at(self.most_chunk), *most, math.inf))
+
+    # -- as numbers ----------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """The fit as plain numbers, for ``from_dict``."""
-        return {"coefficients": [self.factor * c for c in self.coefficients], "most_rows": self.most_rows}
-
-    @classmethod
-    def from_dict(cls, numbers: Mapping[str, Any]) -> "StageCosts":
-        """The costs that ``as_dict`` returned.
-
-        Raises:
-            ValueError: ``numbers`` has too few or too many coefficients, or negative ones.
-        """
-        coefficients = [float(c) for c in numbers["coefficients"]]
-        if len(coefficients) != NUM_FEATURES or not all(0 <= c < math.inf for c in coefficients):
-            raise ValueError(f"a stage's costs are {NUM_FEATURES} numbers, none negative")
-        return cls._given(coefficients, int(numbers["most_rows"]))
+        """The table as plain numbers."""
+        return {
+            "seconds": [list(point) for point in self._by_rows()],
+            "decode": self.decode,
+            "chunk": self.chunk,
+            "most_rows": self.most_rows,
+        }
 
     @classmethod
     def line(cls, base: float, per_row: float, decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
         """Linear costs in seconds: ``base`` for each step, ``per_row``, and ``decode`` and ``chunk`` for each position
         that single rows and rows of chunks attend to."""
-        pieces = [per_row] * len(EDGES)
-        return cls._given([base, *pieces, decode / PER_DECODE, chunk / PER_CHUNK])
+        return cls._given([(0, base), (1, base + per_row)], decode, chunk)
 
     @classmethod
     def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
@@ -219,40 +238,74 @@ class StageCosts:
         known = sorted(seconds.items())
         if known[0][0] < 1 or any(b < a for (_, a), (_, b) in pairwise(known)):
             raise ValueError("more rows than one cannot take less time than one")
-        at = partial(_on_lines, known)
-        rising = (at(EDGES[1]) - at(1)) / (EDGES[1] - 1)
-        points = [max(0.0, at(1) - rising), *(at(edge) for edge in (*EDGES[1:], 2 * EDGES[-1]))]
-        pieces = [max(0.0, b - a) / width for (a, b), width in zip(pairwise(points), WIDTHS, strict=True)]
-        return cls._given([points[0], *pieces, decode / PER_DECODE, chunk / PER_CHUNK])
+        return cls._given(known, decode, chunk)
 
     @classmethod
-    def _given(cls, coefficients: list[float], most_rows: int = 2**20) -> "StageCosts":
-        return cls(coefficients, _SOLVE_EACH, most_rows, most_decode=_NO_BOUND, most_chunk=_NO_BOUND)
-
-    def scaled(self, factor: float) -> "StageCosts":
-        """The costs of ``factor`` times as many layers, by the fit."""
-        return self._with([self.factor * factor * c for c in self.coefficients])
-
-    def plus(self, other: "StageCosts", most_rows: int | None = None) -> "StageCosts":
-        """The costs of both, one after the other. ``most_rows``: the edge of a piece, behind which further rows cost
-        nothing of ``other``."""
-        more = [other.factor * c for c in other.coefficients]
-        for i, edge in enumerate(EDGES, 1):
-            if most_rows is not None and edge >= most_rows:
-                more[i] = 0.0
-        return self._with([self.factor * c + d for c, d in zip(self.coefficients, more, strict=True)])
-
-    def _with(self, coefficients: list[float]) -> "StageCosts":
-        return StageCosts(coefficients, self.num_seen, self.most_rows, 1.0, self.most_decode, self.most_chunk)
+    def _given(
+        cls, points: Sequence[tuple[float, float]], decode: float, chunk: float, most_rows: int = 2**20
+    ) -> "StageCosts":
+        places = {math.floor(rows): _Place(rows, seconds, count=1) for rows, seconds in points}
+        made = cls(_TRUSTED_AFTER if points else 0, most_rows, _NO_BOUND, _NO_BOUND, _places=places, _is_given=True)
+        made.decode, made.chunk = decode, chunk
+        return made
 
 
-def _on_lines(points: Sequence[tuple[int, float]], x: float) -> float:
-    """The y at ``x`` on the lines between points, the last one extended."""
-    if len(points) == 1:
-        return points[0][1]
-    lines = list(pairwise(points))
-    (a, low), (b, high) = next((line for line in lines if x <= line[1][0]), lines[-1])
+def _key(rows: int) -> int:
+    """The place of a number of rows: itself, or the next of four to an octave.
+
+    >>> [_key(rows) for rows in (16, 17, 33, 512, 513)]
+    [16, 20, 40, 512, 640]
+    """
+    if rows <= EXACT:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
+
+
+def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """The (rows, seconds) of points with weights, those averaged that fall.
+
+    >>> _rising([(1, 1.0, 1), (2, 3.0, 1), (3, 2.0, 1), (4, 4.0, 1)])
+    [(1, 1.0), (2, 2.5), (3, 2.5), (4, 4.0)]
+    """
+    pools: list[tuple[list[float], float, float]] = []  # rows, seconds, weight
+    for rows, seconds, weight in points:
+        pool = [rows], seconds, weight
+        while pools and pools[-1][1] > pool[1]:
+            before = pools.pop()
+            total = before[2] + pool[2]
+            pool = [*before[0], *pool[0]], (before[1] * before[2] + pool[1] * pool[2]) / total, total
+        pools.append(pool)
+    return [(rows, pool[1]) for pool in pools for rows in pool[0]]
+
+
+def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
+    """The y at ``x`` on the lines between points. Behind the last one it rises as it has from half of that on."""
+    if not line:
+        return 0.0
+    last, end = line[-1]
+    if x <= line[0][0] or len(line) == 1:
+        return line[0][1]
+    if x >= last:
+        a, low = line[max(0, bisect_right(line, (last / 2, math.inf)) - 1)]
+        return end + (end - low) * (x - last) / (last - a)
+    i = bisect_left(line, (x, -math.inf))
+    (a, low), (b, high) = line[i - 1], line[i]
     return low + (high - low) * (x - a) / (b - a)
+
+
+def _below(line: Sequence[tuple[float, float]], x: float) -> float:
+    """The least y at ``x`` of a curve through all points that bends upwards: on the line before the points around it,
+    or on the line behind them, whichever is higher.
+
+    >>> _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 8), _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 14)
+    (1.0, 7.0)
+    """
+    i, y = bisect_left(line, (x, -math.inf)), _on_line(line, x)
+    if not 0 < i < len(line) or line[i][0] == x:
+        return y
+    lines = [pair for pair in (line[max(0, i - 2) : i], line[i : i + 2]) if len(pair) == 2]
+    return min(y, max([line[i - 1][1], *(b + (d - b) * (x - a) / (c - a) for (a, b), (c, d) in lines)]))
 
 
 def _clipped(ratio: float) -> float:

@@ -9,12 +9,11 @@ take turns can. While stage 0 computes group 0, stage 1 computes group 1 one ste
 A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups are of equal size, and
 the steps of one round get equal shares of prefill (``even_share``). Membership is sticky, because the stages keep the
 KV of a group together: a new sequence joins the smallest group, and a group that has become too small is filled up
-from the largest, only as far as needed. Where fewer groups are faster (``core.speculation.grouping``), only the first
+from the largest, only as far as needed. Where fewer groups are faster (``core.speculation.chooser``), only the first
 few are ``active``: members of the others move as soon as no result of theirs is on its way.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
 
 from splitinfer.core.sequence import Sequence
 
@@ -161,13 +160,6 @@ class MicroBatches:
     def _smallest(self) -> int:
         active = (group for group in self.in_turn() if group < self._active)
         return min(active, key=lambda group: len(self._groups[group]))
-
-    def is_settled(self, members: Seq[Sequence]) -> bool:
-        """Whether these are a group, in its order, and ``balance`` would leave them there, also with no result of
-        theirs on its way and all others in flight."""
-        index = self._id_to_group[members[0].seq_id]
-        group, least = self._groups[index], min(map(len, self._groups[: self._active]))
-        return index < self._active and len(group) < least + 2 and group == list(members)
 
     def check(self) -> None:
         """Assert what must hold between any two events."""

@@ -42,9 +42,9 @@ class Results:
         state.now, state.returned_at = max(state.now, returned_at), returned_at
         events = self._tokens(step.plan, result)
         state.prefix_cache.learn(step.plan, result.figures)
-        state.groups.returned(step.plan)
+        state.chooser.returned(step.plan)
         if state.speculation is not None:
-            state.speculation.returned(step.plan, result, returned_at)
+            state.speculation.returned(step.plan, result)
         return step, events
 
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:

@@ -23,7 +23,7 @@ While none does, ``max_in_flight`` plans keep one waiting in front of each stage
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
-how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks
+how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.chooser``); blocks
 of one sequence may follow each other without waiting for results, and after a result that voids them the next one
 begins at once.
 
@@ -35,7 +35,7 @@ change the tokens. Where a stage's device had no memory left although the budget
 (``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``schedule`` applies its
-decision. Where the next plan can be told before a result, ``expected`` has it (``core.scheduler.expected``).
+decision.
 """
 
 from collections import deque
@@ -51,7 +51,6 @@ from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.decision import Decision
-from splitinfer.core.scheduler.expected import Expected, expected
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.lifecycle import Lifecycle
 from splitinfer.core.scheduler.microbatches import MicroBatches
@@ -61,10 +60,8 @@ from splitinfer.core.scheduler.results import Results, TokenEvent
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.chooser import Chooser
 from splitinfer.core.speculation.speculation import Proposal, Speculation
-
-_MOST_UNLEARNED = 16  # steps
 
 
 class Scheduler:
@@ -76,7 +73,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
         costs.drafts_at_end, costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
-        groups = GroupController(costs, config.num_groups, fixed=config.fixed_groups)
+        chooser = Chooser(costs, config.num_groups, fixed=config.fixed_groups)
         self.state = state = SchedulerState(
             config=config,
             policy=Policy(config.policy_config),
@@ -85,7 +82,7 @@ class Scheduler:
             batches=MicroBatches(config.num_groups),
             speculation=Speculation(
                 costs,
-                groups,
+                chooser,
                 config.rewind,
                 config.blocks.keeps_blocks,
                 kv.block,
@@ -94,7 +91,7 @@ class Scheduler:
             )
             if config.speculates or config.forces
             else None,
-            groups=groups,
+            chooser=chooser,
         )
         self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
         self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
@@ -121,6 +118,8 @@ class Scheduler:
             NeverFits: its KV is too large for a stage even when alone.
         """
         self.config.check_room(seq, len(self.waiting))
+        if not (self.waiting or self.running):
+            self.state.returned_at = 0.0  # since then nobody wanted anything of the coordinator
         seq.arrival = self._num_arrived
         if self.config.blocks.keeps_blocks:
             seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.state.budget.block)
@@ -150,7 +149,7 @@ class Scheduler:
 
     def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, when there is time.
+        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
@@ -285,24 +284,16 @@ class Scheduler:
 
     # -- plans out ---------------------------------------------------------------------------
 
-    def schedule(self, now: float = 0.0, begun: StepInFlight | None = None) -> StepPlan | None:
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
         """Return the next plan, or ``None`` when there is nothing to do or no stage could take it.
 
         ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
-        not. ``begun``: the step, where it was launched already as ``expected``.
+        not.
         """
         self.state.now = max(self.state.now, now)
-        if begun is None and len(self._unlearned) > _MOST_UNLEARNED:  # the loop has had no time for it
-            self.learn()
         self._force()
         decision = self.planner.decide()
-        plan = None if decision is None else self._apply(decision, begun)
-        assert begun is None or begun.planned == plan, f"{begun.planned} was launched, and {plan} is to be"
-        return plan
-
-    def expected(self) -> Expected | None:
-        """The step that will follow on the oldest one's result if nothing else happens; ``None``: not certain."""
-        return expected(self.state, self._next_step)
+        return None if decision is None else self._apply(decision)
 
     def predicted(self, plan: StepPlan) -> float | None:
         """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
@@ -349,7 +340,7 @@ class Scheduler:
         """Whether nothing runs, waits, or is still to be freed."""
         return not (self.waiting or self.running or self.state.in_flight or self.state.has_changes)
 
-    def _apply(self, decision: Decision, begun: StepInFlight | None) -> StepPlan:
+    def _apply(self, decision: Decision) -> StepPlan:
         introduced = self._move(decision)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
         saves, dropped, fetches, erased = self.prefix_cache.take_changes()
@@ -369,7 +360,7 @@ class Scheduler:
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
-        step = begun or StepInFlight.of(plan)
+        step = StepInFlight.of(plan)
         step.idle_since = self.state.idle_since(plan, [*decision.drafts.values()])
         self.state.in_flight.append(step)
         self.state.note(decision)

@@ -1,7 +1,7 @@
 """A scheduler's state between two events. The scheduler changes it; admission and the planner only read it."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
@@ -16,8 +16,7 @@ from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.policy import Policy, PolicyInput
 from splitinfer.core.scheduler.waiting_queue import WaitingQueue
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.group_controller import GroupController
-from splitinfer.core.speculation.grouping import Member
+from splitinfer.core.speculation.chooser import Chooser, Member
 from splitinfer.core.speculation.speculation import Speculation
 
 
@@ -41,7 +40,7 @@ class SchedulerState:
     prefix_cache: PrefixCache
     batches: MicroBatches
     speculation: Speculation | None
-    groups: GroupController
+    chooser: Chooser
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: dict[int, Sequence] = field(default_factory=dict)
     in_flight: deque[StepInFlight] = field(default_factory=deque)
@@ -115,7 +114,7 @@ class SchedulerState:
             return None
         if self.returned_at and not self.in_flight:
             rounds = 0 if self.config.drafts_at_end else max(drafts, default=0)
-            return self.returned_at + (rounds * self.costs.drafting(len(drafts)) if rounds else 0.0)
+            return self.returned_at + self.costs.drafting(len(drafts), rounds)
         return self.now if drafts else None
 
     @property
@@ -146,31 +145,27 @@ class SchedulerState:
 
     def fix_groups(self, count: int | None) -> None:
         """See ``Scheduler.fix_groups``."""
-        self.groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
-        self.groups.fixed = self.config.fixed_groups or count is not None
-        self.groups.forget()
+        self.chooser.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
+        self.chooser.fixed = self.config.fixed_groups or count is not None
+        self.chooser.choose({}, None, has_drafter=False)
         self.regroup()
 
     def regroup(self, *, has_learned: bool = False) -> None:
         """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members.
         ``has_learned``: the costs may have changed."""
-        members = self.batches.by_id()
-        active = None
-        if len(members) < 2:
-            self.groups.forget()
-            active = self.groups.most_groups
-        elif self.groups.is_due(frozenset(members), has_learned=has_learned):
+        members, chooser, active = self.batches.by_id(), self.chooser, None
+        if chooser.is_due(frozenset(members), has_learned=has_learned):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
-            position = sum(len(seq.tokens) for seq in members.values()) // len(members)
-            self.groups.choose(asked, self.config.policy_config.itl_slo, position, has_drafter=self.config.speculates)
-            active = self.groups.most_groups if self.groups.choice is None else self.groups.choice.groups
+            chooser.choose(asked, self.config.policy_config.itl_slo, has_drafter=self.config.speculates)
+            active = chooser.most_groups
+            if chooser.choice is not None and len(members) > 1:
+                active = chooser.choice.groups
         if self.speculation is not None:
             self.speculation.are_several = len(members) > 1
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
-        """A sequence as the choice of groups sees it."""
-        speculation = self.speculation if self.config.speculates else None
-        member = Member(0.0, 0) if speculation is None else speculation.member(seq)
+        """A sequence as the choice of groups and drafts sees it."""
+        most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
         num_chosen = seq.num_generated - seq.drafts.num_forced - seq.drafts.num_right
-        return replace(member, forced=seq.drafts.num_forced / max(1, num_chosen))
+        return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_forced / max(1, num_chosen))

@@ -9,28 +9,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
+_MEMORY = 0.995  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
-_REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
-_FEW = 8  # tries, which say nothing yet
-_NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
+_REQUEST_WEIGHT = 10.0  # tries that the prior of a new request counts as
+_SEEN_WEIGHT = 2.0  # the same for what it may well be
+_LATEST, _CHANGED = 10, 0.35  # tries that show that a text has changed, if they differ by so much from all
 PLACES = 16  # in a block
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``, ``usual``: its prior is between the two."""
+    """A fading share of drafts that were right. ``like``: that of all such, which counts what this one does and is its
+    prior; ``usual``: the prior where there is none."""
 
     like: "Acceptance | None" = None
     usual: float = _PRIOR
     tried: float = 0.0
     accepted: float = 0.0
+    latest: float | None = None
 
     def add(self, tried: int, accepted: int) -> None:
         """Count a block's verdict: of the tried drafts only the last can be wrong."""
         for i in range(tried):
+            is_right = i < accepted
+            self.latest = self.share if self.latest is None else self.latest
+            self.latest += (is_right - self.latest) / _LATEST
             self.tried = _MEMORY * self.tried + 1
-            self.accepted = _MEMORY * self.accepted + (i < accepted)
+            self.accepted = _MEMORY * self.accepted + is_right
+            if self.tried > _LATEST and abs(self.latest - self.accepted / self.tried) > _CHANGED:
+                self.tried, self.accepted = float(_LATEST), _LATEST * self.latest
+        if self.like is not None:
+            self.like.add(tried, accepted)
 
     @property
     def share(self) -> float:
@@ -39,9 +48,10 @@ class Acceptance:
 
     @property
     def at_most(self) -> float:
-        """What the probability may well be, as few tries tell little: a standard deviation above ``share``."""
-        share = self.share
-        return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + self._weight)))
+        """What the probability may well be by what was seen of this one, as few tries tell little: a standard deviation
+        above their share."""
+        share = (self.accepted + _SEEN_WEIGHT * self._prior) / (self.tried + _SEEN_WEIGHT)
+        return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + _SEEN_WEIGHT)))
 
     @property
     def _weight(self) -> float:
@@ -49,29 +59,7 @@ class Acceptance:
 
     @property
     def _prior(self) -> float:
-        return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
-
-    @property
-    def seen_at_most(self) -> float:
-        """What the probability may be by what was seen alone: two standard errors above that, 0 where no draft was
-        ever right. While little was seen, by the prior, too: of many requests one is always unlucky at first."""
-        share, weight = self.share, self.tried + self._weight
-        if self.tried >= _FEW:
-            share, weight = self.accepted / self.tried, self.tried
-        return min(1.0, share + 2 * math.sqrt(share * (1 - share) / weight))
-
-
-@dataclass(slots=True)
-class Sum:
-    """A number of things and the seconds they took together."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    def add(self, count: int, seconds: float) -> None:
-        """Add ``count`` things that took ``seconds``."""
-        self.count += count
-        self.seconds += seconds
+        return self.usual if self.like is None else self.like.share
 
 
 @dataclass(slots=True)
@@ -87,10 +75,6 @@ class Counts:
     unsent: int = 0  # blocks discarded before they were sent to the other stages
     spared: dict[int, int] = field(default_factory=dict)  # by stage: void rows that it did not compute
     spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
-    runs: dict[int, int] = field(default_factory=dict)  # by number of right drafts before a wrong one: how often
-    steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # steps of one sequence, by stage and rows
-    drafting: Sum = field(default_factory=Sum)
-    links: Sum = field(default_factory=Sum)  # round trips, less the time of computing
 
     def went(self, num_drafts: int) -> None:
         """Count a block in a plan."""
@@ -125,8 +109,4 @@ class Counts:
             "unsent_blocks": self.unsent,
             "spared_rows": dict(sorted(self.spared.items())),
             "spared_steps": dict(sorted(self.spared_steps.items())),
-            "runs": dict(sorted(self.runs.items())),
-            "steps": [[stage, rows, each.count, each.seconds] for (stage, rows), each in sorted(self.steps.items())],
-            "drafting": [self.drafting.count, self.drafting.seconds],
-            "links": [self.links.count, self.links.seconds],
         }

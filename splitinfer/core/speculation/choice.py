@@ -25,49 +25,25 @@ _MAX_SEQUENCES = 256  # whose n-grams are kept
 _FREE = 0.05  # share that a guess may be worse, for what a draft of the model costs
 
 
-class Choice:
-    """The shares of guesses and of the model's drafts that were right, by class. ``like``: the prior."""
-
-    def __init__(self, like: "Choice | None" = None) -> None:
-        self._guesses: list[Acceptance] = [
-            Acceptance(None if like is None else like._guesses[i], _USUAL_GUESS) for i in range(len(_BOUNDS) + 1)
-        ]
-        self._all_drafts: Acceptance = Acceptance(None if like is None else like._all_drafts)
-        self._drafts = [Acceptance(self._all_drafts) for _ in range(len(_BOUNDS) + 1)]
-        self._like = like
-
-    def judge_guess(self, length: int, *, is_right: bool) -> None:
-        """Count a guess behind ``length`` tokens that agree."""
-        self._guesses[_class_of(length)].add(1, int(is_right))
-        if self._like is not None:
-            self._like.judge_guess(length, is_right=is_right)
-
-    def judge_draft(self, length: int, *, is_right: bool) -> None:
-        """Count a draft of the model, where ``length`` tokens agree before the guess; 0: there was no guess."""
-        for each in (self._all_drafts, self._drafts[_class_of(length)]):
-            each.add(1, int(is_right))
-        if self._like is not None:
-            self._like.judge_draft(length, is_right=is_right)
-
-    def takes_guess(self, length: int) -> bool:
-        """Whether a guess behind so many tokens is to be preferred to a draft of the model."""
-        i = _class_of(length)
-        return length > 0 and self._guesses[i].share >= self._drafts[i].share - _FREE
-
-
 def _class_of(length: int) -> int:
     return sum(length >= bound for bound in _BOUNDS)
 
 
 class Chooser:
-    """Chooses for one sequence, and learns from its tokens. ``like``: what all sequences have shown."""
+    """Chooses for one sequence, and learns from its tokens. ``guesses``, ``drafts``: the shares of guesses and of the
+    model's drafts that were right, by class."""
 
-    def __init__(self, like: Choice | None = None) -> None:
-        self.choice = Choice(like)
-        self._index = NGramIndex(lambda guess, is_right: self.choice.judge_guess(guess.length, is_right=is_right))
+    def __init__(self, guesses: Seq[Acceptance], drafts: Seq[Acceptance]) -> None:
+        self._guesses, self._drafts = guesses, drafts
+        self._index = NGramIndex(lambda guess, right: guesses[_class_of(guess.length)].add(1, int(right)))
         # By position: a draft, and if it is the model's the tokens that agree before a guess.
         self._drafted: dict[int, tuple[int, int | None]] = {}
         self._num_judged = 0  # tokens
+
+    def takes_guess(self, length: int) -> bool:
+        """Whether a guess behind so many tokens that agree is to be preferred to a draft of the model."""
+        i = _class_of(length)
+        return length > 0 and self._guesses[i].share >= self._drafts[i].share - _FREE
 
     def guesses(self, tokens: Seq[int], ahead: Seq[int], count: int) -> list[int]:
         """Up to ``count`` guesses behind ``tokens`` and the drafts ``ahead``; they end where the model is better.
@@ -78,7 +54,7 @@ class Chooser:
         found: list[int] = []
         while len(found) < count:
             guess = self._index.look_up(tokens, [*ahead, *found])
-            if guess is None or not self.choice.takes_guess(guess.length):
+            if guess is None or not self.takes_guess(guess.length):
                 break
             found.append(guess.token_id)
         return found
@@ -94,7 +70,7 @@ class Chooser:
             if position in self._drafted:
                 token_id, length = self._drafted.pop(position)
                 if length is not None:
-                    self.choice.judge_draft(length, is_right=token_id == tokens[position])
+                    self._drafts[_class_of(length)].add(1, int(token_id == tokens[position]))
                 if token_id != tokens[position]:
                     self._drafted.clear()  # those behind it followed another text
         self._num_judged = len(tokens)
@@ -105,13 +81,16 @@ class Choosers:
     """One ``Chooser`` for each sequence, which share what they learn."""
 
     def __init__(self) -> None:
-        self._all = Choice()
+        count, drafts = len(_BOUNDS) + 1, Acceptance()
+        self._guesses = [Acceptance(usual=_USUAL_GUESS) for _ in range(count)]
+        self._drafts = [Acceptance(drafts) for _ in range(count)]
         self._each: OrderedDict[int, Chooser] = OrderedDict()
 
     def of(self, seq_id: int) -> Chooser:
         """A sequence's."""
         if seq_id not in self._each:
-            self._each[seq_id] = Chooser(self._all)
+            shares = ([Acceptance(like) for like in every] for every in (self._guesses, self._drafts))
+            self._each[seq_id] = Chooser(*shares)
             while len(self._each) > _MAX_SEQUENCES:
                 self._each.popitem(last=False)
         return self._each[seq_id]

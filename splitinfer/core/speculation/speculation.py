@@ -1,8 +1,8 @@
 """Which sequences get drafts, how many, and how these fared. The scheduler calls it; it does nothing by itself.
 
-A sequence alone gets blocks in flight (``controller``, ``flight``); several share steps, and how many drafts each gets
-is chosen together with the number of groups (``group_controller``, ``grouping``). A request's own fixed flight goes
-before both. While a prompt is being computed blocks do not follow each other: its chunks fill the stages.
+How many drafts a sequence gets, and how many blocks of them fly, is chosen together with the number of groups
+(``chooser``). A request's own fixed flight goes before it. While a prompt is being computed blocks do not follow each
+other: its chunks fill the stages.
 
 A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
 and it never causes a preemption or an eviction.
@@ -16,18 +16,15 @@ verdict.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from splitinfer.core.costs.by_rows import MAX_ROWS
-from splitinfer.core.costs.model import CostModel, beyond_computing
+from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
-from splitinfer.core.speculation.acceptance import Counts, Sum
+from splitinfer.core.speculation.acceptance import Counts
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.controller import Controller
-from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.core.speculation.group_controller import GroupController
-from splitinfer.core.speculation.grouping import Member
+from splitinfer.core.speculation.chooser import Chooser
+from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,66 +71,43 @@ class Proposal:
 
 @dataclass(slots=True)
 class Speculation:
-    """Speculation on stages of these ``costs``. ``groups``: chooses what several sequences get. ``rewind``: tokens by
+    """Speculation on stages of these ``costs``. ``chooser``: chooses what sequences get. ``rewind``: tokens by
     which the stages' caches can be rolled back; ``None``: any number; 0: they hold states, which are rolled back within
     blocks of drafts."""
 
     costs: CostModel
-    groups: GroupController
+    chooser: Chooser
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
     block: int = BLOCK  # tokens of one
     counts: Counts = field(default_factory=Counts)
-    controller: Controller = field(init=False)
     has_states: bool = field(init=False)  # whether the stages hold states
     is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     choosers: Choosers | None = None  # n-grams beside the last stage's drafts
     are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
-    _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
 
     def __post_init__(self) -> None:
         self.has_states = self.rewind == PUT_BACK
-        self.controller = Controller(self.costs, 1 if self.is_at_end else len(self.costs.stages))
 
     # -- before a plan -------------------------------------------------------------------------
-
-    def member(self, seq: Sequence) -> Member:
-        """A sequence as the choice of groups sees it."""
-        most = min(self._most, self.rewind or self._most)
-        share = self.controller.share(seq.seq_id)
-        if seq.flight is not None:
-            return Member(share, min(most, seq.flight.first), fixed=True)
-        at_most, offered = self.controller.share_at_most(seq.seq_id), self.controller.offered(seq.seq_id)
-        return Member(share, most, at_most=at_most, offered=offered)
 
     def is_likely(self, seq: Sequence) -> bool:
         """Whether a sequence is likely to get drafts."""
         if seq.flight is not None:
             return not seq.flight.is_off
-        return self._shares is None or not self._shares.flights.get(seq.seq_id, OFF).is_off
+        return not self.are_several or not self.chooser.flights.get(seq.seq_id, OFF).is_off
 
     @property
-    def _most(self) -> int:
-        """Drafts of a block."""
-        return min(MAX_ROWS - 1, self.costs.drafts_at_once or MAX_ROWS)
-
-    @property
-    def _shares(self) -> GroupController | None:
-        return self.groups if self.are_several else None
+    def most_drafts(self) -> int:
+        """Of a block."""
+        most = min(MAX_ROWS - 1, self.costs.drafts_at_once or MAX_ROWS)
+        return min(most, self.rewind or most)
 
     def _next_flight(self, seq: Sequence) -> Flight:
         """The flight of a sequence's next blocks."""
-        if seq.flight is not None:
-            return seq.flight
-        shares = self._shares
-        if shares is None:
-            return self.controller.flight(seq.seq_id, len(seq.tokens))
-        flight = shares.flights.get(seq.seq_id, OFF)
-        if not flight.is_off or not self.costs.drafts.num_seen:
-            return flight
-        return self.controller.probe(seq.seq_id, shares.probe_cost())
+        return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
         """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""
@@ -148,7 +122,7 @@ class Speculation:
         """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
         if not self.is_at_end:
             return 0
-        return max(0, min(self._next_flight(seq).first, self._most, longest - 2 - seq.num_streamed))
+        return max(0, min(self._next_flight(seq).first, self.most_drafts, longest - 2 - seq.num_streamed))
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
         """Take in the drafts that the last stage has made behind a sequence's last token."""
@@ -168,8 +142,8 @@ class Speculation:
     def may_follow(self, seq: Sequence) -> bool:
         """Whether one more block may be under way behind the others."""
         flight = self._flights.get(seq.seq_id, OFF)
-        if self._shares is not None and seq.flight is None and self._shares.is_synchronous(seq.seq_id):
-            return False  # it was alone when its blocks began to follow each other
+        if seq.flight is None and self.chooser.flights.get(seq.seq_id, OFF).is_synchronous:
+            return False  # it was chosen again since its blocks began to follow each other
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
     def _proposal(self, seq: Sequence, count: int, longest: int) -> Proposal | None:
@@ -221,18 +195,13 @@ class Speculation:
     def judged(self, seq_id: int, part: Slice, found: Extension) -> None:
         """Learn from the verdicts on a sequence's drafts, which came with the rows of ``part``."""
         begins, end, first = int(part.begins_with_draft), part.end, found.first
-        in_a_row = self._in_a_row.get(seq_id, 0)
         for row, is_right in found.verdicts:
-            if not is_right:
-                self.counts.runs[in_a_row] = self.counts.runs.get(in_a_row, 0) + 1
-            in_a_row = in_a_row + 1 if is_right else 0
             self.counts.add(row + begins if first + row < end else 0, accepted=is_right)
-        self._in_a_row[seq_id] = in_a_row
         if found.reason is None:
-            self.controller.tried(seq_id, len(found.verdicts), found.num_right)
+            self.chooser.tried(seq_id, len(found.verdicts), found.num_right)
 
-    def returned(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
-        """Count a step. ``returned_at``: when its result came, on the first stage's clock."""
+    def returned(self, plan: StepPlan, result: StepResult) -> None:
+        """Count a step, and the drafts that the last stage has made behind it."""
         figures = result.figures
         if len(figures) != len(self.costs.stages):
             return
@@ -240,29 +209,21 @@ class Speculation:
         asked = [part.num_next for part in plan.slices if part.num_next]
         if asked and figures[-1].drafting:
             self.took(1 if self.costs.drafts_at_once else max(asked), figures[-1].drafting, len(asked))
-        if len(plan.slices) == 1 and plan.has_only_logits:
-            for each in figures:
-                if 0 < each.rows <= MAX_ROWS:
-                    self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
-            if all(each.rows for each in figures) and len(figures) > 1:
-                self.counts.links.add(1, beyond_computing(figures, returned_at))
 
     def asked(self, proposals: Seq[Proposal]) -> None:
         """Learn for which proposals the drafter had drafts, once it was asked for them."""
         for proposal in proposals:
-            self.controller.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
+            self.chooser.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
 
     def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
         """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""
         self.costs.drafted(num_sequences, num_rounds, seconds)
-        self.counts.drafting.add(num_rounds * num_sequences, seconds)
 
     def forget(self, seq: Sequence) -> None:
         """Forget a sequence that has ended or was preempted."""
         self._flights.pop(seq.seq_id, None)
         self._chosen_at.pop(seq.seq_id, None)
-        self._in_a_row.pop(seq.seq_id, None)
         if seq.finish_reason is not None:
-            self.controller.forget(seq.seq_id)
+            self.chooser.forget(seq.seq_id)
         if self.choosers is not None:
             self.choosers.forget(seq.seq_id)

@@ -22,9 +22,6 @@ from collections.abc import Callable
 
 from splitinfer.core.liveness import StallDetector, limit_of
 from splitinfer.core.plan import StepPlan, StepResult
-from splitinfer.core.scheduler.expected import Expected
-from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
@@ -112,6 +109,7 @@ class Loop:
             self._requests.tell()  # not before: readers would take the interpreter's lock from the plan
         if plan is not None:
             self._launch(plan)
+            self.scheduler.learn()  # while the device computes
         self._watch_machine()  # after the launch: the device need not wait for it
         if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.has_proposals):
             self._idle()  # what wakes the loop for another cut may have been taken in by this turn
@@ -119,8 +117,7 @@ class Loop:
     def _plan(self) -> StepPlan | None:
         """Take in what has come, and decide on the next step."""
         while not self._inbox.is_empty:
-            event = self._inbox.get(0.0)
-            self._handle(event, self.scheduler.expected() if isinstance(event, OwnResult | Event) else None)
+            self._handle(self._inbox.get(0.0))
         self._requests.expire()
         self._requests.end_unable()
         if self._drafting is not None:
@@ -162,8 +159,7 @@ class Loop:
         has_read = self._reads_ahead()
         self._use_idle_time()
         if not has_read:
-            expected = self.scheduler.expected()
-            self._handle(self._next_event(), expected)
+            self._handle(self._next_event())
 
     def _reads_ahead(self) -> bool:
         """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
@@ -172,13 +168,10 @@ class Loop:
         return self._drafting.prepare()
 
     def _use_idle_time(self) -> None:
-        """Build graphs of steps that are likely to come; count and learn from those that have been; until an event
-        comes."""
+        """Build graphs of steps that are likely to come, and count those that have been, until an event comes."""
         self.upkeep.build_ahead(self._pipeline.own)
         if self._inbox.is_empty:
             self._figures.count()
-        if self._inbox.is_empty:
-            self.scheduler.learn()
 
     def _next_event(self) -> LoopEvent:
         """Wait for the next event.
@@ -218,12 +211,12 @@ class Loop:
             )
         return self._pipeline.stuck_worker(oldest.limit)
 
-    def _handle(self, event: LoopEvent, expected: Expected | None = None) -> None:
-        """Act on an event. ``expected``: what follows, if this is a result as expected."""
+    def _handle(self, event: LoopEvent) -> None:
+        """Act on an event."""
         if isinstance(event, OwnResult):
-            self._learn(None if self.own_steps.is_late(event) else event.result, event.at, expected)
+            self._learn(None if self.own_steps.is_late(event) else event.result, event.at)
         elif isinstance(event, Event):
-            self._learn(self._pipeline.receive(event), event.at, expected)
+            self._learn(self._pipeline.receive(event), event.at)
         elif isinstance(event, StepFailed):
             if not event.is_late():
                 raise event.error
@@ -233,44 +226,20 @@ class Loop:
 
     # -- learn -------------------------------------------------------------------------------
 
-    def _learn(self, result: StepResult | None, heard: float, expected: Expected | None = None) -> None:
+    def _learn(self, result: StepResult | None, heard: float) -> None:
         if result is None:
             return
-        step = self.scheduler.oldest
+        step, now = self.scheduler.oldest, time.monotonic()
         if step is not None and step.figures is not None:
             result = result.after(step.figures)
-        if expected is not None and (plan := expected.filled(result)) is not None:
-            self._go_on(plan, result, heard)
-        else:
-            now = time.monotonic()
-            events = self._update(result, heard, now)
-            assert step is not None, "the scheduler took the result of a step"
-            self._figures.returned(step, result, heard)
-            self._requests.take(events, now)
-
-    def _go_on(self, plan: StepPlan, result: StepResult, heard: float) -> None:
-        """Launch the expected step, and only then have the scheduler take in the result that it follows."""
-        now, step, before = time.monotonic(), StepInFlight.of(plan), self.scheduler.oldest
-        assert before is not None, "a step is expected behind another"
-        self._figures.returned(before, result, heard)
-        self._requests.take([TokenEvent(one.seq_id, one.tokens[0], None) for one in result.sampled], now)
-        self._requests.tell()
-        try:
-            self.own_steps.launch(step, self._receive_and_tell)
-        finally:  # the readers have these tokens, whatever becomes of the launch
-            self._update(result, heard, now)
-        self.scheduler.schedule(now, step)
-        self._figures.launched(step)
-        step.launched_at, step.limit = now, limit_of(self.scheduler.predicted(plan))
-
-    def _update(self, result: StepResult, heard: float, now: float) -> list[TokenEvent]:
-        """Have the scheduler take in a result."""
         events = self.scheduler.update(result, heard, learn=False)
+        assert step is not None, "the scheduler took the result of a step"
         self.own_steps.reduce(self.scheduler.leave_out_void)
         if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
             self._pipeline.send_void(void)
         self.watch.answered_at = now
-        return events
+        self._figures.returned(step, result, heard)
+        self._requests.take(events, now)
 
     # -- while the pipeline is opened again ----------------------------------------------------
 

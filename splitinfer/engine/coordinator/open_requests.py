@@ -116,16 +116,15 @@ class OpenRequests:
         """Have the scheduler carry a request out. ``submitted``: when that was, in seconds on the monotonic clock."""
         scheduler, layout = self.now_in_force
         try:
-            scheduler.add(state.sequence)
+            with self._lock:  # meanwhile it would count twice
+                self._arriving.pop(state.seq_id, None)
+                scheduler.add(state.sequence)
         except QueueFull as error:  # sequences that gave up their KV have filled the queue since it was let in
             state.end(FinishReason.ERROR, str(error))
             return
         except NeverFits as error:  # another cut was loaded since
             state.end(FinishReason.ERROR, _never_fits(error, layout))
             return
-        finally:
-            with self._lock:
-                self._arriving.pop(state.seq_id, None)
         self._states[state.seq_id] = state
         self._figures.submitted(state.sequence, submitted, time.monotonic())
 

@@ -1,6 +1,5 @@
 """What ``LLM.stats`` returns: counters, figures of the stages, and the scheduler's state, as one plain dictionary."""
 
-from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.layout import Layout
@@ -53,7 +52,6 @@ def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[s
     return {
         "drafter": drafter,
         **speculation.counts.as_dict(),
-        "flight": asdict(speculation.controller.last),
         "round_seconds": costs.drafts.measured,
         "draft_seconds": costs.drafting(1) if costs.drafts.num_seen else None,
         "link_seconds": costs.hop,
@@ -74,5 +72,5 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
         "swapped_tokens": scheduler.prefix_cache.num_swapped,
         "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
         "preemptions": scheduler.num_preemptions,
-        "grouping": scheduler.state.groups.as_dict(),
+        "grouping": scheduler.state.chooser.as_dict(),
     }

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from splitinfer.core.costs.by_rows import MAX_ROWS
 from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation.flight import MAX_ROWS
 from splitinfer.server.meters.families import Writer
 from splitinfer.server.meters.readings import Readings
 

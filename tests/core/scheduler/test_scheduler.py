@@ -127,7 +127,6 @@ class AnyOrder:
             disk.behind.clear()
             disk.told()
         self.house.scheduler.replay(kept_by_all(self.house.disks))
-        self.house.begun = None
         before = self.house.toy
         toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
@@ -146,7 +145,6 @@ class AnyOrder:
 
     def forget_session(self) -> None:
         self.house.scheduler.prefix_cache.forget(self.random.choice("abc"))
-        self.house.begun = None
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -243,3 +241,15 @@ def test_a_result_nobody_asked_for_is_refused():
 def test_bounds_are_at_least_one(name: str):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
         House(**{name: 0})
+
+
+def test_idle_minutes_are_not_the_coordinators_work():
+    """Between two requests nobody waits for it; the second is planned as soon as it comes."""
+    house = House()
+    house.add([5], max_tokens=2)
+    house.run()
+    house.now += 600.0
+    house.add([6], max_tokens=2)
+    assert house.scheduler.schedule(house.now) is not None
+    since = house.scheduler.newest.idle_since
+    assert since is None or since >= house.now

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.choice import Choice, Chooser, Choosers
+from splitinfer.core.speculation.choice import Chooser, Choosers
 
 
 def drafted(
@@ -49,7 +49,7 @@ def share(found: list[bool]) -> float:
 @pytest.mark.parametrize("right", [0.5, 0.8])
 def test_in_prose_the_model_drafts(right: float) -> None:
     text = prose(600, 1)
-    found = drafted(text, 50, a_model(text, right), chooser=Chooser())
+    found = drafted(text, 50, a_model(text, right), chooser=Choosers().of(1))
     assert share(found) > right - 0.06
 
 
@@ -57,13 +57,13 @@ def test_where_a_text_repeats_itself_the_guesses_win() -> None:
     passage = prose(120, 2)
     text = [*passage, 900, *passage, 901, *passage]
     model = a_model(text, 0.6)
-    found = drafted(text, 120, model, chooser=Chooser())
+    found = drafted(text, 120, model, chooser=Choosers().of(1))
     assert share(found) > 0.85 > 0.6 + 0.1
 
 
 def test_a_guess_saves_the_model_where_both_are_right() -> None:
     text = prose(80, 4) * 4
-    chooser, asked = Chooser(), list[int]()
+    chooser, asked = Choosers().of(1), list[int]()
 
     def model(at: int) -> int:
         asked.append(at)
@@ -77,7 +77,7 @@ def test_a_guess_saves_the_model_where_both_are_right() -> None:
 def test_a_text_that_stops_repeating_itself() -> None:
     passage, new = prose(100, 5), prose(300, 6)
     text = [*passage, *passage, *new]
-    chooser = Chooser()
+    chooser = Choosers().of(1)
     drafted(text[:200], 100, a_model(text, 0.7), chooser=chooser)
     found = drafted(text, 200, a_model(text, 0.7), chooser=chooser)
     assert share(found) > 0.7 - 0.08
@@ -85,30 +85,28 @@ def test_a_text_that_stops_repeating_itself() -> None:
 
 def test_guesses_are_judged_though_nobody_took_them() -> None:
     passage = prose(200, 7)
-    chooser = Chooser()
+    chooser = Choosers().of(1)
     assert chooser.guesses(passage, [], 4) == []
     read = [*passage, *passage[:100]]
     assert chooser.guesses(read, [], 4) == passage[100:104], "the prompt has shown what guesses are worth here"
 
 
 def test_a_new_sequence_begins_with_what_others_have_shown() -> None:
-    everybody = Choice()
-    assert not everybody.takes_guess(5)
-    for _ in range(60):
-        Choice(everybody).judge_guess(5, is_right=True)
-        Choice(everybody).judge_guess(1, is_right=False)
-    mine = Choice(everybody)
-    assert mine.takes_guess(5)
+    choosers, text = Choosers(), prose(100, 8) * 4
+    assert not choosers.of(1).takes_guess(16)
+    drafted(text, 80, a_model(text, 0.5), chooser=choosers.of(1))
+    mine = choosers.of(2)
+    assert mine.takes_guess(16)
     assert not mine.takes_guess(1)
     assert not mine.takes_guess(0)
 
 
 def test_drafts_behind_a_wrong_one_are_not_judged() -> None:
-    chooser = Chooser()
+    chooser = Choosers().of(1)
     for position, token in enumerate((4, 5, 6)):
         chooser.drafted([1, 2], [4, 5][:position], token, by_model=True)
     chooser.guesses([1, 2, 9, 8, 7], [], 1)  # the first was wrong, so nothing is known of the others
-    assert chooser.choice._all_drafts.tried == 1
+    assert sum(each.tried for each in chooser._drafts) == 1
 
 
 def test_of_a_model_that_drafts_in_any_case_all_drafts_are_judged() -> None:

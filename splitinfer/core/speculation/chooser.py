@@ -1,0 +1,381 @@
+"""Chooses by cost how many groups decode in turn, how many drafts each member gets, and how many blocks fly.
+
+Sequences on S stages can go in any number G of groups, each of whose steps holds a block of every member, and each
+group may have F steps under way. One group of many pays the weights once and leaves stages idle; S groups keep all
+stages busy and read all weights S times. Drafts make tokens of rows, and rows are nearly free where weights are read
+anyway. With t_s the seconds of a step on stage s, D those of drafting (a round gives each of its members a draft), l a
+link's and h the coordinator's own for a step, a round of all groups takes
+
+    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only behind drafts
+             F * sum over groups of t_s,                 any other stage
+             max(1, G F / S) * longest (D + h + sum of t_s + S l) )        one step passes all stages
+
+and a member whose drafts are right with probability a, and who gets k of them in each step, has in it
+
+    F = 1    1 + a + ... + a^k  =  (1 - a^(k+1)) / (1 - a)
+    F > 1    F / (1 - a) / (F + a^(k+1) / (1 - a^k))      a run is b right blocks and F steps
+
+where it gets those drafts. A drafter that looks them up often has none: with probability q there are k rows more and
+these tokens, else one row and one token. And a member gets as many more, each of them a row, as the form of its answer
+forces behind a token (``core.grammar``).
+
+The tokens of all members, divided by P, are to be as many as possible; but no member of several is to get its tokens
+more slowly than without drafts in as many groups as there may be, and no gap between two tokens of several is to be
+longer than a bound: the objective, or ``LONGEST`` of the gap without drafts.
+
+Which member gets the next draft: the k-th is worth a^k, and every row costs the same. So the choice is one depth k of
+the member whose drafts are best, and the others get those that are worth as much. See Sadhukhan et al. (MagicDec, arXiv
+2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) for speculation in batches.
+
+Who gets no drafts gets a *trial* now and then, a single draft with a token that has to be computed anyway: texts
+change. What trials cost is bounded as a part of the time, for all requests together, and the part is less the more of
+them in a row were wrong. What was learnt stays: a new request begins with what the others had.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.plan import StepPlan
+from splitinfer.core.speculation.acceptance import Acceptance
+from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
+
+LONGEST = 1.6  # the longest gap without an objective, in gaps without drafts
+_CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
+_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, MAX_ROWS - 1)
+_SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen
+_BEHIND = MAX_ROWS - 4  # drafts behind a block that is being verified
+_LONGER = 1.15  # times the verdict's time that they have to take
+_UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them
+_GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
+_MARGIN = 1.03  # factor by which drafts have to be faster than none
+_AS_GOOD = 0.997  # of the best rate: then the fewest drafts, because those that are discarded cost power
+_BETTER, _MUCH_BETTER = 1.01, 1.1  # factors by which another number of groups has to be faster: whoever moves costs its
+# place; the second one for some steps after a change, fewer of them while little is known
+_DWELL = 128
+_EVERY = 8  # steps after which the choice is made again
+_TRUSTED = 2  # times the most rows of a step of decodes and drafts so far: what may be tried
+_FEW_ROWS = 4  # may be tried in any case
+_UNKNOWN = 3  # drafts of one sequence, to learn what they cost; of several one each
+_TRIAL = Flight(1)
+_TRIALS_TAKE = 0.03  # of the time, at most
+_MOST_DOUBLED = 4  # times that wrong trials have doubled the time between them
+_MOST_REQUESTS = 256  # whose acceptance is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence that decodes. ``most``: drafts in a block, at most; ``flight``: its own, if that is fixed; ``forced``:
+    how many tokens its rules force behind one that is chosen; ``share``: how often its drafts are right, and
+    ``at_most``, may well be right; ``offered``: how often a drafter that is asked has any for it."""
+
+    position: int = 0
+    most: int = MAX_ROWS - 1
+    flight: Flight | None = None
+    forced: float = 0.0
+    share: float = 0.0
+    at_most: float = 0.0
+    offered: float = 1.0
+
+    def tokens(self, drafts: int, in_flight: int, share: float) -> float:
+        """Expected tokens in a round, with ``drafts`` in each of its steps, of which ``share`` are right."""
+        return 1 + self.forced + self.offered * (emitted(share, drafts, in_flight) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``groups`` that take turns, ``in_flight`` steps of each under way, and the ``drafts`` of each member.
+
+    rate: expected tokens per second of all members.
+    gap: expected seconds between two tokens of a member, at most.
+    slowest: tokens per second of the slowest member whose drafts are not fixed, if it is a little lucky: nobody goes
+        without drafts because another had bad luck at first.
+    rows: of the largest step.
+    further: drafts of blocks behind the first, if not as many.
+    """
+
+    groups: int
+    in_flight: int
+    drafts: tuple[int, ...]
+    rate: float
+    gap: float
+    slowest: float
+    rows: int
+    further: int | None = None
+
+    @property
+    def under_way(self) -> int:
+        """Drafts under way at a time."""
+        return self.in_flight * sum(self.drafts)
+
+    def flight(self, drafts: int) -> Flight:
+        """That of a member with so many drafts."""
+        if not drafts or self.in_flight == 1:
+            return Flight(drafts)
+        return Flight(drafts, drafts if self.further is None else self.further, self.in_flight)
+
+
+def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
+    """Expected tokens of a member in a round, in which it has ``in_flight`` steps with ``drafts`` drafts each."""
+    a = min(acceptance, _CERTAIN)
+    if drafts == 0:
+        return 1.0
+    if in_flight == 1:
+        return float((1 - a ** (drafts + 1)) / (1 - a))
+    return float(in_flight / (1 - a) / (in_flight + a ** (drafts + 1) / (1 - a**drafts)))
+
+
+def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int, drafts: Seq[int]) -> Choice:
+    """What a choice gives. Members are dealt to the groups like cards."""
+    num_stages, busy, passing, most = len(costs.stages), [0.0] * len(costs.stages), 0.0, 0
+    for group in range(groups):
+        mine = list(zip(members[group::groups], drafts[group::groups], strict=True))
+        rows = round(sum(1 + one.forced + one.offered * count for one, count in mine))
+        decode = sum(one.position for one, count in mine if not count)
+        shape = Shape(rows, decode, sum((1 + count) * one.position for one, count in mine if count))
+        times = [stage.at_least(shape) for stage in costs.stages]
+        drafting = costs.drafting(sum(count > 0 for _, count in mine), max(count for _, count in mine))
+        passing = max(passing, drafting + costs.host + sum(times))
+        busy = [a + b for a, b in zip(busy, times, strict=True)]
+        busy[-1 if costs.drafts_at_end else 0] += drafting
+        busy[0] += costs.host if drafting and not costs.drafts_at_end else 0.0
+        most = max(most, sum(1 + count for _, count in mine))
+    passing += num_stages * costs.hop if num_stages > 1 else 0.0
+    seconds = max(in_flight * max(busy), max(1.0, groups * in_flight / num_stages) * passing)
+    tokens = [one.tokens(count, in_flight, one.share) for one, count in zip(members, drafts, strict=True)]
+    free = [one.tokens(count, in_flight, one.at_most) for one, count in zip(members, drafts, strict=True)
+            if one.flight is None]  # fmt: skip
+    gap = seconds * (1 + 1 / in_flight) * _UNEVEN if in_flight > 1 else seconds
+    rate, slowest = (x / seconds if seconds > 0 else 0.0 for x in (sum(tokens), min(free, default=math.inf)))
+    return Choice(groups, in_flight, tuple(drafts), rate, gap, slowest, most)
+
+
+def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
+    """The drafts of each member: ``depth`` of the one whose drafts are best, and of the others as many as are worth as
+    much as its last, but at least so many.
+
+    >>> drafts_of([Member(share=0.9), Member(share=0.5), Member(flight=Flight(2))], 7)
+    [7, 1, 2]
+    """
+    best = max((one.share for one in members if one.flight is None), default=0.0)
+    worth = depth * math.log(max(min(best, _CERTAIN), 1e-9))
+
+    def count(one: Member) -> int:
+        if one.flight is not None:
+            return min(one.flight.first, one.most)
+        each = math.log(max(min(one.share, _CERTAIN), 1e-9))
+        return min(one.most, max(least, round(worth / each)))
+
+    return [count(one) for one in members]
+
+
+def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
+    """The drafts of the members that are tried, from few to many: by what they are worth, the same with one at least
+    for each, and as many for all, which costs the fewest rounds of drafting."""
+    before = list[list[int]]()
+    for depth in _DEPTHS:
+        found = [drafts_of(members, depth, least) for least in (0, 1, depth)]
+        yield from (drafts for i, drafts in enumerate(found) if drafts not in [*before, *found[:i]])
+        before = found
+
+
+def overlapped(costs: CostModel, one: Member, depth: int) -> Choice | None:
+    """One sequence alone whose next drafts are made while its block is verified, and end with the verdict if that is
+    that one was wrong. ``None`` where they would be done before it: their block would go out in vain."""
+    num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
+    block, behind = ([stage.at(Shape(rows, 0, rows * one.position)) for stage in costs.stages]
+                     for rows in (depth + 1, _BEHIND))  # fmt: skip
+    verdict = sum(block[1:]) + num_stages * costs.hop
+    if depth > one.most or one.flight is not None or _BEHIND * draft < _LONGER * verdict:
+        return None
+    first, further = (depth + 1) * draft + costs.host + block[0] + verdict, _BEHIND * draft + costs.host + behind[0]
+    rate = 1 / (1 - a) / (first + further * a ** (depth + 1) / (1 - a**_BEHIND))
+    return Choice(1, 2, (depth,), rate, first, rate, depth + 1, _BEHIND)
+
+
+@dataclass(slots=True)
+class _OfRequest:
+    acceptance: Acceptance
+    offered: Acceptance
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Chooses for at most ``most_groups`` groups, by ``costs``. ``fixed``: there have to be so many. A choice is made
+    again when sequences come or go, and every few steps."""
+
+    costs: CostModel
+    most_groups: int
+    fixed: bool = False
+    choice: Choice | None = None
+    flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    _offered: Acceptance = field(default_factory=lambda: Acceptance(usual=1.0))  # how often the drafter had drafts
+    _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
+    _since: int = 0  # steps since the last choice
+    _steps: int = 0
+    _changed_at: int = 0  # the step at which the number of groups did
+    _most_tried: int = 0  # rows of a step of decodes and drafts
+    _sizes: int = 0  # that had been measured at the last choice
+    _trial_cost: float = 1.0  # tokens of all members
+    _waited: int = 0  # tokens without drafts since the last trial
+    _failures: int = 0  # trials in a row that were wrong
+    _on_trial: set[int] = field(default_factory=set)
+
+    # -- what was seen -------------------------------------------------------------------------
+
+    def returned(self, plan: StepPlan) -> None:
+        """Count a step that has returned."""
+        self._since += 1
+        self._steps += 1
+        if plan.has_only_logits:
+            self._most_tried = max(self._most_tried, plan.num_tokens)
+
+    def tried(self, seq_id: int, tried: int, accepted: int) -> None:
+        """Learn from the verdict on a sequence's drafts."""
+        self._of(seq_id).acceptance.add(tried, accepted)
+        if seq_id in self._on_trial:
+            self._on_trial.discard(seq_id)
+            self._failures = 0 if accepted else self._failures + 1
+
+    def asked(self, seq_id: int, *, has_drafts: bool) -> None:
+        """Learn whether the drafter had drafts for a sequence."""
+        self._of(seq_id).offered.add(1, int(has_drafts))
+
+    def forget(self, seq_id: int) -> None:
+        """Forget a sequence that has ended."""
+        self._requests.pop(seq_id, None)
+        self._on_trial.discard(seq_id)
+
+    # -- what to choose ------------------------------------------------------------------------
+
+    def flight(self, seq_id: int) -> Flight:
+        """The flight of the next drafts of a sequence. Call it once for each block that begins with a sampled token."""
+        flight = self.flights.get(seq_id, OFF)
+        if not flight.is_off or self.choice is None or not self.costs.drafts.num_seen:
+            return flight
+        self._waited += 1
+        doubled = 2 ** min(self._failures, _MOST_DOUBLED)
+        if self._waited * _TRIALS_TAKE < self._trial_cost * doubled:
+            return OFF
+        self._waited = 0
+        self._on_trial.add(seq_id)
+        return _TRIAL
+
+    def is_due(self, seq_ids: frozenset[int], *, has_learned: bool = False) -> bool:
+        """Whether to choose again for these sequences. ``has_learned``: also because of what steps have cost since."""
+        if seq_ids != self.flights.keys():
+            return True
+        return has_learned and (self._since >= _EVERY or self._sizes != self.costs.num_sizes)
+
+    def choose(self, members: Mapping[int, Member], objective: float | None, *, has_drafter: bool) -> None:
+        """Choose for these sequences. ``objective``: seconds between two tokens of several, at most."""
+        self._since, self._sizes, self.flights = 0, self.costs.num_sizes, dict.fromkeys(members, OFF)
+        if not members or not self._most_tried or not all(stage.num_seen for stage in self.costs.stages):
+            self.choice = None
+            return
+        found = [self._with_shares(seq_id, one) for seq_id, one in members.items()]
+        order = sorted(range(len(found)), key=lambda i: -found[i].share)
+        ranked = [found[i] for i in order]
+        if has_drafter and not self.costs.drafts.num_seen:
+            self.choice = self._without_drafts(ranked)
+            count = _UNKNOWN if len(found) == 1 else 1
+            self.flights = {seq_id: Flight(min(count, one.most)) for seq_id, one in members.items()}
+            return
+        before = None if self.choice is None else self.choice.groups
+        self.choice = best = self._best(ranked, objective, has_drafter=has_drafter)
+        self._changed_at = self._steps if best.groups != before else self._changed_at
+        drafts = dict(zip(order, best.drafts, strict=True))
+        self.flights = {seq_id: best.flight(drafts[i]) for i, seq_id in enumerate(members)}
+
+    def _best(self, members: list[Member], objective: float | None, *, has_drafter: bool) -> Choice:
+        none = self._without_drafts(members)
+        self._set_trial_cost(members, none)
+        if not has_drafter:
+            return none
+        longest, floor = math.inf, 0.0
+        if len(members) > 1:
+            gap = expected(self.costs, members, self._most_groups(members), 1, drafts_of(members, 0)).gap
+            longest = LONGEST * gap if objective is None else max(objective, gap)
+            floor = 1 / (_SLOWER * gap)
+        found = self._pick(list(self._with_drafts(members, longest, floor)))
+        return none if found is None or found.rate < _MARGIN * none.rate else found
+
+    def _without_drafts(self, members: list[Member]) -> Choice:
+        drafts = drafts_of(members, 0)
+        found = [expected(self.costs, members, groups, 1, drafts) for groups in self._groups(members)]
+        none = self._pick(found)
+        assert none is not None, "there is at least one group"
+        return none
+
+    def _with_drafts(self, members: list[Member], longest: float, floor: float) -> Iterator[Choice]:
+        """The choices within the bounds."""
+        costs, most = self.costs, max(_FEW_ROWS, _TRUSTED * self._most_tried)
+        for groups in self._groups(members):
+            fly = 1 if costs.drafts_at_end else -(-len(costs.stages) // groups)
+            for in_flight in range(1, fly + 1):
+                best = 0.0
+                for drafts in _more_and_more(members):
+                    one = expected(costs, members, groups, in_flight, drafts)
+                    if one.rows > most or one.gap > longest or one.rate < _GIVE_UP * best:
+                        break
+                    best = max(best, one.rate)
+                    if one.slowest >= floor:
+                        yield one
+        if len(members) == 1 and len(costs.stages) > 1 and not costs.drafts_at_end and not costs.drafts_at_once:
+            alone = (overlapped(costs, members[0], depth) for depth in _DEPTHS)
+            yield from (one for one in alone if one is not None and one.rows <= most)
+
+    def _pick(self, found: list[Choice]) -> Choice | None:
+        """The best, in as many groups as there are if that is nearly as good."""
+        best = max((one.rate for one in found), default=0.0)
+        if self.choice is not None:
+            has_stayed = self._steps - self._changed_at >= min(_DWELL, self._steps // 4)
+            same = [one for one in found if one.groups == self.choice.groups]
+            most = max((one.rate for one in same), default=0.0)
+            if same and (_BETTER if has_stayed else _MUCH_BETTER) * most >= best:
+                found, best = same, most
+        return min((one for one in found if one.rate >= _AS_GOOD * best), key=lambda one: one.under_way, default=None)
+
+    def _most_groups(self, members: list[Member]) -> int:
+        return min(self.most_groups, len(members))
+
+    def _groups(self, members: list[Member]) -> range:
+        most = self._most_groups(members)
+        return range(most if self.fixed else 1, most + 1)
+
+    def _set_trial_cost(self, members: list[Member], none: Choice) -> None:
+        """Of one draft in a step, in tokens of all members."""
+        more = [replace(one, forced=one.forced + 1) if not i else one for i, one in enumerate(members)]
+        slower = expected(self.costs, more, none.groups, 1, drafts_of(members, 0))
+        row = max(0.0, none.rate * slower.gap / none.gap - none.rate) * none.gap if none.gap else 0.0
+        self._trial_cost = self.costs.drafting(1) * none.rate + row
+
+    def _with_shares(self, seq_id: int, member: Member) -> Member:
+        mine = self._of(seq_id)
+        seen = mine.acceptance
+        return replace(member, share=seen.share, at_most=seen.at_most, offered=mine.offered.share)
+
+    def _of(self, seq_id: int) -> _OfRequest:
+        found = self._requests.get(seq_id)
+        if found is None:
+            found = self._requests[seq_id] = _OfRequest(Acceptance(self.acceptance), Acceptance(self._offered))
+            while len(self._requests) > _MOST_REQUESTS:
+                self._requests.popitem(last=False)
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        """The latest choice, as plain numbers; ``None`` where there was none."""
+        one = self.choice
+        if one is None:
+            return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}
+        return {
+            "groups": one.groups,
+            "in_flight": one.in_flight,
+            "drafts": sorted(one.drafts),
+            "expected_tokens_per_second": one.rate,
+        }
