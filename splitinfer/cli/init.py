@@ -9,9 +9,9 @@ import typer
 
 from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, plain_settings, store_of
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
-from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def init(
     out: Annotated[
         Path | None, typer.Option("--out", help="The layout to write; named after the model if not given.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = WORKER_PORT,
     uses_all: UseAllOption = False,
 ) -> None:
     """Make a pipeline of two machines: run this on both, and type each one's code at the other."""

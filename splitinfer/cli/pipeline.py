@@ -26,6 +26,7 @@ from splitinfer.cli.options import (
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
@@ -35,7 +36,6 @@ from splitinfer.shutdown import shutdown
 if TYPE_CHECKING:
     from splitinfer.llm import Settings
 
-DEFAULT_PORT = 5577
 _YOUR_OWN = "Run your own model with: splitinfer chat --model OWNER/MODEL"
 
 
@@ -116,7 +116,7 @@ def chat(options: PipelineOptions, max_tokens: MaxTokens = ANSWER_TOKENS, temp: 
 
 def worker(
     host: Annotated[str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = WORKER_PORT,
     model: Annotated[
         str | None,
         typer.Option("--model", help="The model's folder on this machine, if it is not where the coordinator has it."),

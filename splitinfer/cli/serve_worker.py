@@ -1,6 +1,5 @@
 """Runs a worker process: listens, prints its address, serves coordinators, and stops when the process is to end."""
 
-import ipaddress
 import json
 import logging
 import os
@@ -9,6 +8,7 @@ import threading
 
 import psutil
 
+from splitinfer.core.endpoint import is_loopback
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
 from splitinfer.discovery.announcer import Announcing
 from splitinfer.engine.versions import device_name, machine_name, own_versions
@@ -58,7 +58,7 @@ def serve(
     """
     wanted = is_announced(announce, host, insecure=insecure, child=child)
     keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
-    is_open = keys is None or _is_loopback(host)
+    is_open = keys is None or is_loopback(host)
     access = AccessControl(None if is_open else keys)
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
@@ -71,7 +71,7 @@ def serve(
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
         _log_pairing(worker.name, address, keys)
-    elif not _is_loopback(host):
+    elif not is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
     announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=wanted)
@@ -108,9 +108,9 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
     Raises:
         ConfigError: it was asked for, and no other machine reaches the worker.
     """
-    if child or (_is_loopback(host) and not asked):
+    if child or (is_loopback(host) and not asked):
         return False
-    if _is_loopback(host):
+    if is_loopback(host):
         raise ConfigError(f"--announce is for a worker that other machines reach, and {host} is this one; give --host")
     return not insecure if asked is None else asked
 
@@ -158,15 +158,6 @@ def _log_pairing(name: str, address: str, keys: Keyring) -> None:
         )
     else:
         log.info("admitted: %d known %s", count, "key" if count == 1 else "keys")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(address: str, options: LinkOptions) -> Listener:

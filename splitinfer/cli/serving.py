@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import psutil
 
 from splitinfer.cli.draining import Draining
+from splitinfer.core.endpoint import is_loopback
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
 from splitinfer.server.connections import Limits
-from splitinfer.server.gate import Gate, check_exposure, is_loopback, names_of
+from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls
 from splitinfer.server.service import Service

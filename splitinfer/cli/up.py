@@ -15,9 +15,9 @@ import typer
 
 from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, plain_settings, sampling, with_pipeline_options
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, SamplingChoice
 from splitinfer.errors import ConfigError
-from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _up(
     options: PipelineOptions,
     hosts: _Hosts = None,
     hostfile: _Hostfile = None,
-    port: _Port = DEFAULT_PORT,
+    port: _Port = WORKER_PORT,
     serve: Annotated[
         int | None,
         typer.Option(
@@ -141,7 +141,7 @@ def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model:
 def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, ...]":
     from splitinfer.launch.hosts import hosts_of
 
-    return hosts_of(_remembered(), _named(hosts, hostfile, DEFAULT_PORT))
+    return hosts_of(_remembered(), _named(hosts, hostfile, WORKER_PORT))
 
 
 @contextmanager

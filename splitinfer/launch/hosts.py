@@ -17,9 +17,9 @@ from typing import Any
 
 import pydantic
 
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.errors import ConfigError
 
-DEFAULT_PORT = 5577
 MOST_HOSTS = 64
 
 _WORD = re.compile(
@@ -42,7 +42,7 @@ class Host:
     name: str
     ssh: str
     address: str | None = None
-    port: int = DEFAULT_PORT
+    port: int = WORKER_PORT
 
     def url(self, hostname: str) -> str:
         """The worker's address in a layout. ``hostname``: where ssh goes."""
@@ -50,7 +50,7 @@ class Host:
         return f"tcp://[{at}]:{self.port}" if ":" in at else f"tcp://{at}:{self.port}"
 
 
-def from_words(words: Iterable[str], port: int = DEFAULT_PORT) -> tuple[Host, ...]:
+def from_words(words: Iterable[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
     """Hosts from the words of a command line. Raises ConfigError: a word is not a host, or two are the same.
 
     >>> [(each.name, each.ssh, each.port) for each in from_words(["mini.local", "air=eve@10.0.0.3:7000"])]
@@ -70,7 +70,7 @@ def _host(word: str, port: int) -> Host:
     return Host(match["name"] or "", ssh, None, number)
 
 
-def from_hostfile(text: str, where: str, own: Collection[str], port: int = DEFAULT_PORT) -> tuple[Host, ...]:
+def from_hostfile(text: str, where: str, own: Collection[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
     """Hosts of a hostfile, without this machine.
 
     ``where``: the file, for messages. ``own``: this machine's names and addresses.

@@ -21,13 +21,12 @@ from typing import Any
 import psutil
 import pydantic
 
+from splitinfer.core.endpoint import WORKER_PORT, is_loopback
 from splitinfer.errors import ConfigError
-from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.wire.messages import Versions
 
 _SAME_START = 2.0  # seconds by which two readings of one process's start may differ, when clocks are set
 _NO_WORKER = ("--child", "--detach", "--stop", "--show")
-_LOOPBACK = ("localhost", "::1")
 _PS = ("ps", "-axww", "-o", "pid=", "-o", "command=")
 _SECONDS = 10.0
 _POLL = 0.05
@@ -49,13 +48,13 @@ class Command:
     """What a worker's command line says."""
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = WORKER_PORT
     is_insecure: bool = False
 
     @property
     def is_loopback(self) -> bool:
         """Whether no other machine reaches it."""
-        return self.host in _LOOPBACK or self.host.startswith("127.")
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def command_of(words: Sequence[str]) -> Command | None:
     options = words[at + 2 :]
     if not set(options).isdisjoint(_NO_WORKER):
         return None
-    port = _value(options, "--port") or str(DEFAULT_PORT)
+    port = _value(options, "--port") or str(WORKER_PORT)
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
     return Command(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options)
 

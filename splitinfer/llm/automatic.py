@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
@@ -37,7 +38,6 @@ from splitinfer.placement.document import figures_in_words, layout_of, name_in_w
 from splitinfer.placement.plan import plan
 from splitinfer.settings import NO_DRAFT, Settings
 
-DEFAULT_PORT = 5577  # of a worker
 ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made
 _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-9a-fA-F]{64}))?")
 _PORT = re.compile(r":[0-9]+$")
@@ -243,7 +243,7 @@ def with_port(text: str) -> str:
     if text == LOCAL or text.startswith("inproc://"):
         return text
     host = text.removeprefix("tcp://")
-    return f"tcp://{host}" if _PORT.search(host) else f"tcp://{host}:{DEFAULT_PORT}"
+    return f"tcp://{host}" if _PORT.search(host) else f"tcp://{host}:{WORKER_PORT}"
 
 
 def _name_of(address: str) -> str:

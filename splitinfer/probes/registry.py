@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.errors import ConfigError
 from splitinfer.probes.finding import Fault, Finding, Outcome
 
@@ -108,7 +109,6 @@ def _elsewhere(worker: "WorkerAddress", answers: Mapping[str, Any]) -> tuple[Pro
 
 # -- a worker elsewhere, as --worker and --key give it -----------------------------------------------------------------
 
-_PORT = 5577
 _ADDRESS = re.compile(
     r"(emulated\+)?(?:tcp://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?(?:\?link=(?P<link>[\w.-]+))?"
 )
@@ -148,7 +148,7 @@ def worker_address(text: str, key: str | None) -> WorkerAddress:
         raise ConfigError(
             "--key is not a key: the worker prints its key when it starts, 64 digits from 0 to 9 and a to f"
         )
-    port = int(found["port"] or _PORT)
+    port = int(found["port"] or WORKER_PORT)
     if not 1 <= port <= 65535:
         raise ConfigError(f"port {port} of --worker {text!r} is not from 1 to 65535")
     if bool(found[1]) != bool(found["link"]):

@@ -25,8 +25,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
-from ipaddress import ip_address
 
+from splitinfer.core.endpoint import is_loopback
 from splitinfer.errors import ConfigError
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem
@@ -38,16 +38,6 @@ _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
 _CURLS_OWN = "application/x-www-form-urlencoded"
 _FOREIGN_SITES = ("cross-site", "same-site")  # same-site: another server on this machine, among others
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an interface can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
