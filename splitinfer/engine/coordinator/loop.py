@@ -75,6 +75,7 @@ class Loop:
         self.upkeep = Upkeep(inbox)
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
+        self._is_emptying = False
 
     def use(self, scheduler: Scheduler) -> None:
         """Go by a scheduler of the pipeline's present stages from now on."""
@@ -112,7 +113,9 @@ class Loop:
             self.scheduler.learn()  # while the device computes
         self._watch_machine()  # after the launch: the device need not wait for it
         if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.has_proposals):
-            self._idle()  # what wakes the loop for another cut may have been taken in by this turn
+            # What wakes the loop for another cut, or ends what is to be emptied, may have been taken in by this turn.
+            if not (self._is_emptying and self.scheduler.is_idle):
+                self._idle()
 
     def _plan(self) -> StepPlan | None:
         """Take in what has come, and decide on the next step."""
@@ -278,7 +281,7 @@ class Loop:
     def empty(self, seconds: float) -> None:
         """Abort all requests and run until nothing is left to do, for some seconds at most: the KV of the last answers
         is saved that way."""
-        give_up = time.monotonic() + seconds
+        give_up, self._is_emptying = time.monotonic() + seconds, True
         self._requests.abort_all()
         while not self.scheduler.is_idle and time.monotonic() < give_up:
             self.turn()

@@ -204,9 +204,17 @@ def test_blocks_that_cannot_be() -> None:
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials
 
 
-@pytest.mark.parametrize("name", ["two-large", "two-small", "three-large"])
-@pytest.mark.parametrize("streams", [1, 2, 4, 8])
-@pytest.mark.parametrize("at_end", [False, True], ids=["", "drafts of the last stage"])
+MACHINES = ("two-large", "two-small", "three-large")
+USUAL = {("two-large", 1, False), ("two-small", 4, False), ("three-large", 2, True), ("two-large", 8, True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "streams", "at_end"),
+    [
+        pytest.param(*case, marks=() if case in USUAL else pytest.mark.nightly)
+        for case in product(MACHINES, (1, 2, 4, 8), (False, True))
+    ],
+)
 def test_it_is_never_slower_than_no_drafts(name: str, streams: int, *, at_end: bool) -> None:
     machine = replace(read_machine(Path(name)), drafts_at_end=at_end)
     none = sum(drafts.without_drafts(Crowd(machine, (0.0,) * streams, 200)))

@@ -1,8 +1,9 @@
 """KV that was written to disk gives the tokens it gives cold, and whatever happened to the files gives them, too."""
 
+import logging
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def reading_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether KV is read or computed again follows from measured times: on a busy machine a tiny model is computed
     faster than its first block was read, and the next one is not read."""
     monkeypatch.setattr(AdmissionControl, "reads_faster", lambda _self, _num_tokens: True)
+
+
+@pytest.fixture(autouse=True)
+def coordinators_end_by_themselves(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """When the last KV is saved, and not because somebody has waited for that in vain."""
+    caplog.set_level(logging.INFO)
+    yield
+    assert not [one for one in caplog.get_records("call") if "the coordinator was stopped" in one.getMessage()]
 
 
 def disks(paths: Sequence[Path], cap: int = LARGE) -> list[Disk]:
