@@ -112,10 +112,11 @@ class Loop:
             self._launch(plan)
             self.scheduler.learn()  # while the device computes
         self._watch_machine()  # after the launch: the device need not wait for it
-        if plan is None and not self._is_asked() and (self._drafting is None or not self._drafting.has_proposals):
-            # What wakes the loop for another cut, or ends what is to be emptied, may have been taken in by this turn.
-            if not (self._is_emptying and self.scheduler.is_idle):
-                self._idle()
+        has_proposals = self._drafting is not None and self._drafting.has_proposals
+        # What wakes the loop for another cut, or ends what is to be emptied, may have been taken in by this turn.
+        is_done = self._is_asked() or (self._is_emptying and self.scheduler.is_idle)
+        if plan is None and not is_done and not has_proposals:
+            self._idle()
 
     def _plan(self) -> StepPlan | None:
         """Take in what has come, and decide on the next step."""
