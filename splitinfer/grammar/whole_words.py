@@ -10,9 +10,9 @@ stays only if the model's own tokenizer splits one of these texts so.
     split     London  London    London   Paris    Paris
     stays     no      yes       no       no       yes
 
-What a text begins with is known where more than one of its tokens is there, and the last ends in no letter, or is far
-from the first: a longer text could join what is not parted by then. Where a form is open (the inside of a string, any
-number), or has too many texts, nothing is left out.
+What a text begins with is known once it has more than one token and its last one ends in no letter, or lies far from
+the first: until then more text could change how it is split. Where a form is open (the inside of a string, any number),
+or has too many texts, nothing is left out.
 """
 
 import re

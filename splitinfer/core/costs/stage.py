@@ -39,7 +39,7 @@ _QUANTILE = 0.95
 LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
-_NO_BOUND = 2**62  # positions
+_ANY_ROWS, _NO_BOUND = 2**20, 2**62  # rows and positions for which given costs are known
 _AT_MOST = 0.9  # of a place's seconds are what it attends to
 
 
@@ -241,11 +241,9 @@ class StageCosts:
         return cls._given(known, decode, chunk)
 
     @classmethod
-    def _given(
-        cls, points: Sequence[tuple[float, float]], decode: float, chunk: float, most_rows: int = 2**20
-    ) -> "StageCosts":
+    def _given(cls, points: Sequence[tuple[float, float]], decode: float, chunk: float) -> "StageCosts":
         places = {math.floor(rows): _Place(rows, seconds, count=1) for rows, seconds in points}
-        made = cls(_TRUSTED_AFTER if points else 0, most_rows, _NO_BOUND, _NO_BOUND, _places=places, _is_given=True)
+        made = cls(_TRUSTED_AFTER if points else 0, _ANY_ROWS, _NO_BOUND, _NO_BOUND, _places=places, _is_given=True)
         made.decode, made.chunk = decode, chunk
         return made
 

@@ -185,7 +185,7 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
 
 def overlapped(costs: CostModel, one: Member, depth: int) -> Choice | None:
     """One sequence alone whose next drafts are made while its block is verified, and end with the verdict if that is
-    that one was wrong. ``None`` where they would be done before it: their block would go out in vain."""
+    that one was wrong. ``None`` where they would be done before it: their block would be sent for nothing."""
     num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
     block, behind = ([stage.at(Shape(rows, 0, rows * one.position)) for stage in costs.stages]
                      for rows in (depth + 1, _BEHIND))  # fmt: skip
