@@ -87,6 +87,12 @@ def test_a_model_is_found_by_name_or_its_digests_beginning(address: str, wanted:
         assert all(isinstance(ask_manifest(reader, "", name), Remote) for name in ("a/model", wanted[:10]))
 
 
+def test_who_has_left_is_not_counted(address: str, wanted: str):
+    for _ in range(9):  # more than may read at a time
+        with Reader(address, options(ADMITTED), 5.0) as reader:
+            assert isinstance(ask_manifest(reader, wanted), Remote)
+
+
 def test_a_stranger_gets_nothing(address: str):
     with pytest.raises((Refused, WorkerUnreachable), match="cannot be asked for weights"):
         Reader(address, options(STRANGER), 2.0)

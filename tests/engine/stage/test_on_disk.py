@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import stages
 from engine import door
 from engine.door import Ask, Open, ask
-from stages import layout, prompt, worker
+from processes import until
+from stages import layout, prompt, shorten_blocks, worker
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, Settings, setup
 from splitinfer.models import kv_blocks
 from splitinfer.wire.messages import Load
 
@@ -124,6 +126,7 @@ def test_what_one_stage_has_lost_is_computed_again_and_kept_again(kept: Kept, is
             lose()
         (out,) = there.outputs(FIRST)
         assert is_up or out.num_cached_tokens == 0
+        assert there.stats["rejoins"] == 0, "no stage believed to have what could not be read"
     with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
         (again,) = there.outputs(FIRST)
     assert again.num_cached_tokens == len(FIRST.tokens) - 1
@@ -139,7 +142,27 @@ def test_a_flipped_bit_anywhere_changes_no_token(kept: Kept, seed: int, pipeline
     with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
         (out,) = there.outputs(FIRST)
         assert out.num_cached_tokens % BLOCK == 0  # up to the damaged block
+        assert there.stats["rejoins"] == 0
     assert not path.exists() or bytes(data) != path.read_bytes()
+
+
+def test_after_a_loss_what_is_on_disk_is_known(kept: Kept, pipeline: Open) -> None:
+    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+        there.cut()
+        until(lambda: there.stats["rejoins"] == 1, "the stage is back", door.SECONDS)
+        assert there.outputs(FIRST)[0].num_cached_tokens == len(FIRST.tokens) - 1
+
+
+def test_the_last_answer_is_saved_though_the_pipeline_is_closed_at_once(
+    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_blocks(monkeypatch, BLOCK)
+    monkeypatch.setattr(setup, "WORTH", 1)
+    where, outs = disks([tmp_path / "0", tmp_path / "1"]), []
+    for _ in range(2):
+        with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
+            outs.append(llm.generate([list(FIRST.tokens)], FIRST.params)[0])
+    assert [out.num_cached_tokens for out in outs] == [0, len(FIRST.tokens) - 1]
 
 
 @pytest.mark.parametrize("cuts", [[1, 3], *(pytest.param(one, marks=NIGHTLY) for one in ([3, 1], [4], [1, 1, 2]))])
