@@ -1,7 +1,6 @@
 """Pipelines for tests: a layout dictionary, and workers in this process or on loopback."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,13 +35,11 @@ class Cables(Listener):
         self._links.append(link)
         return link
 
-    def cut(self, pause: float = 0.0) -> None:
-        """As a machine does that goes away; those who connect again are accepted. ``pause``: seconds by which the stage
-        before notices earlier than the coordinator, which connected first."""
+    def cut(self) -> None:
+        """As a machine does that goes away; those who connect again are accepted."""
         links, self._links = self._links, []
-        for link in reversed(links):
+        for link in links:
             link.abort("it went away")
-            time.sleep(pause)
 
     def close(self) -> None:
         self._listener.close()
