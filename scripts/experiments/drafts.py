@@ -101,7 +101,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         model = find_layout(layout).model
     vocab_size = open_model(str(model)).vocab_size or 2
     replay, most = Replay(vocab_size), max(8, *given.streams)
-    settings = Settings(4 * given.tokens + 512, prefix_cache=False, rejoin_timeout=0.0, max_running=most)
+    settings = Settings(context=4 * given.tokens + 512, prefix_cache=False, rejoin_timeout=0.0, max_running=most)
     with LLM(layout, settings=settings, drafter=lambda: replay) as llm:
         pinned = this_machine.pin_stages(llm.layout.stages)
         trials = Trials(llm, replay, vocab_size, given.tokens)
