@@ -5,12 +5,13 @@ without any error. These tests read the pages as text and ask the file system an
 the page of the library, which is one program.
 """
 
-import pkgutil
+import ast
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import typer
 from gpu_figures.__main__ import app as on_gpu
 
-from splitinfer import config
+from splitinfer import SamplingParams, Settings, config
 from splitinfer.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +28,7 @@ CONTENTS = ROOT / "docs" / "README.md"
 FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
-OF_SCRIPTS = {"--book", "--fix", "--write", "--all", "--drafter-minutes"}
+OF_SCRIPTS = {"--fix", "--write", "--all", "--drafter-minutes"}
 
 FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -89,28 +90,6 @@ def test_every_merge_was_finished():
 def test_every_page_of_docs_is_in_the_table_of_contents():
     listed = {(CONTENTS.parent / target).resolve() for target in links(CONTENTS.read_text())}
     assert {page for page in PAGES if page.is_relative_to(CONTENTS.parent)} - {CONTENTS} - listed == set()
-
-
-def test_the_book_has_every_page_and_every_name_of_python():
-    from book.hook import OUTSIDE
-
-    of_docs = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
-    assert sorted(re.findall(r"\b[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == sorted(
-        of_docs | set(OUTSIDE.values())
-    )
-    names = re.findall(r"^::: (\S+)", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
-    assert names
-    assert [name for name in names if pkgutil.resolve_name(name) is None] == []
-
-
-def test_links_that_leave_docs_lead_to_the_book_s_pages():
-    from book.hook import within
-
-    text = (
-        "[a](../../layouts/README.md#keys), [b](server.md), [c](../../splitinfer/cli/up.py), ![d](../pictures/chat.svg)"
-    )
-    there = "[a](../reference/layouts.md#keys), [b](server.md), c, ![d](../pictures/chat.svg)"
-    assert within("docs/use/page.md", text) == there
 
 
 # ----- modules -----------------------------------------------------------------------------------------
@@ -227,3 +206,44 @@ def test_the_keys_of_layouts_are_those_of_the_code():
         *config._StageShape.model_fields,
     }
     assert [name for name in config._ServingShape.model_fields if f"`{name}`" not in table] == []
+
+
+def every_command(command: Any, path: str = "splitinfer") -> Iterator[str]:
+    if not hasattr(command, "commands"):
+        yield path
+        return
+    for name, inner in command.commands.items():
+        if not inner.hidden:
+            yield from every_command(inner, f"{path} {name}")
+
+
+def test_the_commands_are_those_of_the_program():
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    assert re.findall(r"^\| `([\w ]+)` \|", page, re.MULTILINE) == [*every_command(COMMAND_LINE)]
+
+
+def test_the_settings_and_their_defaults_are_those_of_the_code():
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) ?\|$", page, re.MULTILINE))
+    known = {each.name: each.default for owner in (Settings, SamplingParams) for each in fields(owner)}
+    assert set(told) == set(known)
+    plain = {name: value for name, value in known.items() if value is not None and value is not MISSING}
+    assert {name: told[name].strip().strip("`").replace(",", "") for name in plain} == {
+        name: str(value) for name, value in plain.items()
+    }
+
+
+def texts_of(module: Path) -> Iterator[str]:
+    """The texts of a module, with a sign for what is filled in."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        match node:
+            case ast.JoinedStr(values=parts):
+                yield "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in parts)
+            case ast.Constant(value=str(text)):
+                yield text
+
+
+def test_the_messages_are_those_of_the_code():
+    said = "\0".join(text for module in (ROOT / "splitinfer").rglob("*.py") for text in texts_of(module))
+    messages = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE)
+    assert [message for message in messages if message not in said] == []

@@ -6,7 +6,7 @@ import pkgutil
 
 import pytest
 
-ROOMS = ("discovery", "kvstore", "launch", "probes", "store", "system")
+ROOMS = ("bench", "discovery", "kvstore", "launch", "probes", "store", "system")
 NAMES = [
     module.name
     for room in ROOMS

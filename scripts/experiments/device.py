@@ -27,19 +27,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.shared import machine as this_machine
-from splitinfer.bench.shared.blas import prefer_openblas
-from splitinfer.bench.shared.link_pair import Kind, Pair
-from splitinfer.bench.shared.random_model import Shape as ModelShape
-from splitinfer.bench.shared.random_model import make
-from splitinfer.bench.shared.systems import whole
-from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench import machine as this_machine
+from splitinfer.bench.blas import prefer_openblas
+from splitinfer.bench.link_pair import Kind, Pair
+from splitinfer.bench.systems import whole
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
 from splitinfer.machine.selection import VARIABLE
+from splitinfer.probes.machine import describe
+from splitinfer.probes.random_model import Shape as ModelShape
+from splitinfer.probes.random_model import made_up, make
 from tests.emulation.files import read_devices, read_machine
 from tests.emulation.late_steps import MOST_LATE, counted
 from tests.emulation.machine import Machine
@@ -62,7 +62,7 @@ def measure(file: Path, trials: int, cases: Sequence[str], seed: int) -> dict[st
     num_stages = read_machine(file).num_stages
     devices = read_devices(file, [LAYERS] * num_stages)
     os.environ[VARIABLE] = str(file)
-    on = this_machine.describe()
+    on = describe()
     settings = Settings(
         context=_LONG_CHUNKS * _CHUNK + 4 * _COUNTED, prefix_cache=False, draft=NO_DRAFT, rejoin_timeout=0.0,
         connect_timeout=20.0, token_budget=_CHUNK, micro_batches=num_stages,

@@ -26,8 +26,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.shared.random_model import Shape, build
-from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
@@ -46,6 +44,7 @@ from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tensors import on_host
 from splitinfer.probes.child import Report
+from splitinfer.probes.random_model import Shape, build, made_up
 from splitinfer.probes.steps import Sequences, distribution, row_errors, start
 
 _PROMPT = 32  # tokens

@@ -2,11 +2,10 @@
 
 Two processes on this machine for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
 (``engine.links.probe``), beside the same over bare ZeroMQ. All pairs are connected from the start and take turns trial
-by trial, so ratios are of the same moments. An idle pair shows what heartbeats cost.
+by trial, so ratios are of the same moments.
 """
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -15,18 +14,16 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.link_pair import BARE, Kind, Pair
-from splitinfer.bench.shared.measure import ratios, summarize
-from splitinfer.bench.shared.options import Options
-from splitinfer.bench.shared.printing import range_of, say
+from splitinfer.bench.figures import ratios, summarize
+from splitinfer.bench.link_pair import BARE, Kind, Pair
+from splitinfer.bench.options import Options
+from splitinfer.bench.printing import range_of, say
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.errors import PeerError
+from splitinfer.probes.machine import describe
 from transports import known
 
 PROBES = 20  # in a trial
-MOST_LATENCY, LEAST_BANDWIDTH = 1.6, 0.7  # goals for tcp, relative to bare ZeroMQ
-_IDLE_SECONDS = 10.0
 
 
 def kinds() -> list[Kind]:
@@ -48,31 +45,19 @@ def measure(options: Options) -> dict[str, Any]:
     Raises:
         PeerError: ZeroMQ itself, or tcp, cannot be measured here.
     """
-    on = machine.describe()
+    on = describe()
     with _pairs(kinds()) as (pairs, left_out):
         trials: dict[str, list[LinkMeasurement]] = {pair.kind.name: [] for pair in pairs}
         for trial in range(options.trials):
             say(f"trial {trial + 1} of {options.trials}")
             for pair in pairs:
                 trials[pair.kind.name].append(_median(pair.probe(PROBES)))
-        idle = _idle_shares(pairs)
     bare = pairs[0].kind.name
     return {
         "measured_on": on,
         "trials": options.trials,
         "left_out": left_out,
-        "links": {name: {**_figures(found, trials[bare]), "idle_share": idle[name]} for name, found in trials.items()},
-    }
-
-
-def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
-    """The share of a processor that each end takes while idle; all at once, in ticks of a hundredth of a second."""
-    say(f"idle for {_IDLE_SECONDS:g} s")
-    began, before = time.monotonic(), [pair.processor_seconds() for pair in pairs]
-    time.sleep(_IDLE_SECONDS)
-    took = time.monotonic() - began
-    return {
-        pair.kind.name: (pair.processor_seconds() - spent) / took for pair, spent in zip(pairs, before, strict=True)
+        "links": {name: _figures(found, trials[bare]) for name, found in trials.items()},
     }
 
 
@@ -114,30 +99,15 @@ def _figures(trials: Sequence[LinkMeasurement], bare: Sequence[LinkMeasurement])
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
-    """A table of all links, and what comes of the goals."""
+    """A table of all links."""
     table = Table(
-        "", "latency p50, µs", "p99", "to bare", "down, GB/s", "up", "down to bare", "idle, %",
+        "", "latency p50, µs", "p99", "to bare", "down, GB/s", "up", "down to bare",
         title="Links between two processes of this machine, one way", title_justify="left",
     )  # fmt: skip
     for name, link in found["links"].items():
         p50, p99, down, up = (link[one]["median"] for one in ("latency_p50", "latency_p99", "down", "up"))
         table.add_row(
             name, f"{p50 * 1e6:.1f}", f"{p99 * 1e6:.0f}", range_of(link["latency_to_bare"]), f"{down / 1e9:.2f}",
-            f"{up / 1e9:.2f}", range_of(link["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
+            f"{up / 1e9:.2f}", range_of(link["bandwidth_to_bare"]),
         )  # fmt: skip
-    return [table, *_notes(found)]
-
-
-def _notes(found: Mapping[str, Any]) -> list[str]:
-    ours = found["links"]["tcp"]
-    latency, bandwidth = ours["latency_to_bare"]["median"], ours["bandwidth_to_bare"]["median"]
-    notes = [
-        f"tcp: {latency:.2f} of the bare latency, wanted is {MOST_LATENCY} at most: {_met(latency <= MOST_LATENCY)}",
-        f"tcp: {bandwidth:.2f} of the bare bandwidth, wanted is {LEAST_BANDWIDTH} at least: "
-        f"{_met(bandwidth >= LEAST_BANDWIDTH)}",
-    ]
-    return notes + [f"left out: {why}" for why in found["left_out"].values()]
-
-
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "not met"
+    return [table, *(f"left out: {why}" for why in found["left_out"].values())]

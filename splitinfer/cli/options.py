@@ -147,11 +147,9 @@ Penalty = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
-Budget = Annotated[int | None, option("token_budget")]
 KVDir = Annotated[str | None, option("kv_dir")]
 KVDirSize = Annotated[float, option("kv_dir_bytes")]
 Timeout = Annotated[float, option("connect_timeout")]
-Tracing = Annotated[Path | None, option("trace")]
 ModelsDir = Annotated[
     str | None,
     typer.Option(

@@ -18,7 +18,6 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from splitinfer.bench.shared.fidelity import whole_model
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
@@ -36,6 +35,7 @@ from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
 from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.loader import whole_model
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.step import StepModel
@@ -57,7 +57,7 @@ def measure(_options: Mapping[str, Any], report: Report) -> None:
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
         report.guarded(name, lambda: judge_branch(name, find(), here))
 
-    stage = whole_model(open_model("demo"), "auto")
+    stage = whole_model(open_model("demo"))
     step = StepModel(stage)
     report.guarded("device name", lambda: judge_name(device_name(), has_own_processor(), here))
     report.guarded("trials at loading", lambda: judge_trials(_trials(step)))
@@ -207,7 +207,7 @@ def _together(alone_by: StepModel) -> dict[str, Any]:
 
 def _quantised_cohort() -> dict[str, Any]:
     """The same with keys and values in 8 bits, on the smaller of the demo models."""
-    stage = whole_model(open_model("demo-draft"), "auto")
+    stage = whole_model(open_model("demo-draft"))
     stage.use_format(format_of("k8v8"))
     calls: list[None] = []
     with watched(quantised, "over_words", lambda *_: calls.append(None)):

@@ -19,10 +19,9 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from splitinfer import cleanup
-from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import CannotFit
 from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, failed, from_data, passed
@@ -317,6 +316,13 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
         write({"found": asdict(broken("", error))})
         return 1
     return 0
+
+
+def own_output() -> TextIO:
+    """Standard output for the answers only; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
 def main() -> int:

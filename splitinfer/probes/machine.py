@@ -1,8 +1,11 @@
 """This machine: what it is, what it computes on, and what is free."""
 
+import contextlib
 import os
 import platform
+import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,18 +14,42 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from splitinfer.bench.shared.machine import describe
 from splitinfer.engine.device.selection import open_device
-from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, Reason, failed, passed
+from splitinfer.system import apple
 
 LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
 DEMO_LAYERS = 12
 _WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row of a batch"
+
+
+def describe() -> dict[str, Any]:
+    """This machine and its software, for a document of figures."""
+    return {
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": asdict(own_versions()),
+        "device": device_name(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    if sys.platform == "darwin":
+        return apple.chip() or platform.processor()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def description() -> dict[str, Any]:

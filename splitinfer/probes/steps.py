@@ -1,5 +1,6 @@
 """Steps of sequences on a stage: their errors, and what a launch, a wait, and steps by rows take."""
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -8,21 +9,20 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from splitinfer.bench.shared import random_model
-from splitinfer.bench.shared.fidelity import whole_model
-from splitinfer.bench.shared.measure import quantile
-from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
 from splitinfer.engine.device.selection import default_device
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
+from splitinfer.models.loader import whole_model
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.structure import ModelStructure
+from splitinfer.probes import random_model
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, passed
+from splitinfer.probes.random_model import made_up
 
 _ROWS = (1, 2, 4, 8, 16, 32)  # sequences of one row each
 _PROMPT, _WARM_UP, _MOST_STEPS = 4, 1, 16
@@ -102,8 +102,8 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
     return {
         "count": len(ordered),
         "p50": statistics.median(ordered),
-        "p90": quantile(ordered, 0.9),
-        "p99": quantile(ordered, 0.99),
+        "p90": ordered[math.ceil(0.9 * len(ordered)) - 1],
+        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1],
         "max": ordered[-1],
     }
 
@@ -113,7 +113,7 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:
     report.guarded("launch", _launch)
-    report.guarded("demo", lambda: _steps(whole_model(open_model("demo"), "auto")))
+    report.guarded("demo", lambda: _steps(whole_model(open_model("demo"))))
 
 
 def measure_larger(_options: Mapping[str, Any], report: Report) -> None:

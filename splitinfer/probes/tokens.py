@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.compare.judge import parting, tolerance
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
@@ -44,6 +44,7 @@ _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _MOST_PARTINGS = 4  # of one answer; with more than that something is wrong, whatever the margins
 _STOP_SECONDS = 2.0
+TIMES_MOVED, _UNITS = 4.0, 8.0  # of a margin: both logits move, and other kernels move them otherwise
 
 
 def measure(options: Mapping[str, Any], report: Report) -> None:
@@ -140,6 +141,30 @@ def _keyed_worker(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def tolerance(rounding: Mapping[str, Any]) -> float:
+    """The margin, in logits, up to which another token is rounding.
+
+    >>> tolerance({"exact": True, "logits_move": 0.0})
+    0.0
+    >>> tolerance({"exact": False, "logits_move": 0.0625, "epsilon": 2**-10, "largest_logit": 16.0})
+    0.25
+    """
+    if rounding["exact"]:
+        return 0.0
+    units: float = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
+    return max(TIMES_MOVED * float(rounding["logits_move"]), units)
+
+
+def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
+    """The first place, counted from 0, at which two answers differ; ``None`` if they are the same.
+
+    >>> parting([5, 6, 7], [5, 8, 7]), parting([5, 6], [5]), parting([5, 6], [5, 6])
+    (1, 1, None)
+    """
+    pairs = zip_longest(wanted, given)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def made_up_prompt(length: int, vocab_size: int) -> list[int]:

@@ -10,17 +10,17 @@ import mlx.core as mx
 import pytest
 import yaml
 
-from splitinfer.bench.compare import run
-from splitinfer.bench.compare.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
-from splitinfer.bench.compare.page import tables
-from splitinfer.bench.compare.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
-from splitinfer.bench.compare.work import Kind, Pace, fitting, parts, with_fewer_trials
-from splitinfer.bench.modes import measure
-from splitinfer.bench.shared.options import Options
-from splitinfer.bench.shared.random_model import Shape, make
+from splitinfer.bench import compare as run
+from splitinfer.bench.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
+from splitinfer.bench.options import Options
+from splitinfer.bench.page import tables
+from splitinfer.bench.parts import Kind, Pace, fitting, parts, with_fewer_trials
+from splitinfer.bench.printing import print_found
+from splitinfer.bench.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
 from splitinfer.config import read_layout
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.probes.random_model import Shape, make
 
 DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
 PACE = Pace(prompt=0.01, token=0.1, many=0.8)
@@ -91,7 +91,8 @@ def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     monkeypatch.setattr(run, "PROMPTS", (300,))
     monkeypatch.setattr(run.Peers, "kept", with_a_wrong_token)
     report = tmp_path / "report.html"
-    assert measure("compare", Options(layout=str(layout_file), trials=1, decode_tokens=24, report=report)) == 0
+    measured = run.measure(Options(layout=str(layout_file), trials=1, decode_tokens=24, report=report))
+    print_found(measured, tables(measured))
     table, _, line = capsys.readouterr().out.rstrip("\n").rpartition("\n")
     found = json.loads(line)
     ours, plain, *peers = (found["systems"][name] for name in (PIPELINE, PLAIN, PARALLEL, BY_LAYERS))
@@ -99,11 +100,11 @@ def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     assert {name for name, cell in plain.items() if "why_not" not in cell} == {
         "stream",
         "prompt_300",
-        "streams",
+        "streams_16",
         "turn",
     }
     for peer in peers:
-        assert {name for name, cell in peer.items() if "why_not" not in cell} == {"stream", "prompt_300", "streams"}
+        assert {name for name, cell in peer.items() if "why_not" not in cell} == {"stream", "prompt_300", "streams_16"}
     assert ours["killed"]["said"] == "the same tokens"
     for name in ("turn", "restart"):
         kept = re.fullmatch(r"(\d+) of 348 tokens of KV were kept", ours[name]["said"])
@@ -140,7 +141,7 @@ def drops_a_layer(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options
     monkeypatch.setattr(run, "PROMPTS", (200,))
     monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
     monkeypatch.setattr(run, "_peers", lambda *_, **__: None)
-    return Options(layout=str(layout_file), trials=1, decode_tokens=8, token_budget=64)
+    return Options(layout=str(layout_file), trials=1, decode_tokens=8)
 
 
 def test_a_stage_that_drops_a_layer_of_long_prompts_is_told(drops_a_layer: Options):

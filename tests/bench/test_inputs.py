@@ -1,29 +1,22 @@
-"""What a measurement cannot use is said before anything is loaded."""
+"""What a measurement cannot use is said before anything is loaded; and what is asked."""
 
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-import yaml
 from typer.testing import CliRunner
 
-from splitinfer.bench.modes import measure
-from splitinfer.bench.shared import inputs
-from splitinfer.bench.shared.child_process import ChildProcess
-from splitinfer.bench.shared.options import Options
-from splitinfer.bench.shared.texts import passages
+from splitinfer.bench import speed
+from splitinfer.bench.child_process import ChildProcess
+from splitinfer.bench.options import Options
+from splitinfer.bench.parts import ANSWER, Kind, Part, speed_parts, tasks_of
 from splitinfer.cli import app
 from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
-OPTIONS = Options("demo.yaml", as_json=True, trials=1, prompt_tokens=64, decode_tokens=24)
 
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise AssertionError("something is loaded before all inputs are looked at")
@@ -32,56 +25,53 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChildProcess, "__init__", load)
 
 
-def refused(words: str, **options: Any) -> None:
-    with pytest.raises(ConfigError, match=words):
-        measure("speed", replace(OPTIONS, **options))
+def test_what_does_not_fit_into_the_context_is_refused(nothing_is_loaded: None):
+    with pytest.raises(ConfigError, match=r"the tasks need 5,064 tokens, but the model's context is 4,096"):
+        speed.measure(Options("demo.yaml", decode_tokens=5000))
 
 
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ("the tasks need 5,032 tokens, but the model's context is 4,096", {"decode_tokens": 5000}),
-        ("no link preset 'pigeon'; known: .*wifi", {"link_preset": "pigeon"}),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(words: str, options: dict[str, Any]):
-    refused(words, **options)
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"the report cannot be written to .*: there is no folder"):
+        Options("demo.yaml", report=tmp_path / "gone" / "report.html").check_report()
 
 
-def test_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "blank").write_bytes(b" \n\n\t\n")
-    refused("text .*blank is empty", text=tmp_path / "blank")
-    refused("gone cannot be read: No such file", text=tmp_path / "gone")
-    refused("cannot be read: it is not a file", text=tmp_path)
-    refused(r"there is no folder .*gone", plot=tmp_path / "gone" / "a.png")
-    refused(r"the report cannot be written to .*: there is no folder", report=tmp_path / "gone" / "report.html")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    refused("pip install matplotlib", plot=tmp_path / "a.png")
-
-
-def test_links_need_two_stages(tmp_path: Path):
-    alone = tmp_path / "alone.yaml"
-    alone.write_text(yaml.safe_dump({"model": "demo", "stages": [{"name": "s", "layers": 12}]}))
-    refused(r"links between stages; layout .*alone.yaml has 1 stage", layout=str(alone), link_preset="wifi")
-
-
-@pytest.mark.parametrize("words", [["--layout", "demo.yaml", "--connect-timeout", "nan"], ["--mode", "compare"]])
-def test_wrong_options(words: list[str]):
-    done = CliRunner().invoke(app, ["bench", *words])
+def test_only_links_need_no_layout():
+    done = CliRunner().invoke(app, ["bench", "--mode", "compare"])
     assert done.exit_code == 2
-    assert ("--connect-timeout" if "nan" in words else "--mode compare needs a layout") in done.output
+    assert "--mode compare needs a layout" in done.output
 
 
-def test_streams_are_a_list() -> None:
+def test_streams_are_a_list():
     assert _counts("8,16,8") == (8, 16)
-    assert _counts("0") == ()
-    for wrong in ("", "8,", "-1", "many"):
+    for wrong in ("", "8,", "0", "many"):
         with pytest.raises(typer.BadParameter, match="--streams takes numbers"):
             _counts(wrong)
 
 
-def test_a_text_is_read_where_it_has_words(tmp_path: Path):
-    path = tmp_path / "short.txt"
-    path.write_text("\n\nOne paragraph alone.\n\n\n")
-    inputs.check_text(path)
-    assert passages(path, 3, 100) == ["One paragraph alone."] * 3
+def test_no_two_trials_have_a_prompt_in_common_and_a_second_turn_follows_its_first():
+    parts = speed_parts(16, 200, (2, 4))
+    kinds = (Kind.STREAM, Kind.DRAFTS, Kind.STREAMS, Kind.STREAMS, Kind.PROMPT, Kind.TURN)
+    assert tuple(part.kind for part in parts) == kinds
+    one, other = (tasks_of(parts, 300, None, seed) for seed in (1, 2))
+    assert one.prompts == tasks_of(parts, 300, None, 1).prompts
+    assert one.prompts["prompt_200"] == one.prompts["turn"] != other.prompts["turn"]
+    assert len({*one.batch(parts[2], 0), *one.batch(parts[3], 1), *other.batch(parts[3], 0)}) == 2 + 4 + 4
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    def encode(self, text: str, adds_special: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+def test_a_long_prompt_begins_otherwise_in_every_trial_and_asks_for_its_number():
+    part, other = Part(Kind.PROMPT, 400, ANSWER), Part(Kind.PROMPT, 800, ANSWER)
+    texts = {}
+    for seed in (1, 2):
+        tasks = tasks_of([part, other], 300, Letters(), seed)
+        for name, tokens in tasks.prompts.items():
+            texts[seed, name] = "".join(map(chr, tokens))
+            assert texts[seed, name].count(tasks.needles[name]) == 1
+    assert sorted(map(len, texts.values())) == [400, 400, 800, 800]
+    assert len({text[:45] for text in texts.values()}) == 4

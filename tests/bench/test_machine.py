@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench.shared import blas, machine
+from splitinfer.bench import blas, machine
 from splitinfer.core.layout import lay_out
 from splitinfer.models.batch_invariance import preloaded_blas
 

@@ -27,12 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from splitinfer.bench.shared import machine as this_machine
-from splitinfer.bench.shared.random_model import Shape as ModelShape
-from splitinfer.bench.shared.random_model import make
-from splitinfer.bench.shared.systems import together, whole
-from splitinfer.bench.shared.workload import made_up
-from splitinfer.bench.speculation.replay import Replay
+from splitinfer.bench import machine as this_machine
+from splitinfer.bench.systems import together, whole
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
@@ -43,9 +39,12 @@ from splitinfer.machine.selection import VARIABLE
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
 from splitinfer.placement.plan import Planner
+from splitinfer.probes.random_model import Shape as ModelShape
+from splitinfer.probes.random_model import made_up, make
 from tests.emulation.late_steps import MOST_LATE, LateSteps, counted
 from tests.emulation.links import LinkProfile as EmulatedLink
 from tests.emulation.links import installed
+from tests.emulation.replay import Replay
 from tests.sim.pipelines import pipeline_of
 
 from .report import Report
@@ -238,7 +237,7 @@ class Live:
     def many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
         """Tokens per second while all streams decode, behind the first quarter."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        run = together([(time.monotonic(), self.llm.submit(prompt, params, flight=flight)) for prompt in prompts])
+        run = together([self.llm.submit(prompt, params, flight=flight) for prompt in prompts])
         for prompt, answer in zip(prompts, run.token_ids, strict=True):
             self.replay.know(prompt, answer, error=1 - ACCEPTANCE)
         every = run.token_times

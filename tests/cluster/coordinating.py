@@ -23,12 +23,12 @@ from typing import Any
 import psutil
 from processes import ROOT, START_SECONDS, environment, until
 
-from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.json_text import dumps
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Request, Settings
+from tests.emulation.replay import Replay
 
 WRONG = 0.3  # of the drafts
 _LOOK_SECONDS = 20.0

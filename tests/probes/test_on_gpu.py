@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gpu_figures.__main__ import PARTS, gpu_probes, measure_on_gpu
 
-from splitinfer.bench.shared.random_model import Shape
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
+from splitinfer.probes.random_model import Shape
 from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -1,0 +1,159 @@
+"""Child processes that answer one JSON line with another, sleep in between, and end with their input."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
+
+from splitinfer import cleanup
+from splitinfer.errors import ModelError
+from splitinfer.probes.child import own_output
+
+_GRACE = 5.0  # seconds for a child to end by itself
+_POLL = 0.2  # seconds between two checks of whether all children are alive
+
+
+class ChildProcess:
+    """A Python module as a child process. ``environment``: variables in addition to this process's. ``command``: words
+    that run it somewhere else."""
+
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None, command: Sequence[str] = ()) -> None:
+        self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-bench-")  # noqa: SIM115 - lives as long as the child
+        self._process = cleanup.start(
+            command or [sys.executable, "-m", module], env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def send(self, options: Mapping[str, Any]) -> None:
+        """Send a line. A child that has ended is noticed by ``receive``."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(options) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for a line.
+
+        Raises:
+            ModelError: the child ended instead; with the last line of its log.
+        """
+        assert self._process.stdout is not None
+        try:
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            return answer
+        except (OSError, ValueError):
+            raise ModelError(self.last_line()) from None
+
+    def has_answer(self, seconds: float) -> bool:
+        """Wait so long for an answer; whether there is one, or the child has ended."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def last_line(self) -> str:
+        """The last line that the child wrote to standard error; waits for its end."""
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+    def ask(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a line and wait for its answer.
+
+        Raises:
+            ModelError: the child ended instead; with the last line of its log.
+        """
+        self.send(options)
+        return self.receive()
+
+    def close(self) -> None:
+        """End the child, if need be with SIGKILL."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout=_GRACE)
+        except (subprocess.TimeoutExpired, OSError):
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, Any]]:
+    """One answer of each. All are watched, because a child that waits for one that has ended would wait forever.
+
+    Raises:
+        ModelError: one of them ended, or there was no answer for ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    for child in children:
+        while not child.has_answer(_POLL):
+            for other in children:
+                if not other.is_alive:
+                    raise ModelError(other.last_line())
+            if time.monotonic() > deadline:
+                raise ModelError(f"no answer for {timeout:g} s")
+    return [child.receive() for child in children]
+
+
+# -- inside the child ----------------------------------------------------------------------------
+
+Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one line
+
+
+def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle]]]) -> None:
+    """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
+    the first line, and what answers the others. What libraries print goes to standard error."""
+    answers = _begin()
+    with opened(json.loads(sys.stdin.readline())) as (answer, handle):
+        _write(answers, answer)
+        _serve_lines(answers, handle)
+
+
+def serve_commands(handle: Handle) -> None:
+    """Answer one line after the other by ``handle``, until the input ends."""
+    _serve_lines(_begin(), handle)
+
+
+def _begin() -> TextIO:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    return own_output()
+
+
+def _end_with_input() -> None:
+    """End what is still at work a while after its input has: one that waits for another machine would stay there."""
+    hung_up = select.poll()
+    hung_up.register(0, 0)  # POLLHUP is always reported
+    hung_up.poll()
+    time.sleep(_GRACE)
+    os._exit(1)
+
+
+def _serve_lines(answers: TextIO, handle: Handle) -> None:
+    for line in iter(sys.stdin.readline, ""):
+        _write(answers, handle(json.loads(line)))
+
+
+def _write(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()

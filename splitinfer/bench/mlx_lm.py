@@ -1,0 +1,230 @@
+"""The processes of mlx-lm that stand beside the stages, as they are asked from here."""
+
+import json
+import shlex
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from splitinfer.bench.child_process import ChildProcess, receive_all
+from splitinfer.bench.figures import BatchRun, Run
+from splitinfer.bench.printing import say
+from splitinfer.core.layout import Layout
+from splitinfer.engine.drafts.drafters import model_in
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import free_bytes, on_gpu, size
+from splitinfer.models.trained import is_trained
+
+_PROCESS = "splitinfer.bench.mlx_lm_process"
+_SSH = ("ssh", "-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
+_PORT = 32323
+_TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
+
+
+class PlainMlxLm:
+    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks. ``has_more_tensors``: the
+    folder's files hold more than the model.
+
+    Raises:
+        ModelError: mlx-lm cannot run this model here; with the reason.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        dtype: str | None,
+        draft: str | None = None,
+        *,
+        has_more_tensors: bool = False,
+    ) -> None:
+        self.has_draft = draft is not None
+        self._child = ChildProcess(_PROCESS)
+        model = {"folder": folder, "dtype": dtype, "draft": draft, "strict": not has_more_tensors}
+        try:
+            self._ask(model)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def run(self, prompt: Sequence[int], tokens: int, **how: Any) -> Run:
+        """Answer one prompt. ``num_draft``: by mlx-lm's own speculative decoding, with so many drafts at a time.
+        ``then``: the run of a second turn, these tokens after the answer, with the KV of both kept."""
+        answer = self._ask({"prompt": list(prompt), "max_tokens": tokens, **how})
+        return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
+
+    def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """How far, in logits, each token of an answer is below mlx-lm's own choice."""
+        gaps: list[float] = self._ask({"judge": [list(prompt), list(answer)]})["gaps"]
+        return gaps
+
+    def rounding(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """How far mlx-lm's own logits for some tokens move by how many are computed at once."""
+        return self._ask({"rounding": list(tokens)})
+
+    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> BatchRun:
+        """Answer many prompts at once in the batch generator."""
+        return _batch_run(self._ask({"prompts": prompts, "max_tokens": tokens}))
+
+    def _ask(self, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._child.ask(options)
+        except ModelError as error:
+            raise ModelError(f"plain mlx-lm cannot run this model here ({error})") from None
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
+
+
+@contextmanager
+def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint) -> Iterator[PlainMlxLm]:
+    """The whole model of a pipeline in a process of its own, with the layout's draft model; both end with the context.
+
+    Raises:
+        ModelError: its weights do not fit into the memory that is free here.
+    """
+    needed, free = sum(info.end - info.begin for info in checkpoint.tensors.values()), free_bytes()
+    if needed > free:
+        raise ModelError(f"its {size(needed)} of weights do not fit into the {size(free)} free here")
+    say("loading the whole model in plain mlx-lm")
+    plain = PlainMlxLm(*fetched(layout), _draft_folder(layout))
+    try:
+        yield plain
+    finally:
+        plain.close()
+
+
+def _draft_folder(layout: Layout) -> str | None:
+    """The folder of the small model that drafts in a layout; ``None`` if none does that mlx-lm could run."""
+    name = None if layout.draft is None else model_in(layout.draft)
+    draft = None if name is None else open_model(name)
+    return None if draft is None or is_trained(draft) else str(draft.folder.resolve())
+
+
+def fetched(layout: Layout) -> tuple[str, str | None]:
+    """The folder with the whole model of a pipeline, of which this machine may have had a part, and its dtype."""
+    name = str(layout.model)
+    checkpoint = open_model(name)
+    fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+    return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype, gpu=on_gpu())
+
+
+class MlxLmProcesses:
+    """The processes of mlx-lm's own pipeline, or of its tensor parallelism, which sleep between tasks.
+
+    ``layers``: the number of each process, in their order. ``by_layers``: whether layers are given to processes, or a
+    part of each layer to every process. ``machines``: where each process runs, ``None`` for here; the others are
+    reached by ssh, and have Python and the model's folder at the same paths.
+
+    They are not started by `mlx.launch`, which gives its processes a terminal where ssh is used: a line of input, which
+    a prompt is, would end at 4,096 bytes. What it sets is set here: the rank, and the addresses of all ranks.
+
+    Raises:
+        ModelError: mlx-lm cannot cut this model; with the reason.
+    """
+
+    def __init__(
+        self, folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True,
+        machines: Sequence[str | None] = (),
+    ) -> None:  # fmt: skip
+        cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
+        self._children: list[ChildProcess] = []
+        ranks = list(reversed(machines or [None] * len(layers)))
+        with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
+            json.dump([[address] for address in _ring(ranks)], hosts)
+            hosts.flush()
+            try:
+                for rank, machine in enumerate(ranks):
+                    self._children.append(_rank(rank, machine, Path(hosts.name)))
+                for answer in self._ask({"folder": folder, "dtype": dtype, **cut}):
+                    if "refused" in answer:
+                        raise ModelError(answer["refused"])
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, in the order of the layers."""
+        return [child.pid for child in reversed(self._children)]
+
+    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> BatchRun:
+        """Answer many prompts at once; times are those of the process with the last layers."""
+        return _batch_run(self._ask({"prompts": prompts, "max_tokens": tokens})[0])
+
+    def _ask(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        for child in self._children:
+            child.send(options)
+        return receive_all(self._children, _TIMEOUT)
+
+    def close(self) -> None:
+        """End the processes."""
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _rank(rank: int, machine: str | None, hosts: Path) -> ChildProcess:
+    """A process of a ring. Another machine gets a copy of the file with the addresses, for as long as it runs."""
+    if machine is None:
+        return ChildProcess(_PROCESS, {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
+    script = (
+        f'hosts=$(mktemp) && trap \'rm -f "$hosts"\' EXIT && echo {shlex.quote(hosts.read_text())} >"$hosts" && '
+        f'MLX_RANK={rank} MLX_HOSTFILE="$hosts" {shlex.quote(sys.executable)} -m {_PROCESS}'
+    )
+    return ChildProcess(_PROCESS, command=[*_SSH, machine, shlex.join(["/bin/sh", "-c", script])])
+
+
+def _ring(machines: Sequence[str | None]) -> list[str]:
+    """The address of each rank. A ring must know its ports before it starts: here they are free ones; on another
+    machine, where nobody can know, `mlx.launch`'s.
+
+    Raises:
+        ModelError: the name of a machine is unknown.
+    """
+    there = [machine for machine in machines if machine is not None]
+    try:
+        own = _own_address(there[0]) if there else "127.0.0.1"
+        ports = iter(_free_ports(machines.count(None)))
+        return [
+            f"{own}:{next(ports)}" if machine is None else f"{socket.gethostbyname(machine)}:{_PORT + rank}"
+            for rank, machine in enumerate(machines)
+        ]
+    except OSError as error:
+        raise ModelError(f"a ring over {', '.join(there)} has no address: {error}") from None
+
+
+def _own_address(machine: str) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((machine, _PORT))
+        return str(probe.getsockname()[0])
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("", 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _batch_run(answer: Mapping[str, Any]) -> BatchRun:
+    return BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))

@@ -1,0 +1,215 @@
+"""What is measured, and for how long. Pure.
+
+A *part* is one row of the table. The parts of a comparison come in the order of what a reader wants to know first; as
+many are measured as fit into the time, and the others are named. Where not all fit, each is tried less often first. The
+seconds of a part follow from the pace of a short trial of the pipeline: every system is taken to be about as fast.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from splitinfer.probes.random_model import made_up
+
+ANSWER = 16  # tokens of the answer to a long prompt
+NEW_TOKENS = 32  # of a second turn
+_SHORT, _STREAM = 32, 64  # tokens of the prompt of one stream, and of each of many
+_SAFETY = 1.5  # what else a part takes: a chunk's attention grows, processes start
+STREAMS = 16  # at once
+
+_OPENINGS = (
+    "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
+    "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
+    "In the middle of the forest stood a little house, and an old woman looked out of its window and said",
+)
+_TITLE = "The book of the harbour, part {}. "  # no two prompts begin alike: what is kept of one serves no other
+_FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
+_NEEDLE = "The harbour master wrote the secret number {} into his book. "
+_QUESTION = "What secret number did the harbour master write into his book? It was the number"
+
+
+class Kind(StrEnum):
+    """What a part does."""
+
+    STREAM = "stream"  # one answer: tokens a second
+    DRAFTS = "drafts"  # the same with drafts
+    STREAMS = "streams"  # many answers at once: tokens a second of all
+    PROMPT = "prompt"  # seconds to the first token after a long prompt with a needle in it
+    TURN = "turn"  # seconds to the first token of a second turn
+    RESTART = "restart"  # the same after all processes have been started again
+    KILLED = "killed"  # a worker is killed within an answer: the longest gap in seconds
+
+    @property
+    def unit(self) -> str:
+        """Of its figure."""
+        return "tokens/s" if self in (Kind.STREAM, Kind.DRAFTS, Kind.STREAMS) else "s"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row: prompts of ``prompt`` tokens, each answered with ``tokens``, ``sequences`` at once."""
+
+    kind: Kind
+    prompt: int
+    tokens: int
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its key in the document."""
+        size = {Kind.PROMPT: f"_{self.prompt}", Kind.STREAMS: f"_{self.sequences}"}
+        return f"{self.kind}{size.get(self.kind, '')}"
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        return {
+            Kind.STREAM: "one stream",
+            Kind.DRAFTS: "one stream, with drafts",
+            Kind.STREAMS: f"{self.sequences} streams",
+            Kind.PROMPT: f"prompt of {self.prompt:,} tokens, to the first token",
+            Kind.TURN: f"second turn after {self.prompt:,} tokens, to the first token",
+            Kind.RESTART: "the same turn after a restart",
+            Kind.KILLED: "a worker killed within an answer: longest gap",
+        }[self.kind]
+
+    @property
+    def context(self) -> int:
+        """Tokens of KV that one of its sequences needs."""
+        more = NEW_TOKENS + ANSWER if self.kind in (Kind.TURN, Kind.RESTART) else 0
+        return self.prompt + self.tokens + more
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The prompts, the same for all systems. ``prompts``: token ids by part. ``needles``: what an answer should say."""
+
+    seed: int
+    vocab_size: int
+    prompts: Mapping[str, Sequence[int]]
+    needles: Mapping[str, str]
+
+    def batch(self, part: Part, trial: int) -> list[tuple[int, ...]]:
+        """The prompts of a part's answers at once, of random tokens."""
+        names = (f"{self.seed} {trial} {i}" for i in range(part.sequences))
+        return [made_up(name, part.prompt, self.vocab_size) for name in names]
+
+    def second(self, which: str) -> tuple[int, ...]:
+        """The new tokens of a second turn."""
+        return made_up(f"{self.seed} {which}", NEW_TOKENS, self.vocab_size)
+
+
+def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed: int) -> Tasks:
+    """The prompts of some parts: text if there is a tokenizer, because drafts are worth nothing on random tokens.
+
+    A long prompt has a *needle* in it, a number that it asks for at its end. No two seeds have a beginning in common.
+    """
+    prompts, needles = dict[str, Sequence[int]](), dict[str, str]()
+    for part in parts:
+        if tokenizer is None:
+            prompts[part.name] = made_up(f"{seed} {part.prompt}", part.prompt, vocab_size)
+        elif part.kind in (Kind.PROMPT, Kind.TURN, Kind.RESTART):
+            number = str(random.Random(f"{seed} {part.prompt}").randrange(10000, 99999))
+            prompts[part.name], needles[part.name] = _needle(tokenizer, part.prompt, seed, number), number
+        else:
+            prompts[part.name] = tokenizer.encode(_OPENINGS[seed % len(_OPENINGS)])
+    return Tasks(seed, vocab_size, prompts, needles)
+
+
+def _needle(tokenizer: Any, length: int, seed: int, number: str) -> list[int]:
+    """A prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
+    title = tokenizer.encode(_TITLE.format(f"{seed}, page {length}"))
+    needle, question, filler = (
+        tokenizer.encode(text, adds_special=False) for text in (_NEEDLE.format(number), _QUESTION, _FILLER)
+    )
+    room = max(0, length - len(title) - len(needle) - len(question))
+    text = (filler * (room // len(filler) + 1))[:room]
+    return [*title, *text[: room // 3], *needle, *text[room // 3 :], *question][-length:]
+
+
+@dataclass(slots=True)
+class Cell:
+    """What a part came to on one system: the value of each trial, and the best that was possible there; or why it was
+    not measured. ``said``: what else there is to say."""
+
+    values: list[float] = field(default_factory=list)
+    limit: float | None = None
+    why_not: str = ""
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds for a token of a prompt, for one of an answer, and for one of each of ``STREAMS`` answers at once."""
+
+    prompt: float
+    token: float
+    many: float
+
+    def seconds(self, part: Part, trials: int) -> float:
+        """What a part takes on one system, at most."""
+        times = trials if part.kind.unit == "tokens/s" else 1
+        token = self.token if part.sequences == 1 else self.many
+        return _SAFETY * times * (self.prompt * part.prompt * part.sequences + token * part.tokens)
+
+
+def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
+    """All parts of a comparison, the most important first. ``prompts``: lengths of the long prompts, the shortest
+    first."""
+    first = prompts[0]
+    stream, drafts, streams, prompt, turn = speed_parts(decode_tokens, first, (STREAMS,))
+    return [
+        stream,
+        prompt,
+        drafts,
+        streams,
+        turn,
+        Part(Kind.KILLED, _SHORT, 2 * decode_tokens),
+        Part(Kind.RESTART, first, ANSWER),
+        *(Part(Kind.PROMPT, length, ANSWER) for length in prompts[1:]),
+    ]
+
+
+def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list[Part]:
+    """The parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a part."""
+    return [
+        Part(Kind.STREAM, _SHORT, decode_tokens),
+        Part(Kind.DRAFTS, _SHORT, decode_tokens),
+        *(Part(Kind.STREAMS, _STREAM, decode_tokens, count) for count in streams),
+        Part(Kind.PROMPT, prompt, ANSWER),
+        Part(Kind.TURN, prompt, ANSWER),
+    ]
+
+
+def fitting(
+    wanted: Iterable[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
+) -> tuple[list[Part], list[dict[str, str]]]:
+    """The parts that fit into ``seconds`` if all systems and the judge take as long, and into the model's ``context``;
+    and what is left out, with the reason."""
+    kept, left_out = list[Part](), list[dict[str, str]]()
+    for part in wanted:
+        needed = readers * pace.seconds(part, trials)
+        if part.context > context:
+            why = f"it needs {part.context:,} tokens, and the context is {context:,}"
+            left_out.append({"what": part.label, "why": why})
+        elif needed > seconds:
+            why = f"it would take {needed:,.0f} s, and {seconds:,.0f} s are left"
+            left_out.append({"what": part.label, "why": why})
+        else:
+            kept.append(part)
+            seconds -= needed
+    return kept, left_out
+
+
+def with_fewer_trials(
+    wanted: Sequence[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
+) -> tuple[int, list[Part], list[dict[str, str]]]:
+    """``fitting`` with the most trials for which all parts fit, else with one; and how many."""
+    possible, _ = fitting(wanted, pace, readers, 1, float("inf"), context)
+    for count in range(trials, 0, -1):
+        kept, left_out = fitting(wanted, pace, readers, count, seconds, context)
+        if len(kept) == len(possible):
+            break
+    return count, kept, left_out

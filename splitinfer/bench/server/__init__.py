@@ -1,1 +1,0 @@
-"""``--mode server``: what a client over HTTP loses to one of the library."""

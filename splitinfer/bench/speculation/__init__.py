@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode speculation``: drafts in flight, beside none and beside their limits."""

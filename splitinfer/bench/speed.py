@@ -1,0 +1,144 @@
+"""``splitinfer bench``: a layout beside plain mlx-lm on this machine, in turns.
+
+Every trial has prompts of its own. In each the two systems do the same part one after the other, every other time in
+reverse order, because machines drift; each has processors of its own where the system can pin. A round that is not
+counted warms both up.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import RenderableType
+
+from splitinfer.bench import machine
+from splitinfer.bench.blas import HINT
+from splitinfer.bench.figures import ratios
+from splitinfer.bench.mlx_lm import PlainMlxLm, plain_mlx_lm
+from splitinfer.bench.options import Options
+from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of
+from splitinfer.bench.printing import say
+from splitinfer.bench.systems import (
+    EMULATED,
+    NO_DRAFT,
+    PIPELINE,
+    PLAIN,
+    Pipeline,
+    Plain,
+    System,
+    open_stages,
+    vocabulary,
+)
+from splitinfer.bench.table import figures_of, said, table
+from splitinfer.core.serving_options import MAX_RUNNING
+from splitinfer.errors import ModelError
+from splitinfer.llm import LLM
+from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.probes.machine import describe
+
+_SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
+
+Cells = dict[str, dict[str, Cell]]  # by system and part
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Measure, and return the document.
+
+    Raises:
+        SplitinferError: something cannot be measured.
+    """
+    parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.streams)
+    context = max(part.context for part in parts)
+    options.check_context(context)
+    on = describe()  # before this measurement loads the machine
+    notes = _notes(options, on["load_average"])
+    with ExitStack() as stack:
+        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.streams))
+        llm, plain = open_stages(stack, options, settings), None
+        try:
+            if emulated_machine() is not None:
+                raise ModelError(EMULATED)
+            plain = stack.enter_context(plain_mlx_lm(llm.layout, options.checkpoint))
+        except ModelError as error:
+            notes.append(f"{PLAIN}: {error}")
+        if llm.layout.draft is None:
+            parts = [part for part in parts if part.kind is not Kind.DRAFTS]
+            notes.append(NO_DRAFT)
+        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {PLAIN: plain.pid})
+        cells, same = _take_turns(options, llm, plain, parts)
+    return {
+        "tool": "splitinfer bench",
+        "format": 4,
+        "measured_on": {**on, "pinned": pinned},
+        "layout": llm.layout.name,
+        "model": llm.layout.model,
+        "cut": [stage.num_layers for stage in llm.layout.stages],
+        "trials": options.trials,
+        "decode_tokens": options.decode_tokens,
+        "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in parts],
+        "systems": {name: {part: figures_of(cell) for part, cell in each.items()} for name, each in cells.items()},
+        "ratios": _ratios(cells),
+        "same_tokens": same,
+        "notes": notes,
+    }
+
+
+def _take_turns(
+    options: Options, llm: LLM, plain: PlainMlxLm | None, parts: Sequence[Part]
+) -> tuple[Cells, dict[str, dict[str, int]]]:
+    """All trials: the cells, and by part how many answers had mlx-lm's tokens."""
+    vocab_size, tokenizer = vocabulary(llm, options.checkpoint), llm.tokenizer if llm.has_tokenizer else None
+    cells, same = Cells(), dict[str, dict[str, int]]()
+    for trial in range(-1, options.trials):
+        tasks = tasks_of(parts, vocab_size, tokenizer, trial + 1)
+        ours = Pipeline(tasks, {}, llm)
+        systems: list[System] = [ours] if plain is None else [ours, Plain(tasks, {}, plain)]
+        for part in parts:
+            for system in systems[:: -1 if trial % 2 else 1]:
+                time.sleep(_SETTLE)
+                cell = system.do(part, trial)
+                if trial >= 0:
+                    _add(cells.setdefault(system.name, {}).setdefault(part.name, Cell()), cell)
+                figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
+                say(f"{f'trial {trial + 1}' if trial >= 0 else 'warming up'}: {part.label}, {system.name}: {figure}")
+        for name, answer in systems[-1].answers.items() if trial >= 0 and plain is not None else ():
+            count = same.setdefault(name, {"same": 0, "of": 0})
+            count["same"] += ours.answers.get(name) == answer
+            count["of"] += 1
+    return cells, same
+
+
+def _add(cell: Cell, trial: Cell) -> None:
+    cell.values += trial.values
+    cell.limit, cell.why_not, cell.said = trial.limit, trial.why_not, trial.said
+
+
+def _ratios(cells: Cells) -> dict[str, Any]:
+    """Of ours to mlx-lm's, by part: of tokens a second more is better, of seconds less."""
+    ours, theirs = cells[PIPELINE], cells.get(PLAIN, {})
+    return {part: ratios(ours[part].values, cell.values) for part, cell in theirs.items() if cell.values}
+
+
+def _notes(options: Options, load: float) -> list[str]:
+    """Caveats for readers of the figures."""
+    notes = [f"the machine was busy before this began (load average {load})"] if load > 0.5 else []
+    if options.trials < 3:
+        notes.append("fewer than 3 trials say nothing about the spread")
+    return [*notes, HINT] if is_batch_invariant() else notes
+
+
+def tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """The table of the medians."""
+    on, cut = found["measured_on"], " + ".join(map(str, found["cut"]))
+    same = ", ".join(f"{name} {each['same']} of {each['of']}" for name, each in found["same_tokens"].items())
+    caption = [
+        f"medians of {found['trials']} trials; `a of b`: b is what the stages' computing alone allows",
+        "the last column is ours to mlx-lm's, trial by trial: of tokens a second more is better, of seconds less",
+        *([f"answers with mlx-lm's tokens: {same}"] if same else []),
+        *said(found, PIPELINE),
+        f"{on['processor']}, {on['processors']} processors, {on['device']}; {on['platform']}",
+        *(f"note: {note}" for note in found["notes"]),
+    ]
+    return [table(found, f"{found['layout']}, {found['model']}, cut {cut}", caption)]

@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode speed``: one stream, prompts, and many sequences, beside plain mlx-lm."""

@@ -1,0 +1,254 @@
+"""The systems that are measured: what each of them does for a part.
+
+A system answers ``do(part, trial)`` with a cell, and the machine is idle again when it returns. ``answers`` keeps, by
+part, the answers that can be judged.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+from splitinfer.bench import machine
+from splitinfer.bench.figures import BEGINS_AT, BatchRun, Run, prefill_share
+from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
+from splitinfer.bench.options import Options
+from splitinfer.bench.parts import Cell, Kind, Part, Tasks
+from splitinfer.bench.printing import say
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import OFF, Flight
+from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.errors import WorkerLost
+from splitinfer.llm import LLM, Request, Settings
+from splitinfer.models.checkpoint import Checkpoint
+
+PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
+BY_LAYERS, PARALLEL = "mlx-lm's pipeline", "mlx-lm in tensor parallel"
+NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
+_DRAFTS = 3  # of mlx-lm at a time
+_SHARE = 3  # of an answer after which a worker is killed
+_NOT_THERE = {
+    Kind.DRAFTS: "no draft model there",
+    Kind.TURN: "it keeps no KV between requests there",
+    Kind.RESTART: "it keeps no KV on disk",
+    Kind.KILLED: "it ends with any of its processes",
+}
+
+Does = Mapping[Kind, Callable[[Part, int], Cell]]
+Answers = dict[str, tuple[int, ...]]
+
+
+def open_stages(stack: ExitStack, options: Options, settings: Settings, what: str = "") -> LLM:
+    """The layout's stages, until the stack ends."""
+    say(f"loading the stages{what}")
+    return stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
+
+
+def whole(output: RequestOutput) -> RequestOutput:
+    """An output that has ended.
+
+    Raises:
+        WorkerLost: it lacks a part of its answer.
+    """
+    if output.error is not None:
+        raise WorkerLost(output.error)
+    return output
+
+
+def together(requests: Sequence[Request]) -> BatchRun:
+    """Wait for requests that were submitted one after the other; times are the engine's."""
+    outputs = [(request.submitted - requests[0].submitted, whole(request.result())) for request in requests]
+    return BatchRun(
+        tuple(tuple(output.token_ids) for _, output in outputs),
+        tuple(tuple(at + each for each in output.token_times) for at, output in outputs),
+    )
+
+
+def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
+    """The number of token ids that both the model and its tokenizer have, for random prompts."""
+    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.has_tokenizer else None]
+    return min((size for size in sizes if size is not None), default=2)
+
+
+class System:
+    """A column of the table."""
+
+    name: str
+
+    def __init__(self, tasks: Tasks, answers: Answers) -> None:
+        self.tasks, self.answers = tasks, answers
+        self.does: Does = {}
+
+    def do(self, part: Part, trial: int) -> Cell:
+        """Measure a part once.
+
+        Raises:
+            SplitinferError: it failed.
+        """
+        does = self.does.get(part.kind)
+        return does(part, trial) if does else Cell(why_not=_NOT_THERE.get(part.kind, "not measured there"))
+
+    def kept(self, part: Part, run: Run) -> Run:
+        """Keep an answer, which may be judged."""
+        self.answers.setdefault(part.name, run.token_ids)
+        return run
+
+
+class Pipeline(System):
+    """The pipeline of a layout. A limit is what its stages' computing alone allows."""
+
+    name = PIPELINE
+
+    def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
+        super().__init__(tasks, answers)
+        self._llm, self._num_stages = llm, llm.layout.num_stages
+        self.does = {
+            Kind.STREAM: self._stream, Kind.DRAFTS: self._drafts, Kind.STREAMS: self._streams,
+            Kind.PROMPT: self._prompt, Kind.TURN: self._turn, Kind.RESTART: self._turn, Kind.KILLED: self._killed,
+        }  # fmt: skip
+
+    def _submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
+        return self._llm.submit(list(prompt), SamplingParams(max_tokens=tokens, ignore_eos=True), flight=flight)
+
+    def _answer(self, part: Part, flight: Flight | None = OFF) -> Run:
+        return self.kept(part, _run(self._submit(self.tasks.prompts[part.name], part.tokens, flight)))
+
+    def _stream(self, part: Part, _: int) -> Cell:
+        request = self._submit(self.tasks.prompts[part.name], part.tokens)
+        steps = self._step_seconds(request, part.tokens)
+        return Cell([self.kept(part, _run(request)).tokens_per_second], 1 / sum(steps) if any(steps) else None)
+
+    def _drafts(self, part: Part, _: int) -> Cell:
+        if self._llm.layout.draft is None:
+            return Cell(why_not=NO_DRAFT)
+        return Cell([self._answer(part, None).tokens_per_second])
+
+    def _streams(self, part: Part, trial: int) -> Cell:
+        requests = [self._submit(prompt, part.tokens) for prompt in self.tasks.batch(part, trial)]
+        steps = self._step_seconds(requests[-1], part.tokens)
+        rows = part.sequences / self._num_stages  # of a step, where as many groups as stages take turns
+        return Cell([together(requests).tokens_per_second], rows / max(steps) if any(steps) else None)
+
+    def _step_seconds(self, request: Request, tokens: int) -> list[float]:
+        """Read a request to its end; the seconds that each stage computes for one step, between one of its first tokens
+        and the middle of its answer, where no prompt is left to read."""
+        marks, readings = (BEGINS_AT, tokens // 2), list[Sequence[Mapping[str, Any]]]()
+        for _ in request:
+            if len(readings) < len(marks) and len(request.output.token_ids) >= marks[len(readings)]:
+                readings.append(self._llm.stats()["stages"])
+        return [
+            (there["busy_seconds"] - here["busy_seconds"]) / max(1, there["steps"] - here["steps"])
+            for here, there in zip(readings[0], readings[-1], strict=True)
+        ]
+
+    def _prompt(self, part: Part, _: int) -> Cell:
+        """The prompt is read for one token, and then answered from the KV that is kept of it: so what reading it alone
+        computes is known, and it is read once."""
+        before = self._busy()
+        reading = _run(self._submit(self.tasks.prompts[part.name], 1))
+        computed = self._busy() - before
+        share = prefill_share(-(-part.prompt // self._llm.token_budget), self._num_stages)
+        return Cell([reading.ttft], share * computed, said=self.needle(part, self._answer(part)))
+
+    def _busy(self) -> float:
+        return sum(float(stage["busy_seconds"]) for stage in self._llm.stats()["stages"])
+
+    def needle(self, part: Part, run: Run) -> str:
+        """Whether the answer has the needle."""
+        if part.name not in self.tasks.needles:
+            return ""
+        said = self._llm.tokenizer.decode(run.token_ids)
+        return "needle found" if self.tasks.needles[part.name] in said else "needle not found"
+
+    def _turn(self, part: Part, _: int) -> Cell:
+        """A second turn after the answer to the part's prompt, which was given before."""
+        first = self.answers.get(_first_prompt(part))
+        if first is None:
+            return Cell(why_not="the prompt before it was not measured")
+        turn = [*self.tasks.prompts[part.name], *first, *self.tasks.second(part.name)]
+        output = whole(self._submit(turn, part.tokens).result())
+        return Cell(
+            [output.token_times[0]], said=f"{output.num_cached_tokens:,} of {len(turn):,} tokens of KV were kept"
+        )
+
+    def _killed(self, part: Part, _: int) -> Cell:
+        """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
+        workers = machine.local_workers()
+        last = self._llm.layout.stages[-1].name
+        if last not in workers:
+            return Cell(why_not="the last stage's worker is not on this machine: pull its cable yourself")
+        prompt = self.tasks.prompts[part.name]
+        undisturbed = self._submit(prompt, part.tokens, None).result().token_ids
+        request = self._submit(prompt, part.tokens, None)
+        self._kill_within(request, workers[last], part.tokens // _SHARE)
+        output = whole(request.output)
+        same = "the same tokens" if output.token_ids == undisturbed else "other tokens than undisturbed"
+        return Cell([max(b - a for a, b in pairwise(output.token_times))], said=same)
+
+    def _kill_within(self, request: Request, pid: int, after: int) -> None:
+        for _ in request:
+            if after and len(request.output.token_ids) >= after:
+                os.kill(pid, signal.SIGKILL)
+                after = 0
+
+
+class Plain(System):
+    """Plain mlx-lm in one process."""
+
+    name = PLAIN
+
+    def __init__(self, tasks: Tasks, answers: Answers, plain: PlainMlxLm) -> None:
+        super().__init__(tasks, answers)
+        self._plain = plain
+        self.does = {
+            Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
+            Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
+            Kind.STREAMS: lambda part, trial: Cell(
+                [plain.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
+            ),
+            Kind.TURN: self._turn,
+            **({Kind.DRAFTS: self._drafts} if plain.has_draft else {}),
+        }
+
+    def _run(self, part: Part, **how: Any) -> Run:
+        return self._plain.run(self.tasks.prompts[part.name], part.tokens, **how)
+
+    def _drafts(self, part: Part, _: int) -> Cell:
+        run = self.kept(part, self._run(part, num_draft=_DRAFTS))
+        return Cell([run.tokens_per_second], said=f"{_DRAFTS} drafts at a time")
+
+    def _turn(self, part: Part, _: int) -> Cell:
+        run = self._run(part, then=self.tasks.second(part.name))
+        return Cell([run.ttft], said="its prompt cache kept in its process")
+
+
+class Peers(System):
+    """mlx-lm in as many processes as the layout has stages."""
+
+    def __init__(self, name: str, tasks: Tasks, answers: Answers, peers: MlxLmProcesses) -> None:
+        super().__init__(tasks, answers)
+        self.name, self._peers = name, peers
+        self.does = {
+            Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
+            Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
+            Kind.STREAMS: lambda part, trial: Cell(
+                [peers.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
+            ),
+        }
+
+    def _run(self, part: Part) -> Run:
+        run = self._peers.run_batch([self.tasks.prompts[part.name]], part.tokens)
+        return Run(run.token_ids[0], run.token_times[0])
+
+
+def _run(request: Request) -> Run:
+    output = whole(request.result())
+    return Run(tuple(output.token_ids), tuple(output.token_times))
+
+
+def _first_prompt(part: Part) -> str:
+    """The name of the part whose answer a second turn follows."""
+    return Part(Kind.PROMPT, part.prompt, part.tokens).name
