@@ -38,6 +38,10 @@ def page() -> str:
         lines += [f"### {titles[key]}\n", f"Of {_and(f'`{path}`' for path in paths)}.\n", *_table(key[1])]
     for path, command in commands:
         lines += [f"## `{path}`\n", f"{_text(command.help)}\n"]
+        same = next(other for other, _ in commands if panels[other] == panels[path])
+        if same != path:
+            lines += [f"Its options are those of [`{same}`](#{anchor(same)}).\n"]
+            continue
         links = []
         for name, rows in panels[path].items():
             key = (name, tuple(rows))

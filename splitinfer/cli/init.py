@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, plain_settings, store_of
+from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
 from splitinfer.cli.running import finish, set_up
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.errors import ConfigError
@@ -77,15 +77,15 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
-    from splitinfer.cli.automatic import planned
+    from splitinfer.cli.opening import planned
     from splitinfer.discovery.discover import best_addresses
     from splitinfer.launch.place import write
     from splitinfer.placement.document import text_of
 
     address = best_addresses([(other.name, other.key, f"tcp://{host}:{other.port}")])[other.name]
-    options = PipelineOptions(model=model, use_all=uses_all, declared={"connect_timeout": _READY})
+    options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
     worker = {"name": other.name, "address": address, "key": other.key}
-    chosen = planned(model, [worker], plain_settings(options), options)
+    chosen = planned(options, model, [worker])
     write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _WIDTH)))
     typer.echo(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}", err=True)
     return 0

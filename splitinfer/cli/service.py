@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
-from splitinfer.cli.pipeline import worker
 from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.worker import worker
 from splitinfer.errors import ConfigError
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 

@@ -108,7 +108,7 @@ def _unusable(problem: str) -> Finding:
     if "splitinfer pair" in lower or "is not admitted" in lower:
         reason, remedy = Reason.NOT_ADMITTED, "run there what the sentence says, or splitinfer pair with this Mac's key"
     elif "version" in lower:
-        reason, remedy = Reason.VERSIONS, "install the same versions on both (splitinfer version)"
+        reason, remedy = Reason.VERSIONS, "install the same versions on both (splitinfer --version)"
     else:
         reason, remedy = Reason.REFUSED if "refuse" in lower else Reason.FAILED, "read the worker's log"
     return failed("worker", reason, problem, remedy)

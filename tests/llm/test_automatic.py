@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import stages
 
-from splitinfer.cli import automatic as commands
+from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
@@ -55,8 +55,8 @@ def test_paired_workers_are_named_and_used_when_told_to(
     mini = {"name": "mini", "address": "tcp://10.0.0.2:5577", "key": KEY}
     found = automatic.Chosen(automatic.alone("demo", Settings()).layout, "cut over mini")
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
-    monkeypatch.setattr(commands, "planned", lambda _model, workers, *_: found if workers == [mini] else None)
-    chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto), Settings())
+    monkeypatch.setattr(commands, "planned", lambda _options, _model, workers: found if workers == [mini] else None)
+    chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto))
     assert (chosen is found) == auto
     assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto
 
@@ -64,7 +64,7 @@ def test_paired_workers_are_named_and_used_when_told_to(
 def test_a_wrong_model_is_told_before_anybody_is_looked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: pytest.fail("it looked for workers"))
     with pytest.raises(ModelError, match="there is no model"):
-        commands.layout_of(PipelineOptions(model="none-such"), Settings())
+        commands.layout_of(PipelineOptions(model="none-such"))
 
 
 # -- workers --------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
     ),
     "other versions": (
         lambda: judge_link({"figures": None, "problem": "w refuses: it has other versions (mlx 0.31)"}), R.VERSIONS,
-        "mlx 0.31", "splitinfer version",
+        "mlx 0.31", "splitinfer --version",
     ),
     "a busy worker": (
         lambda: judge_link({"figures": None, "problem": "w refuses: it is busy"}), R.REFUSED, "it is busy", "log",
