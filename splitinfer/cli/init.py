@@ -9,7 +9,7 @@ import typer
 
 from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
@@ -82,7 +82,7 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     from splitinfer.launch.place import write
     from splitinfer.placement.document import text_of
 
-    address = best_addresses([(other.name, other.key, f"tcp://{host}:{other.port}")])[other.name]
+    address = best_addresses([(other.name, other.key, str(Endpoint(host, other.port)))])[other.name]
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
     worker = {"name": other.name, "address": address, "key": other.key}
     chosen = planned(options, model, [worker])
@@ -99,10 +99,8 @@ def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
 
     keyring = Keyring()
     own = Hello(machine_name().partition(".")[0], keyring.own().public, port, own_versions().protocol)
-    host, _, at = (near or "").rpartition(":") if ":" in (near or "") else (near or "", "", str(PORT))
-    if not at.isdigit():
-        raise ConfigError(f"{near!r} is not HOST or HOST:PORT")
-    meeting, code, typed = Meeting(own, near=[(host, int(at))] if host else ()), new_code(), None
+    at = None if near is None else Endpoint.parse(near, PORT)
+    meeting, code, typed = Meeting(own, near=[(at.host, at.port)] if at else ()), new_code(), None
     shown = "" if meeting.port == PORT else f" (port {meeting.port})"
     typer.echo(f"Run `splitinfer init` on both machines.\n\n    this machine's code: {code}{shown}\n", err=True)
     with meeting.open():

@@ -9,6 +9,7 @@ import typer
 
 from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.endpoint import Endpoint
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +128,6 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
     from splitinfer.engine.links.keys import options_to
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
-    from splitinfer.llm.automatic import with_port
     from transports import check_key
 
     if key is not None:
@@ -135,7 +135,7 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
             check_key(key)
         except ValueError as error:
             raise ConfigError(f"--key: {error}") from error
-    whole = with_port(address)
+    whole = str(Endpoint.parse(address))
     try:
         return Reader(whole, options_to(key, Keyring().own), timeout)
     except Refused as error:

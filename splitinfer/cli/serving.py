@@ -13,7 +13,7 @@ import typer
 
 from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
 from splitinfer.cli.options import PipelineOptions
-from splitinfer.core.endpoint import is_loopback
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.llm import LLM
@@ -107,7 +107,9 @@ def serving(
         servers.append(server)
         try:
             scheme = "http" if access.certificate is None else "https"
-            typer.echo(_sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate), err=True)
+            typer.echo(
+                _sentence(llm, name, f"{scheme}://{Endpoint(access.host, server.port).authority}", gate), err=True
+            )
             yield llm
         finally:
             server.close()
@@ -161,7 +163,3 @@ def _own_names() -> list[str]:
     name = machine_name()
     addresses = [one.address.partition("%")[0] for each in psutil.net_if_addrs().values() for one in each]
     return [name, f"{name.partition('.')[0]}.local", *addresses]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -17,14 +17,14 @@ from typing import TypeVar
 import mlx.core as mx
 import psutil
 
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import Layout
+from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
 from splitinfer.system.interfaces import wireless_interfaces
 from splitinfer.system.origin import Origin, Start, this_process
-from transports import AddressError
-from transports.address import parse_host_port
 
 T = TypeVar("T")
 
@@ -175,13 +175,13 @@ def ways_to(layout: Layout | None) -> tuple[Way, ...]:
 def _way(name: str, address: str) -> Way | None:
     """The way to a worker; ``None`` where it is on this machine, or its name has no address."""
     try:
-        host, port = parse_host_port(address)
-        number = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    except (AddressError, OSError, UnicodeError):
+        at = Endpoint.parse(address)
+        number = str(socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)[0][4][0])
+    except (ConfigError, OSError, UnicodeError):  # it may be inproc://
         return None
-    if number == "::1" or number.startswith("127."):
+    if is_loopback(number):
         return None
-    return Way(name, host, number, run_command(route_command(platform.system(), number)))
+    return Way(name, at.host, number, run_command(route_command(platform.system(), number)))
 
 
 def route_command(system: str, address: str) -> tuple[str, ...]:

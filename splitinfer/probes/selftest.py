@@ -14,22 +14,22 @@ from splitinfer.errors import ConfigError
 from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import exit_code
 from splitinfer.probes.page import print_page, selftest_page
-from splitinfer.probes.registry import USUAL_SECONDS, Probe, WorkerAddress, selftest_probes
+from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
 from splitinfer.probes.sharing import document
 
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 
 
 def run_selftest(
-    worker: WorkerAddress | None = None,
+    worker: Mapping[str, Any] | None = None,
     limit_s: float = USUAL_SECONDS,
     *,
     quick: bool = False,
     file: Path | None = None,
     run: Any = run_probe,
 ) -> int:
-    """Run everything, in at most ``limit_s`` seconds; the exit code. ``worker``: one that runs elsewhere; ``file``: for
-    the document; ``run``: runs one probe.
+    """Run everything, in at most ``limit_s`` seconds; the exit code. ``worker``: what a layout's stage says of one that
+    runs elsewhere; ``file``: for the document; ``run``: runs one probe.
 
     Raises:
         ConfigError: the document could not be written.

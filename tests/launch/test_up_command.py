@@ -92,7 +92,7 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, caps
     ("words", "said"),
     [
         (["-x=y"], "No such option"),
-        (["a b", "--model", "demo"], "is not a host"),
+        (["a b", "--model", "demo"], "a host is "),
         ([], "no host is known yet"),
         (["mini"], "no model is known yet"),
         (["mini", "--serve", "1", "--prepare"], "give one of them"),

@@ -103,7 +103,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (["a b"], "is neither tcp://host:port"),
+        (["a b"], "is not an address"),
         (["a=b=c"], "is not a worker's address; write"),
         ([""], "is not a worker's address; write"),
         (["a#12"], "is not a worker's address; write"),
@@ -115,7 +115,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
     ],
 )
 def test_workers_that_are_none(workers: list[str], words: str):
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(ConfigError, match=words):
         as_workers(workers)
 
 
