@@ -79,8 +79,8 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     other, host = _meet(near, None)
     from splitinfer.cli.opening import planned
     from splitinfer.discovery.discover import best_addresses
-    from splitinfer.launch.place import write
     from splitinfer.placement.document import text_of
+    from splitinfer.places import write
 
     address = best_addresses([(other.name, other.key, str(Endpoint(host, other.port)))])[other.name]
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))

@@ -79,7 +79,7 @@ def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
 def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tuple[Host, ...]":
     from splitinfer.launch.hosts import from_hostfile, from_words
     from splitinfer.launch.own import own_addresses
-    from splitinfer.launch.place import read
+    from splitinfer.places import read
 
     if hostfile is None:
         return from_words(hosts or (), port)
@@ -93,7 +93,8 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
 
 def _remembered() -> "Last":
     from splitinfer.launch.hosts import decode
-    from splitinfer.launch.place import read, state_folder
+    from splitinfer.launch.place import state_folder
+    from splitinfer.places import read
 
     path = state_folder() / "last.json"
     return decode(read(path), str(path))
@@ -112,14 +113,14 @@ def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, .
 
 
 @contextmanager
-def _steps() -> "Iterator[tuple[Steps, Ssh]]":
+def _steps(*, makes_key: bool = True) -> "Iterator[tuple[Steps, Ssh]]":
     from splitinfer.launch.own import own
     from splitinfer.launch.ssh import Ssh
     from splitinfer.launch.steps import Steps
 
     began = time.monotonic()
     with Ssh() as ssh:
-        yield Steps(own(), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
+        yield Steps(own(makes_key=makes_key), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
 
 
 # ----- up ------------------------------------------------------------------------------------------
@@ -128,13 +129,16 @@ def _steps() -> "Iterator[tuple[Steps, Ssh]]":
 def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
-    from splitinfer.launch.place import state_folder, write
+    from splitinfer.launch.place import state_folder
     from splitinfer.launch.steps import problems
+    from splitinfer.places import write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
         started = list(zip(last.hosts, steps.up(last.hosts), strict=True))
         ready = [
-            {"name": host.name, "address": host.url(ssh.hostname(host)), "key": up.key} for host, up in started if up
+            {"name": host.name, "address": host.url(ssh.hostname(host)), "key": str(up.key)}
+            for host, up in started
+            if up
         ]
     if ready:  # a mistyped host does not replace those that `down` has to know
         write(state_folder() / "last.json", last.encode())
@@ -147,8 +151,8 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
 def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
     """Measure all machines, cut the model, and write the layout."""
     from splitinfer.cli.opening import planned
-    from splitinfer.launch.place import write
     from splitinfer.placement.document import text_of
+    from splitinfer.places import write
 
     began = time.monotonic()
     chosen = planned(options, model, _best_ways(workers))
@@ -200,7 +204,7 @@ def _status(hosts: "Sequence[Host]") -> int:
 
     from splitinfer.launch.steps import COLUMNS
 
-    with _steps() as (steps, _):
+    with _steps(makes_key=False) as (steps, _):
         found = steps.status(hosts)
         rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
     table = Table(*COLUMNS, box=None, pad_edge=False)

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, plain, understand
+from splitinfer.core.plain_text import plain
+from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
 from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, Ended, script

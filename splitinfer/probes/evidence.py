@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,13 +24,14 @@ from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
 from splitinfer.system.interfaces import wireless_interfaces
 from splitinfer.system.origin import Origin, Start, this_process
+from splitinfer.system.processes import Process, processes
 
 T = TypeVar("T")
 
 SECONDS = 15.0  # for a command; system_profiler takes a few, and ibv_devinfo has been seen to hang for ever
 TOOL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 LABEL = "io.splitinfer.worker"  # of the service
-_OWN_COMMANDS = ("worker", "coord", "chat", "serve", "bench")
+_COMPUTE = frozenset({"worker", "coord", "chat", "serve", "up", "bench"})  # commands
 
 MACOS: Mapping[str, tuple[str, ...]] = {
     "macos": ("/usr/bin/sw_vers", "-productVersion"),
@@ -81,15 +81,6 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherProcess:
-    """Another process of splitinfer on this machine, its command's name, and its nice value."""
-
-    pid: int
-    command: str
-    nice: int
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
 
@@ -109,7 +100,7 @@ class Seen:
     executable: str = ""
     prefix: str = ""
     origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
-    processes: tuple[OtherProcess, ...] = ()
+    processes: tuple[Process, ...] = ()
     ways: tuple[Way, ...] = ()
     wireless: frozenset[str] = frozenset()
 
@@ -191,29 +182,10 @@ def route_command(system: str, address: str) -> tuple[str, ...]:
     return ("ip", "-json", "route", "get", address)
 
 
-def other_processes() -> tuple[OtherProcess, ...]:
-    """The other processes of splitinfer; not those that started this one, nor those that another of them started, as a
-    coordinator starts local workers."""
+def other_processes() -> tuple[Process, ...]:
+    """The other processes of splitinfer that compute; not those that started this one, nor those that another of them
+    started, as a coordinator starts local workers."""
     own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
-    running = {
-        process.pid: (command, process.info["ppid"], process.info["nice"] or 0)
-        for process in psutil.process_iter(["cmdline", "ppid", "nice"])
-        if process.pid not in own and (command := command_of(process.info["cmdline"] or []))
-    }
-    return tuple(
-        OtherProcess(pid, command, nice) for pid, (command, parent, nice) in running.items() if parent not in running
-    )
-
-
-def command_of(words: Sequence[str]) -> str:
-    """The command of splitinfer that a process runs, from its command line; "" if it is another program.
-
-    >>> command_of(["/x/.venv/bin/python", "/x/.venv/bin/splitinfer", "worker", "--port", "5577"])
-    'worker'
-    >>> command_of(["python", "-m", "splitinfer", "coord"]), command_of(["vim", "splitinfer"])
-    ('coord', '')
-    """
-    for word, following in pairwise(words[:4]):
-        if word.rpartition("/")[2] == "splitinfer" and following in _OWN_COMMANDS:
-            return following
-    return ""
+    found = [each for each in processes() if each.pid not in own and not _COMPUTE.isdisjoint(each.command[:1])]
+    running = {each.pid for each in found}
+    return tuple(each for each in found if each.parent not in running)

@@ -238,10 +238,10 @@ def _processes(seen: Seen) -> Iterator[Judged]:
             yield from _job(found, domain, sudo)
     for each in seen.processes:
         if each.nice > 0:
-            text = f"splitinfer {each.command} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
+            text = f"splitinfer {each.command[0]} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
             yield WARNING, text, f"sudo renice -n 0 -p {each.pid}"
     if len(seen.processes) > 1:
-        names = ", ".join(f"{each.command} (pid {each.pid})" for each in seen.processes)
+        names = ", ".join(f"{each.command[0]} (pid {each.pid})" for each in seen.processes)
         text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
         yield NOTE, text, "end those that you do not need: kill PID"
 

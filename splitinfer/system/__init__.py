@@ -11,6 +11,7 @@ ledger          publishes this process's claim, and reads those of the others
 network         interfaces and routes, as the system's commands print them. Pure
 interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
 interfaces      those that are up
+processes       those of this machine, and which of them are splitinfer's
 origin          how this process was started, which decides what macOS lets it do
 
 Everything that is Apple's is in these few files, and nothing above imports ctypes for it. On other systems it does

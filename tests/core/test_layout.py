@@ -137,10 +137,8 @@ def test_ports_have_a_range(port: str):
 @pytest.mark.parametrize("again", [MINI, "tcp://MINI.local:5577", "tcp://mini.local:05577"])
 def test_no_two_workers_at_one_address(again: str):
     message = error_of(*lay_out([("studio", 40, None), ("mini", 13, MINI), ("air", 13, again)]))
-    assert (
-        message
-        == f"stages 'mini' and 'air' of layout x.yaml are both at {again.replace(':05577', ':5577')}; each needs its own address"
-    )
+    at = again.replace(":0", ":")
+    assert message == f"stages 'mini' and 'air' of layout x.yaml are both at {at}; each needs its own address"
 
 
 def test_workers_may_share_a_host_and_be_local_together():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Known
-from splitinfer.launch import background, processes
+from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
@@ -48,7 +48,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     made = MadeUpMachines()
 
     @contextmanager
-    def steps() -> Iterator[tuple[Steps, MadeUpMachines]]:
+    def steps(**_: bool) -> Iterator[tuple[Steps, MadeUpMachines]]:
         yield Steps(OWN, made.run, command._print), made
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -129,5 +129,7 @@ def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.Monk
     assert CliRunner().invoke(app, ["worker", "--show", "--stop"]).exit_code == 2
     assert CliRunner().invoke(app, ["worker", "--json"]).exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(processes, "processes", list)
+    monkeypatch.setattr("splitinfer.system.processes.processes", list)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"
+    assert not any(tmp_path.rglob("key"))  # who only looks makes no keys

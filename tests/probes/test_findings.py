@@ -7,9 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import GIB, RECORDED, UV, WELL, mac, said
 
-from splitinfer.probes.evidence import LINUX, MACOS, OtherProcess, Output, Seen, Way
+from splitinfer.probes.evidence import LINUX, MACOS, Output, Seen, Way
 from splitinfer.probes.findings import every_finding
 from splitinfer.system.origin import Origin, Start
+from splitinfer.system.processes import Process
+
+
+def ours(pid: int, command: str, nice: int) -> Process:
+    return Process(pid, "eve", True, ("splitinfer", command), nice=nice)
+
 
 PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
 
@@ -77,7 +83,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "launchctl kickstart -k system/io.splitinfer.worker",
     ),
     "two processes": (
-        mac(processes=(OtherProcess(7, "worker", 0), OtherProcess(8, "coord", 0))), "process", "note",
+        mac(processes=(ours(7, "worker", 0), ours(8, "coord", 0))), "process", "note",
         "2 processes of splitinfer share", "kill PID",
     ),
     "Wi-Fi beside a cable": (
@@ -130,7 +136,7 @@ def test_what_is_wrong_is_named_once(name: str):
     "seen",
     [
         mac({"power": "pmset_sleep_disabled.txt"}),
-        mac({"memory": "vm_stat_wired.txt"}, processes=(OtherProcess(7, "worker", 0),)),  # the worker has wired it
+        mac({"memory": "vm_stat_wired.txt"}, processes=(ours(7, "worker", 0),)),  # the worker has wired it
         mac({"firewall_block_all": "firewall_block_all_on.txt"}),  # the firewall is off
         mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
         mac(ways=(way(Output(None, "there is no route here")),)),  # it cannot be asked
