@@ -82,7 +82,7 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     from splitinfer.placement.document import text_of
     from splitinfer.places import write
 
-    address = best_addresses([(other.name, other.key, str(Endpoint(host, other.port)))])[other.name]
+    address = best_addresses([(other.name, other.key, str(Endpoint(host, other.port or WORKER_PORT)))])[other.name]
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
     worker = {"name": other.name, "address": address, "key": other.key}
     chosen = planned(options, model, [worker])

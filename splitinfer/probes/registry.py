@@ -1,6 +1,6 @@
 """The probes of ``splitinfer selftest``, the most important first, and their shares of the time. Pure.
 
-First what could make answers wrong, then what could make them impossible, then figures. ``splitinfer doctor`` is one of
+First what could make answers wrong, then what could make them impossible. ``splitinfer doctor`` is one of
 them: it judges what the system's commands say, which takes a second, so it also runs by itself (``doctor``).
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 USUAL_SECONDS = 180.0  # of a whole run
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
-GPU, MAC, WORKER = "gpu", "mac", "worker"
+MAC, WORKER = "mac", "worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Probe:
     fault: of what crashes, hangs or raises an error in it.
     weight: its share of the time. ``most``: seconds that it gets at most of a run of 180, so that one that hangs leaves
         the others theirs.
-    needs: what it says nothing without: a GPU, a Mac, a link to a worker elsewhere.
+    needs: what it says nothing without: a Mac, a link to a worker elsewhere.
     environment: variables of its process; ``{folder}`` is the folder of the run.
     is_quick: whether a quick run has it, too.
     """
@@ -60,8 +60,6 @@ class Probe:
             return Finding("", Outcome.NOT_AVAILABLE, "")
         if MAC in self.needs and sys.platform != "darwin":
             return Finding("", Outcome.NOT_AVAILABLE, "it needs macOS", group=self.title)
-        if GPU in self.needs and not (results["about"].numbers("device") or {}).get("gpu"):
-            return Finding("", Outcome.NOT_AVAILABLE, "")
         return None
 
 
@@ -83,8 +81,6 @@ def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) ->
         _way("ring", "rdma over MLX's ring", 16, answers),
         Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, 30, is_quick=True),
         Probe("doctor", "this machine", ".doctor:measure", Fault.DEVICE, 3, 20, is_quick=True),
-        Probe("costs", "times", ".steps:measure", Fault.DEVICE, 6, 30),
-        Probe("larger costs", "times", ".steps:measure_larger", Fault.DEVICE, 6, 30, needs=(GPU,)),
     )  # fmt: skip
     return tuple(each for each in found if not quick or each.is_quick)
 
@@ -114,6 +110,5 @@ def worker_elsewhere(address: str, key: str | None) -> dict[str, Any]:
     >>> worker_elsewhere("mini.local", None)
     {'address': 'tcp://mini.local:5577'}
     """
-    parts = [("here", 1, None), ("worker", 1, address, {"key": key})]
-    spec = Layout(lay_out(parts), name="of --worker").stages[1]
+    spec = Layout(lay_out([("here", 1, None), ("worker", 1, address, {"key": key})]), name="of --worker").stages[1]
     return {"address": spec.address, **({} if key is None else {"key": key})}
