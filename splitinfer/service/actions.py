@@ -80,11 +80,11 @@ def status(manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
     the end of the log."""
     text, state = _content(manager.file), manager.state()
     if text is None and state.is_loaded:
-        said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove {NAME}` forgets it"
+        said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove` forgets it"
         return state, False, [said]
     if text is None:
         root = f"{NAME}: not installed for root; a service belongs to the user who installs it: ask as that user"
-        said = f"{NAME}: not installed; `splitinfer service install {NAME}` does it"
+        said = f"{NAME}: not installed; `splitinfer service install` does it"
         return state, False, [root if place.user == 0 else said]
     found = manager.read(text)
     return state, True, [

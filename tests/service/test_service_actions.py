@@ -182,7 +182,7 @@ def test_what_is_removed_is_gone_and_the_log_stays(platform: str, make: Make):
 @BOTH
 def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: Make):
     there = make(platform)
-    assert lines(there) == ["worker: not installed; `splitinfer service install worker` does it"]
+    assert lines(there) == ["worker: not installed; `splitinfer service install` does it"]
     put(there)
     there.say("journal", "worker waits\n")
     log = there.place.home / "Library/Logs/splitinfer/worker.log"
