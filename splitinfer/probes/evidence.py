@@ -22,7 +22,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
+from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
 from splitinfer.system.interfaces import wireless_interfaces
+from splitinfer.system.memory_pages import MemoryPages
 from splitinfer.system.origin import Origin, Start, this_process
 from splitinfer.system.processes import Process, processes
 
@@ -35,11 +37,7 @@ _COMPUTE = frozenset({"worker", "coord", "chat", "serve", "up", "bench"})  # com
 
 MACOS: Mapping[str, tuple[str, ...]] = {
     "macos": ("/usr/bin/sw_vers", "-productVersion"),
-    "wired_limit": ("/usr/sbin/sysctl", "iogpu.wired_limit_mb"),
-    "memory": ("/usr/bin/vm_stat",),
-    "swap": ("/usr/sbin/sysctl", "vm.swapusage"),
     "power": ("/usr/bin/pmset", "-g"),
-    "battery": ("/usr/bin/pmset", "-g", "batt"),
     "assertions": ("/usr/bin/pmset", "-g", "assertions"),
     "thermal": ("/usr/bin/pmset", "-g", "therm"),
     "firewall": (TOOL, "--getglobalstate"),
@@ -84,7 +82,8 @@ class Way:
 class Seen:
     """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
 
-    memory, available: bytes.
+    memory, available, swapped: bytes. pages: what macOS counts of them. wired_limit: the owner's, in bytes; ``None``:
+        it is macOS's own. battery: percent that are left, where the machine runs on it.
     on_gpu: whether MLX computes on a GPU.
     executable, prefix: the Python that runs this, links resolved.
     wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
@@ -96,6 +95,10 @@ class Seen:
     environment: Mapping[str, str]
     memory: int = 0
     available: int = 0
+    swapped: int = 0
+    pages: MemoryPages | None = None
+    wired_limit: int | None = None
+    battery: int | None = None
     on_gpu: bool = False
     executable: str = ""
     prefix: str = ""
@@ -124,6 +127,10 @@ def look(layout: Layout | None) -> Seen:
         environment=os.environ,
         memory=int(memory.total),
         available=int(memory.available),
+        swapped=int(psutil.swap_memory().used) if system == "Darwin" else 0,
+        pages=memory_pages(),
+        wired_limit=wired_limit_bytes(),
+        battery=_battery(),
         on_gpu=on_gpu(),
         executable=str(Path(sys.executable).resolve()),
         prefix=sys.base_prefix,
@@ -132,6 +139,11 @@ def look(layout: Layout | None) -> Seen:
         ways=ways_to(layout),
         wireless=wireless_interfaces(),
     )
+
+
+def _battery() -> int | None:
+    found = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return None if found is None or found.power_plugged is not False else int(found.percent)
 
 
 def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Output]:

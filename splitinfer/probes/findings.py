@@ -18,7 +18,7 @@ from splitinfer.probes.parsing import Job
 from splitinfer.probes.rdma import rdma_findings
 from splitinfer.system import network
 from splitinfer.system.assertions import Assertion, parse_assertions
-from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
+from splitinfer.system.memory_pages import MemoryPages
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -181,28 +181,18 @@ _QUIT = (
 
 
 def _memory(seen: Seen) -> Iterator[Judged]:
-    megabytes = seen.read("wired_limit", parsing.wired_limit) or 0
-    if seen.memory and megabytes * 2**20 > seen.memory - _FOR_MACOS:
-        text = f"iogpu.wired_limit_mb is {megabytes}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
+    wired, swapped = seen.wired_limit or 0, size(seen.swapped)
+    if seen.memory and wired > seen.memory - _FOR_MACOS:
+        text = f"iogpu.wired_limit_mb is {wired // 2**20}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
         yield WARNING, text, f"sudo sysctl iogpu.wired_limit_mb={good_wired_limit(seen.memory)}"
-    swapped = seen.read("swap", parsing.swap_used) or 0
-    if swapped > _MUCH_SWAP:
-        text = f"{size(swapped)} are in swap files: a stage whose weights are there waits for the disk at each token"
+    if seen.swapped > _MUCH_SWAP:
+        text = f"{swapped} are in swap files: a stage whose weights are there waits for the disk at each token"
         yield WARNING, text, _QUIT
-    pages = seen.read("memory", parse_pages)
-    if pages is not None:
-        yield from _use(seen, pages)
+    if seen.pages is not None:
+        yield from _use(seen, seen.pages)
     elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
         text = f"only {size(seen.available)} of {size(seen.memory)} are available"
         yield WARNING, text, "end programs that you do not need, or give it fewer layers"
-
-
-def parse_pages(text: str) -> MemoryPages | None:
-    """The pages that ``vm_stat`` counts; ``None``: it is some other text."""
-    try:
-        return parse_vm_stat(text)
-    except ValueError:
-        return None
 
 
 def good_wired_limit(memory: int) -> int:
@@ -284,9 +274,12 @@ def _power(seen: Seen) -> Iterator[Judged]:
     if settings is not None and settings.is_low_power:
         text = "low power mode is on, which slows the processor and the GPU"
         yield WARNING, text, "sudo pmset -a lowpowermode 0"
-    left = seen.read("battery", parsing.battery_percent)
-    if left is not None:
-        yield WARNING, f"this Mac runs on its battery ({left} %): it sleeps earlier, and may be slower", "plug it in"
+    if seen.battery is not None:
+        yield (
+            WARNING,
+            f"this machine runs on its battery ({seen.battery} %): it sleeps earlier, and may be slower",
+            "plug it in",
+        )
     limit = seen.read("thermal", parsing.speed_limit)
     if limit is not None and limit < 100:
         yield WARNING, f"the processor is limited to {limit} % of its speed by heat", _COOL

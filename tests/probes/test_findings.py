@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import GIB, RECORDED, UV, WELL, mac, said
+from recordings import GIB, RECORDED, UV, WELL, mac, pages, said
 
 from splitinfer.probes.evidence import LINUX, MACOS, Output, Seen, Way
 from splitinfer.probes.findings import every_finding
@@ -43,15 +43,16 @@ def test_a_linux_machine_that_is_well():
 
 ON = {"firewall": "firewall_on.txt"}
 WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
-    "swap": (mac({"swap": "swap_used.txt"}), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
+    "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
     "memory full": (
-        mac({"memory": "vm_stat_tight.txt"}), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
+        mac(pages=pages("vm_stat_tight.txt")), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
         "fewer layers",
     ),
     "wired limit": (
-        mac({"wired_limit": "sysctl_wired_set.txt"}, memory=24 * GIB), "memory", "warning", "26000, which leaves macOS",
+        mac(wired_limit=26000 * 2**20, memory=24 * GIB), "memory", "warning", "26000, which leaves macOS",
         "sudo sysctl iogpu.wired_limit_mb=20889",
     ),
+    "battery": (mac(battery=80), "power", "warning", "runs on its battery (80 %)", "plug it in"),
     "sleep": (
         mac({"power": "pmset_laptop.txt"}), "power", "warning", "sleeps after 1 minute without",
         "sudo pmset -c sleep 0",
@@ -136,7 +137,7 @@ def test_what_is_wrong_is_named_once(name: str):
     "seen",
     [
         mac({"power": "pmset_sleep_disabled.txt"}),
-        mac({"memory": "vm_stat_wired.txt"}, processes=(ours(7, "worker", 0),)),  # the worker has wired it
+        mac(pages=pages("vm_stat_wired.txt"), processes=(ours(7, "worker", 0),)),  # the worker has wired it
         mac({"firewall_block_all": "firewall_block_all_on.txt"}),  # the firewall is off
         mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
         mac(ways=(way(Output(None, "there is no route here")),)),  # it cannot be asked

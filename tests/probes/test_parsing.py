@@ -62,7 +62,7 @@ def test_what_is_recorded_is_read(read: Callable[[str], Any], name: str, found: 
         (parsing.thunderbolt_ports, '{"SPThunderboltDataType": {}}'), (parsing.rdma_is_enabled, "not enabled"),
         (parsing.rdma_is_enabled, "enabled on one, disabled on another"), (parsing.rdma_is_enabled,
         "permission denied"),
-        (parsing.wired_limit, "sysctl: unknown oid 'iogpu.wired_limit_mb'"), (parsing.power_settings, "no settings"),
+        (parsing.power_settings, "no settings"),
         (parsing.listed_apps, "Must be root to list the apps"), (parsing.job, "Bad request.\nCould not find service"),
     ],
 )  # fmt: skip
@@ -73,10 +73,10 @@ def test_what_cannot_be_read_is_none(read: Callable[[str], Any], text: str):
 # -- what is no output of theirs ---------------------------------------------------------------------------------------
 
 READERS: list[Callable[[str], Any]] = [
-    parsing.version, parsing.wired_limit, parsing.swap_used, parsing.rdma_is_enabled, parse_devices, parse_states,
+    parsing.version, parsing.rdma_is_enabled, parse_devices, parse_states,
     parsing.thunderbolt_ports,
     network.interfaces, network.networks, network.hardware_ports, network.route_interface,
-    parsing.power_settings, parsing.battery_percent, parsing.speed_limit,
+    parsing.power_settings, parsing.speed_limit,
     parsing.firewall_state, parsing.is_on, parsing.listed_apps, parsing.job, parsing.gpus,
 ]  # fmt: skip
 FILES = sorted(path.name for path in RECORDED.iterdir())
