@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
 import typer
 
 from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.endpoint import Endpoint, is_loopback
-from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError, SplitinferError
+from splitinfer.launch.own import own_addresses
 from splitinfer.llm import LLM
 from splitinfer.llm.automatic import Chosen
 from splitinfer.server.connections import Limits
@@ -65,7 +64,7 @@ class Access:
             check_tls(self.certificate, self.certificate_key)
         keys = self._keys()
         check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
-        hosts = names_of(self.host, _own_names(), self.allowed_hosts)
+        hosts = names_of(self.host, own_addresses(), self.allowed_hosts)
         return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
 
     def _keys(self) -> ApiKeys | None:
@@ -156,10 +155,3 @@ def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:
     if llm.context_length < llm.model_context_length:
         context += f" of the model's {llm.model_context_length:,}"
     return f"serving {name} at {url}/v1, {context}, {who}; a page at {url}/"
-
-
-def _own_names() -> list[str]:
-    """This machine's names and addresses."""
-    name = machine_name()
-    addresses = [one.address.partition("%")[0] for each in psutil.net_if_addrs().values() for one in each]
-    return [name, f"{name.partition('.')[0]}.local", *addresses]

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.core.plain_text import plain
+from splitinfer.core.plain_text import duration, plain
 from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
@@ -171,14 +171,3 @@ def _words(v: Versions) -> str:
 
 def _memory(seen: Answer) -> str:
     return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(59), duration(3600), duration(200000)
-    ('59 s', '1 h', '2 days')
-    """
-    for size, least, unit in ((86400, 2 * 86400, "days"), (3600, 3600, "h"), (60, 60, "min")):
-        if seconds >= least:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

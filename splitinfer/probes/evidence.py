@@ -22,6 +22,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
+from splitinfer.service.definition import LABEL
 from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
 from splitinfer.system.interfaces import wireless_interfaces
 from splitinfer.system.memory_pages import MemoryPages
@@ -32,7 +33,6 @@ T = TypeVar("T")
 
 SECONDS = 15.0  # for a command; system_profiler takes a few, and ibv_devinfo has been seen to hang for ever
 TOOL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
-LABEL = "io.splitinfer.worker"  # of the service
 _COMPUTE = frozenset({"worker", "coord", "chat", "serve", "up", "bench"})  # commands
 
 MACOS: Mapping[str, tuple[str, ...]] = {

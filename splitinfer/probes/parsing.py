@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitinfer.service.launchd import fields_of
+
 
 def version(text: str) -> tuple[int, ...] | None:
     """The first version number in the output of ``sw_vers``.
@@ -182,7 +184,7 @@ def job(text: str) -> Job | None:
     head = re.match(r"\s*(?:gui|user|system|login)(?:/\d+)?/([\w.-]+) = \{", text)
     if head is None:
         return None
-    found = dict(re.findall(r"^\t(\w[\w ]*) = ([^\n{]+?)[ \t]*$", text, re.MULTILINE))
+    found = fields_of(text)
     spawn_type = re.match(r"[a-z]+", found.get("spawn type", ""))
     last_exit = found.get("last exit code", "")
     return Job(
