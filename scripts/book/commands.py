@@ -39,7 +39,7 @@ def page() -> str:
     for path, command in commands:
         lines += [f"## `{path}`\n", f"{_text(command.help)}\n"]
         same = next(other for other, _ in commands if panels[other] == panels[path])
-        if same != path:
+        if same != path and panels[path]:
             lines += [f"Its options are those of [`{same}`](#{anchor(same)}).\n"]
             continue
         links = []
