@@ -50,8 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
     monkeypatch.setattr(command, "open_llm", lambda *_, **__: MadeUpLLM())
-    monkeypatch.setattr(command, "set_up", lambda *_, **__: None)
-    monkeypatch.setattr(command, "finish", lambda run, _verbose: run())
+    monkeypatch.setattr(command, "finish", lambda run, *_, **__: run())
     return found
 
 

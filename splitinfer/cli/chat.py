@@ -12,7 +12,7 @@ import typer
 
 from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
@@ -30,8 +30,7 @@ def chat(options: ChatOptions) -> None:
         options = _with_demo(options)
     check_named(options)
     choice = sampling(options)
-    set_up(options.verbose, info=is_server(options))
-    finish(lambda: run_pipeline(options, choice), options.verbose)
+    finish(lambda: run_pipeline(options, choice), options.verbose, info=is_server(options))
 
 
 def is_server(options: ChatOptions) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
@@ -42,10 +42,9 @@ def init(
     """Make a pipeline of two machines: run this on both, and type each one's code at the other."""
     if uses_all and model is None:
         raise typer.BadParameter("--use-all is for the machine where you chat; add --model")
-    set_up(verbose=False, info=model is None)
     finish(
         lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model), uses_all),
-        False,
+        info=model is None,
     )
 
 

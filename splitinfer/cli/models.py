@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
@@ -25,7 +25,6 @@ _Model = Annotated[str, typer.Argument(help="The model's name, or the digits tha
 @models_app.command("ls")
 def ls(models_dir: ModelsDir = None) -> None:
     """List the models on this machine: which layers of each, how many bytes, and where."""
-    set_up(verbose=False)
 
     def run() -> int:
         rows = [*map(_row, _store(models_dir).models()), *_hub_rows()]
@@ -35,7 +34,7 @@ def ls(models_dir: ModelsDir = None) -> None:
         _print_table(rows)
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 @models_app.command("pull")
@@ -59,7 +58,6 @@ def pull(
     verbose: Verbose = False,
 ) -> None:
     """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
-    set_up(verbose)
 
     def run() -> int:
         span = _span(layers)
@@ -75,7 +73,6 @@ def pull(
 @models_app.command("rm")
 def rm(model: _Model, models_dir: ModelsDir = None) -> None:
     """Remove a model that was copied to this machine."""
-    set_up(verbose=False)
 
     def run() -> int:
         store = _store(models_dir)
@@ -91,7 +88,7 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
         typer.echo(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 
 def selftest(
@@ -25,7 +25,6 @@ def selftest(
     verbose: Verbose = False,
 ) -> None:
     """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
-    set_up(verbose)
 
     def run() -> int:
         from splitinfer.errors import ConfigError

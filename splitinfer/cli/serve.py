@@ -7,7 +7,7 @@ import typer
 
 from splitinfer.cli.opening import DRAIN_SECONDS
 from splitinfer.cli.options import PipelineOptions, check_named, finite, with_options
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.errors import ConfigError
 
 DEFAULT_PORT = 8080
@@ -80,7 +80,6 @@ def serve(
 ) -> None:
     """Serve the model over HTTP, for clients of OpenAI's and Anthropic's APIs."""
     check_named(options)
-    set_up(options.verbose, info=True)
 
     def run() -> int:
         from splitinfer.cli.serving import Access, serving, stay_open
@@ -96,4 +95,4 @@ def serve(
         ) as llm:  # fmt: skip
             stay_open(llm)
 
-    finish(run, options.verbose)
+    finish(run, options.verbose, info=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.cli.worker import worker
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
@@ -30,11 +30,10 @@ def _install_command() -> Callable[..., None]:
     own = [each for each in listed if each.name not in _NOT_HERE]
 
     def run(context: typer.Context, *, force: bool, **given: Any) -> None:
-        set_up(verbose=False)
         if given.get("port") == 0:
             raise typer.BadParameter("a service needs a port of its own: coordinators must find it again")
         names = {each.name: each.opts[0] for each in context.command.params if each.name is not None}
-        finish(lambda: _install((NAME, *_words(own, given, names)), force=force), verbose=False)
+        finish(lambda: _install((NAME, *_words(own, given, names)), force=force))
 
     forced = inspect.Parameter("force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Force)
     at = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -103,8 +102,7 @@ def _reach(words: tuple[str, ...]) -> list[str]:
 @service_app.command("status")
 def status() -> None:
     """Print what is installed, whether it runs, how it ended last, and the end of its log."""
-    set_up(verbose=False)
-    finish(_status, verbose=False)
+    finish(_status)
 
 
 def _status() -> int:
@@ -121,8 +119,7 @@ def _status() -> int:
 @service_app.command("remove")
 def remove() -> None:
     """Stop the service and remove it; its log, keys, models and stored KV stay."""
-    set_up(verbose=False)
-    finish(_remove, verbose=False)
+    finish(_remove)
 
 
 def _remove() -> int:

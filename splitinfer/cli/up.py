@@ -11,7 +11,7 @@ import typer
 
 from splitinfer.cli.chat import is_server, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.errors import ConfigError
 
@@ -43,7 +43,6 @@ def _up(
 ) -> None:
     """Start workers on other machines over ssh, cut the model, and go on as `chat` does."""
     choice = sampling(options)
-    set_up(options.verbose, info=is_server(options))
 
     def run() -> int:
         if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
@@ -55,7 +54,7 @@ def _up(
             return 0
         return run_pipeline(options, choice, chosen)
 
-    finish(run, options.verbose)
+    finish(run, options.verbose, info=is_server(options))
 
 
 up = with_options(_up, without=("layout", "workers", "auto"))
@@ -63,14 +62,12 @@ up = with_options(_up, without=("layout", "workers", "auto"))
 
 def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
     """Stop the workers that `up` from here has started; workers of others stay."""
-    set_up(verbose=False)
-    finish(lambda: _down(_known(hosts, hostfile)), verbose=False)
+    finish(lambda: _down(_known(hosts, hostfile)))
 
 
 def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
     """Show which workers run where: versions, memory, who started them, whom they serve."""
-    set_up(verbose=False)
-    finish(lambda: _status(_known(hosts, hostfile)), verbose=False)
+    finish(lambda: _status(_known(hosts, hostfile)))
 
 
 # ----- which hosts ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import KVDir, KVDirSize, ModelsDir, ModelsSize, Verbose, disk_of, store_of
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
@@ -51,9 +51,7 @@ def worker(
     if detach + stop + show > 1 or (as_json and not (detach or stop or show)):
         raise typer.BadParameter("--detach, --stop and --show each say what is to be done; give one, --json beside it")
     if detach or stop or show:
-        set_up(verbose)
         finish(lambda: _in_background(by, as_json, detach=detach, stop=stop), verbose)
-    set_up(verbose, info=True)
     if child:
         shutdown.follow_parent(sys.stdin.fileno())
     from splitinfer.cli.serve_worker import serve
@@ -68,7 +66,7 @@ def worker(
             announce=announce,
         )  # fmt: skip
 
-    finish(run, verbose)
+    finish(run, verbose, info=True)
 
 
 def _in_background(by: str | None, as_json: bool, *, detach: bool, stop: bool) -> int:

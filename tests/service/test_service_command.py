@@ -20,7 +20,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     return made
 
 
-def finished(run, verbose):
+def finished(run):
     raise SystemExit(run())
 
 
