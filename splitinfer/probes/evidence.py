@@ -24,7 +24,8 @@ from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
 from splitinfer.service.definition import LABEL
 from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
-from splitinfer.system.interfaces import wireless_interfaces
+from splitinfer.system.interface_kind import LocalInterface
+from splitinfer.system.interfaces import local_interfaces
 from splitinfer.system.memory_pages import MemoryPages
 from splitinfer.system.origin import Origin, Start, this_process
 from splitinfer.system.processes import Process, processes
@@ -86,7 +87,6 @@ class Seen:
         it is macOS's own. battery: percent that are left, where the machine runs on it.
     on_gpu: whether MLX computes on a GPU.
     executable, prefix: the Python that runs this, links resolved.
-    wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
     """
 
     outputs: Mapping[str, Output]
@@ -105,7 +105,7 @@ class Seen:
     origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
     processes: tuple[Process, ...] = ()
     ways: tuple[Way, ...] = ()
-    wireless: frozenset[str] = frozenset()
+    interfaces: tuple[LocalInterface, ...] = ()
 
     @property
     def is_mac(self) -> bool:
@@ -137,7 +137,7 @@ def look(layout: Layout | None) -> Seen:
         origin=this_process(),
         processes=other_processes(),
         ways=ways_to(layout),
-        wireless=wireless_interfaces(),
+        interfaces=local_interfaces(),
     )
 
 

@@ -20,7 +20,7 @@ _LINK_LOCAL_BITS = 64
 
 def local_interfaces() -> tuple[LocalInterface, ...]:
     """The interfaces that are up and have an address, loopback left out."""
-    states, ports, wireless = psutil.net_if_stats(), _ports(), wireless_interfaces()
+    states, ports, wireless = psutil.net_if_stats(), _ports(), _wireless_interfaces()
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
@@ -32,7 +32,7 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
     return tuple(found)
 
 
-def wireless_interfaces() -> frozenset[str]:
+def _wireless_interfaces() -> frozenset[str]:
     """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
 

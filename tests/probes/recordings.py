@@ -1,10 +1,12 @@
 """Machines of recorded outputs; ``recorded/README.txt`` says which are assumed."""
 
 from collections.abc import Mapping
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
 from splitinfer.probes.evidence import Output, Seen
+from splitinfer.system.interface_kind import Kind, LocalInterface
 from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
 from splitinfer.system.origin import Origin, Start
 
@@ -35,6 +37,16 @@ WELL = {
 }
 
 
+def interface(name: str, kind: Kind, network: str) -> LocalInterface:
+    return LocalInterface(name, kind, (IPv4Interface(network),))
+
+
+INTERFACES = (
+    interface("en0", Kind.CABLE, "192.168.1.11/24"), interface("en1", Kind.WIRELESS, "192.168.1.12/24"),
+    interface("bridge0", Kind.THUNDERBOLT, "10.77.0.1/24"),
+)  # fmt: skip
+
+
 def said(name: str) -> Output:
     """What a recorded command said; without a name, that there is no such command."""
     return Output((RECORDED / name).read_text(encoding="utf-8")) if name else Output(None, "there is none here")
@@ -52,6 +64,7 @@ def mac(changes: Mapping[str, str | Output] | None = None, **more: Any) -> Seen:
     known: dict[str, Any] = {
         "memory": 64 * GIB,
         "pages": pages("vm_stat_roomy.txt"),
+        "interfaces": INTERFACES,
         "origin": Origin(Start.TERMINAL),
         "executable": UV,
         "prefix": "/uv",

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import GIB, RECORDED, UV, WELL, mac, pages, said
+from recordings import GIB, INTERFACES, RECORDED, UV, WELL, interface, mac, pages, said
 
 from splitinfer.probes.evidence import LINUX, MACOS, Output, Seen, Way
 from splitinfer.probes.findings import every_finding
+from splitinfer.system.interface_kind import Kind
 from splitinfer.system.origin import Origin, Start
 from splitinfer.system.processes import Process
 
@@ -41,6 +42,8 @@ def test_a_linux_machine_that_is_well():
     assert every_finding(linux("nvidia_h200.txt", memory=64 * GIB, available=60 * GIB, on_gpu=True)) == []
 
 
+WIFI = (interface("eth0", Kind.WIRELESS, "10.0.0.1/8"),)
+ONE_NETWORK = (INTERFACES[0], interface("bridge0", Kind.THUNDERBOLT, "192.168.1.23/24"))
 ON = {"firewall": "firewall_on.txt"}
 WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
     "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
@@ -93,7 +96,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "ipconfig getifaddr bridge0",
     ),
     "Wi-Fi on Linux": (
-        linux(ways=(way("ip_route.json"),), wireless=frozenset({"eth0"})), "network", "note", "goes over Wi-Fi (eth0)",
+        linux(ways=(way("ip_route.json"),), interfaces=WIFI), "network", "note", "goes over Wi-Fi (eth0)",
         "Ethernet cable",
     ),
     "a VPN": (mac(ways=(way("route_vpn.txt"),)), "network", "warning", "through a VPN (utun3)", "local network"),
@@ -106,7 +109,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         'networksetup -setmanual "Thunderbolt Bridge" 10.77.0.1',
     ),
     "a bridge in the house's network": (
-        mac({"interfaces": "ifconfig_one_network.txt"}), "network", "warning",
+        mac(interfaces=ONE_NETWORK), "network", "warning",
         "bridge0 (192.168.1.23) and en0 (192.168.1.11) are in one network", "networksetup -setmanual",
     ),
     "the first macOS with privacy": (

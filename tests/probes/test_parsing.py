@@ -37,8 +37,6 @@ SAID: list[tuple[Callable[[str], Any], str, Any]] = [
      Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
     (lambda text: list(network.interfaces(text)), "ifconfig_ready.txt",
      ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
-    (lambda text: {name: [str(each) for each in nets] for name, nets in network.networks(text).items()},
-     "ifconfig_ready.txt", {"lo0": ["127.0.0.1/8"], "en0": ["192.168.1.11/24"], "en3": ["192.168.90.1/30"]}),
     (network.route_interface, "ip_route.json", "eth0"),
     (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
     (parsing.job, "launchctl_interactive.txt", Job(  # its coalition's state is "active"
