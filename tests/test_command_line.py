@@ -85,7 +85,7 @@ def test_the_demo_is_offered_at_a_terminal(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_told_before_a_model_is_loaded(prompt: str):
     with pytest.raises(ConfigError, match="there is no prompt"):
-        command._prompt_of(ChatOptions(prompt=prompt))
+        command.prompt_of(ChatOptions(prompt=prompt))
 
 
 def test_coord_and_chat_are_one_command(monkeypatch: pytest.MonkeyPatch):

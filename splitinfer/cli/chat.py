@@ -30,7 +30,7 @@ def chat(options: ChatOptions) -> None:
         options = _with_demo(options)
     check_named(options)
     choice = sampling(options)
-    finish(lambda: run_pipeline(options, choice), options.verbose, info=is_server(options))
+    finish(lambda: run_pipeline(options, choice, prompt_of(options)), options.verbose, info=is_server(options))
 
 
 def is_server(options: ChatOptions) -> bool:
@@ -38,9 +38,9 @@ def is_server(options: ChatOptions) -> bool:
     return options.serve is not None and not options.chat and not sys.stdin.isatty()
 
 
-def run_pipeline(options: ChatOptions, choice: SamplingChoice, chosen: "Chosen | None" = None) -> int:
-    """The REPL, one answer, or the server of ``--serve``; the exit code. ``chosen``: what was planned already."""
-    text = _prompt_of(options)
+def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None, chosen: "Chosen | None" = None) -> int:
+    """The answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was planned
+    already."""
     form = None if options.json_schema is None else _grammar_in(options.json_schema)
     with ExitStack() as stack:
         if options.serve is None:
@@ -63,7 +63,7 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, chosen: "Chosen |
         return answer(llm, text, params, raw=options.raw, as_json=options.as_json, status=options.status)
 
 
-def _prompt_of(options: ChatOptions) -> str | None:
+def prompt_of(options: ChatOptions) -> str | None:
     """The prompt to answer; ``None``: the REPL is opened, or a server."""
     stays = options.chat or options.serve is not None
     if options.prompt is not None and stays:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.chat import is_server, run_pipeline
+from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
@@ -48,11 +48,12 @@ def _up(
         if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
             raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
         last = _meant(hosts, hostfile, port, options.model)
+        text = None if prepare else prompt_of(options)
         chosen = _planned(options, str(last.model), _bring_up(last))
         if prepare:
             typer.echo(_layout_file())
             return 0
-        return run_pipeline(options, choice, chosen)
+        return run_pipeline(options, choice, text, chosen)
 
     finish(run, options.verbose, info=is_server(options))
 
