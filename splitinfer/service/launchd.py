@@ -22,7 +22,8 @@ from xml.parsers.expat import ExpatError
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, State
-from splitinfer.service.place import Done, Place, run
+from splitinfer.service.place import Place
+from splitinfer.system.command import Done, run
 
 _THROTTLE = 10  # seconds
 _BUSY = (5, 37)  # of `launchctl bootstrap` within about 5 s of a `bootout`: headroomlabs-ai/headroom#1289

@@ -1,5 +1,6 @@
 """This machine's operating system, as far as a running stage has to do with it: staying awake, being scheduled, memory.
 
+command         runs one of the system's commands to its end
 apple           where macOS's libraries are, and what its commands print
 keep_awake      prevents sleep while there is work
 assertions      who prevents it, as pmset lists them. Pure

@@ -2,13 +2,13 @@
 
 import ipaddress
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+from splitinfer.system.command import run
 from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
 from splitinfer.system.network import hardware_ports
 
@@ -61,11 +61,7 @@ def _ports() -> dict[str, str]:
     """The hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
     if sys.platform != "darwin":
         return {}
-    try:
-        done = subprocess.run(_PORTS_COMMAND, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return {}
-    return {device: port for port, device in hardware_ports(done.stdout).items()}
+    return {device: port for port, device in hardware_ports(run(_PORTS_COMMAND, _SECONDS).output).items()}
 
 
 def _driver(name: str) -> str:

@@ -6,12 +6,13 @@ documentation, ``Process.cmdline``), and to ``ps``, which runs as root there.
 """
 
 import getpass
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 import psutil
+
+from splitinfer.system.command import run
 
 _PS = ("ps", "-axww", "-o", "pid=", "-o", "command=")
 _SECONDS = 10.0
@@ -59,7 +60,7 @@ def processes() -> list[Process]:
     own = getpass.getuser()
     read = [each.info for each in psutil.process_iter(["pid", "username", "cmdline", "create_time", "ppid", "nice"])]
     hidden = any(info["cmdline"] is None for info in read)
-    shown = _shown_by_ps() if hidden else {}
+    shown = from_ps(run(_PS, _SECONDS).output) if hidden else {}
     return [
         Process(
             info["pid"],
@@ -73,17 +74,6 @@ def processes() -> list[Process]:
         for info in read
         if info["cmdline"] or info["pid"] in shown
     ]
-
-
-def _shown_by_ps() -> dict[int, tuple[str, ...]]:
-    try:
-        done = subprocess.run(
-            _PS, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_SECONDS, text=True,
-            errors="replace",
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return from_ps(done.stdout)
 
 
 def from_ps(text: str) -> dict[int, tuple[str, ...]]:
