@@ -1,7 +1,6 @@
 """`splitinfer init`: two machines become a pipeline, without ssh and without typing keys."""
 
 import re
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from splitinfer.shutdown import shutdown
 if TYPE_CHECKING:
     from splitinfer.launch.pairing import Hello
 
-_WIDTH = 118  # characters of a comment's line
 _READY = 60.0  # seconds for the other machine's worker to come up
 
 
@@ -76,16 +74,11 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
-    from splitinfer.cli.opening import planned
-    from splitinfer.discovery.discover import best_addresses
-    from splitinfer.placement.document import text_of
-    from splitinfer.places import write
+    from splitinfer.cli.opening import write_planned
 
-    address = best_addresses([(other.name, other.key, str(Endpoint(host, other.port or WORKER_PORT)))])[other.name]
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
-    worker = {"name": other.name, "address": address, "key": other.key}
-    chosen = planned(options, model, [worker])
-    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _WIDTH)))
+    address = str(Endpoint(host, other.port or WORKER_PORT))
+    write_planned(options, model, [{"name": other.name, "address": address, "key": other.key}], out)
     typer.echo(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}", err=True)
     return 0
 

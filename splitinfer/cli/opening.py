@@ -7,11 +7,13 @@ worker is sent a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the 
 for.
 """
 
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from splitinfer.cli.options import PipelineOptions
@@ -36,6 +38,9 @@ _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that wait
 _SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
 _CLOSE_SECONDS = 4.0  # twice what closing takes at most, where no KV is to be saved
 _SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it takes a moment
+
+
+_COMMENT = 118  # characters of a line of a layout's comment
 
 
 class Draining(Protocol):
@@ -165,4 +170,27 @@ def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mappin
     say(chosen.text)
     if len(chosen.layout.stages) <= len(workers):
         errors.print("With --use-all every machine gets layers.")
+    return chosen
+
+
+def write_planned(
+    options: PipelineOptions,
+    model: str,
+    workers: Sequence[Mapping[str, str]],
+    out: Path,
+    notice: Callable[[str, str], None] = lambda _name, _text: None,
+) -> "Chosen":
+    """Plan for ``workers``, each at the best of its addresses (ssh may go over Wi-Fi where there is a cable, too), and
+    write the layout to a file. ``notice``: is told of a better address, by the worker's name.
+
+    Raises:
+        SplitinferError: as ``layout_of``; or the file cannot be written.
+    """
+    from splitinfer.discovery.discover import best_addresses
+    from splitinfer.placement.document import text_of
+    from splitinfer.places import write
+
+    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
+    chosen = planned(options, model, [{**each, "address": found[each["name"]]} for each in workers])
+    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
     return chosen

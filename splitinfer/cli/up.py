@@ -1,6 +1,5 @@
 """`splitinfer up`, `down` and `status`: workers on other machines, over ssh."""
 
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ _Hosts = Annotated[
 ]
 _Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
-_COMMENT = 118  # characters of a line of the layout's comment
 
 
 def _up(
@@ -148,27 +146,12 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
 
 def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
     """Measure all machines, cut the model, and write the layout."""
-    from splitinfer.cli.opening import planned
-    from splitinfer.placement.document import text_of
-    from splitinfer.places import write
+    from splitinfer.cli.opening import write_planned
 
-    began = time.monotonic()
-    chosen = planned(options, model, _best_ways(workers))
-    path = _layout_file()
-    write(path, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
+    began, path = time.monotonic(), _layout_file()
+    chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
     return chosen
-
-
-def _best_ways(workers: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The workers, each at the best of its addresses: ssh may go over Wi-Fi where there is a cable, too."""
-    from splitinfer.discovery.discover import best_addresses
-
-    def notice(name: str, text: str) -> None:
-        _print("✓", f"{name}: {text}")
-
-    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
-    return [{**each, "address": found[each["name"]]} for each in workers]
 
 
 def _layout_file() -> Path:
