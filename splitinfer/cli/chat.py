@@ -81,7 +81,7 @@ def _with_demo(options: ChatOptions) -> ChatOptions:
     if not sys.stdin.isatty():
         return options  # which are refused: a script means a model
     typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
-    if not typer.confirm("Use the demo?", default=True, err=True):
+    if not typer.confirm("Chat with the demo?", default=True, err=True):
         typer.echo("Run your own model with: splitinfer chat --model OWNER/MODEL", err=True)
         raise typer.Exit
     return replace(options, model="demo")

@@ -17,9 +17,9 @@ from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
-from splitinfer.launch.ssh import Ended
 from splitinfer.launch.steps import Steps
 from splitinfer.shutdown import shutdown
+from splitinfer.system.command import Done
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
 
@@ -30,14 +30,14 @@ class MadeUpMachines:
     def __init__(self) -> None:
         self.broken: set[str] = set()
 
-    def run(self, host: Host, script: str) -> Ended:
+    def run(self, host: Host, script: str) -> Done:
         if host.name in self.broken:
-            return Ended(1, "", "splitinfer: the port is in use by another program")
+            return Done(1, "", "splitinfer: the port is in use by another program")
         asked = next(each for each in ("--show", "--detach", "--stop") if each in script)
         workers = (replace(WORKER, port=host.port),)
         stopped = replace(SEEN, stopped=workers)
         answers = {"--show": SEEN, "--detach": replace(STARTED, workers=workers), "--stop": stopped}
-        return Ended(0, encode(answers[asked]))
+        return Done(0, encode(answers[asked]))
 
     def hostname(self, host: Host) -> str:
         return f"{host.name}.local"
