@@ -9,8 +9,6 @@ A worker checks ``peers`` for changes whenever a peer connects, so ``splitinfer 
 import contextlib
 import json
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -68,18 +66,15 @@ class Keyring:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} does not contain a key ({error}); remove it to have a new one made") from error
 
+    def public(self) -> str | None:
+        """This machine's public key; ``None`` if none was made yet."""
+        return self.own().public if (self._folder / "key").exists() else None
+
     def _make(self, path: Path) -> None:
-        made = KeyPair.make()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # Complete and never readable by others; of several processes, the first one's key stays.
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
-            json.dump({"public": made.public, "secret": made.secret}, file)
-        try:
-            os.link(file.name, path)
-        except FileExistsError:
-            pass
-        finally:
-            Path(file.name).unlink()
+        with locked(self._folder):
+            if not path.exists():  # of several processes, the first one's key stays
+                made = KeyPair.make()
+                replace_file(path, json.dumps({"public": made.public, "secret": made.secret}))
 
     # -- admitted keys ---------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from splitinfer.errors import ConfigError
+
 _SUPPORT, _CACHES = Path("Library", "Application Support"), Path("Library", "Caches")
 
 
@@ -60,19 +62,37 @@ def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
 # -- how a small file is changed ---------------------------------------------------------------------------------------
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str | bytes) -> None:
     """Replace a file as a whole, readable by its owner only, when the text is on the disk: nobody reads half of it, and
     nothing is left over if that fails. The folder is made if it is not there. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
-            file.write(text)
+            file.write(text if isinstance(text, bytes) else text.encode())
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def write(path: Path, text: str | bytes) -> None:
+    """Replace a file for a person, who is told of what goes wrong. Raises ConfigError: it cannot be written."""
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read(path: Path) -> str | None:
+    """A file's text; ``None`` if there is none. Raises ConfigError: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

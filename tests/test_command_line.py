@@ -1,5 +1,6 @@
 """What the command line takes from the model, and what it prints without one."""
 
+import importlib
 import io
 import math
 import os
@@ -14,14 +15,15 @@ import typer
 from typer.testing import CliRunner
 
 from splitinfer import cli
-from splitinfer.cli import app, draining, pipeline
-from splitinfer.cli.options import PipelineOptions, disk_of, plain_settings
+from splitinfer.cli import app, opening
+from splitinfer.cli.options import ChatOptions, PipelineOptions, disk_of, settings_of
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.settings import Settings
-from splitinfer.shutdown import Shutdown
+
+command = importlib.import_module("splitinfer.cli.chat")  # the package has the command by that name
 
 
 class MadeUpLLM:
@@ -47,44 +49,50 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
-    monkeypatch.setattr("splitinfer.cli.draining.open_llm", lambda *_, **__: MadeUpLLM())
-    monkeypatch.setattr(pipeline, "set_up", lambda _verbose: None)
-    monkeypatch.setattr(pipeline, "settings_of", lambda _options: Settings())
-    monkeypatch.setattr(pipeline, "finish", lambda run, _verbose: run())
+    monkeypatch.setattr(command, "open_llm", lambda *_, **__: MadeUpLLM())
+    monkeypatch.setattr(command, "finish", lambda run, *_, **__: run())
     return found
 
 
-@pytest.mark.parametrize("command", [["coord", "--prompt", "hi"], ["coord", "--chat"], ["chat"]])
-def test_the_model_decides_where_nothing_is_said(command: list[str], asked: list[SamplingParams]):
-    run(*command)
-    run(*command, "--temp", "0", "--top-k", "3")
-    assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.6, 0.9, 0), (0.0, 0.9, 3)]
+@pytest.mark.parametrize("words", [["coord", "--prompt", "hi"], ["coord", "--chat"], ["chat", "--prompt", "hi"]])
+def test_the_model_decides_where_nothing_is_said(
+    words: list[str], asked: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
+):
+    run(*words)
+    run(*words, "--temp", "0", "--top-k", "3")
+    monkeypatch.setattr(MadeUpLLM, "recommended_sampling", NOTHING)
+    run(*words)
+    assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.6, 0.9, 0), (0.0, 0.9, 3), (0.0, 1.0, 0)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_demo_is_offered_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\nn\n"))
-    pipeline._offer_demo(asks=True)
+    monkeypatch.setattr("sys.stdin", Terminal("\nn\n"))
+    assert command._with_demo(ChatOptions()).model == "demo"
     with pytest.raises(typer.Exit):
-        pipeline._offer_demo(asks=True)
+        command._with_demo(ChatOptions())
     said = capsys.readouterr()
     assert said.err.count("No model is named.") == 2
     assert said.err.endswith("splitinfer chat --model OWNER/MODEL\n")
-    pipeline._offer_demo(asks=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert command._with_demo(ChatOptions()).model is None
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_told_before_a_model_is_loaded(prompt: str):
     with pytest.raises(ConfigError, match="there is no prompt"):
-        pipeline._prompt_text(prompt, chat=False)
+        command.prompt_of(ChatOptions(prompt=prompt))
 
 
-def test_commands_keep_their_defaults_where_the_model_says_nothing(
-    asked: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(MadeUpLLM, "recommended_sampling", NOTHING)
-    run("coord", "--chat")
-    run("chat")
-    assert [p.temperature for p in asked] == [0.0, 0.7]
+def test_coord_and_chat_are_one_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli.shutdown, "exit", sys.exit)
+    for words in (["--prompt", "x", "--chat"], ["--prompt", "x", "--serve", "0"]):
+        said = [CliRunner().invoke(app, [name, "--layout", "demo", *words]).output for name in ("coord", "chat")]
+        assert said == ["splitinfer: --prompt answers and ends, --chat and --serve stay; give one of them\n"] * 2
 
 
 def run(*args: str) -> None:
@@ -157,20 +165,20 @@ def test_each_declared_option_reaches_the_settings(tmp_path: Path):
         "kv_bytes": 2.5, "kv_dir": str(tmp_path), "kv_dir_bytes": math.inf, "policy": "watermark", "context": 99,
         "float32_head": True, "token_budget": 64,
     }  # fmt: skip
-    settings = plain_settings(PipelineOptions(declared=given))
+    settings = settings_of(given)
     assert settings.disk is not None
     assert (settings.kv_bytes, settings.disk.path, settings.kv_dir_bytes) == (25 * 10**8, tmp_path, 10**18)
     assert (settings.policy, settings.context, settings.float32_head, settings.token_budget) == (
         "watermark", 99, True, 64
     )  # fmt: skip
-    usual = plain_settings(PipelineOptions()).disk
+    usual = PipelineOptions().settings.disk
     assert usual is not None
     assert usual.path == default_folder()
 
 
 def test_no_folder_for_kv_is_called_none():
     """The word means the same in a layout's options, in Python, and on a worker."""
-    in_memory = Settings(kv_dir="none"), plain_settings(PipelineOptions(declared={"kv_dir": "none"}))
+    in_memory = Settings(kv_dir="none"), settings_of({"kv_dir": "none"})
     assert [*(settings.disk for settings in in_memory), disk_of("none", 1.0)] == [None] * 3
 
 
@@ -211,9 +219,9 @@ def test_a_model_that_was_not_trained_to_chat(
 ):
     said, llm = list[str](), MagicMock()
     llm.tokenizer.writes_turns = writes_turns
-    monkeypatch.setattr(draining, "load_llm", lambda *_: llm)
-    monkeypatch.setattr(draining, "say", said.append)
+    monkeypatch.setattr("splitinfer.console.load_llm", lambda *_: llm)
+    monkeypatch.setattr("splitinfer.console.say", said.append)
     for _ in range(2):
-        with draining.open_llm("layout", None, Settings(), Shutdown(), chats=chats):
+        with opening.open_llm(PipelineOptions(layout="none-such"), chats=chats):
             assert len(said) == is_said
         said.clear()

@@ -18,10 +18,10 @@ from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
+from splitinfer.places import write
 from splitinfer.probes.child import Result, run_probe, run_probes
 from splitinfer.probes.finding import Fault, Finding, Outcome
 from splitinfer.probes.registry import ABOUT, Probe
-from splitinfer.probes.selftest import write_json
 
 PARTS = ("support", "launch", "rows", "send", "rules")
 _ON, _SIZES = ("auto", "gpu", "cpu"), ("full", "small", "tiny")
@@ -149,7 +149,7 @@ def measure_on_gpu(
         ConfigError: what should compute is not there, or the document cannot be written.
     """
     began = time.monotonic()
-    write_json(out, {})
+    _write(out, {})
     environment = {"CUDA_VISIBLE_DEVICES": ""} if on == "cpu" or accelerator else {}
     if accelerator:
         environment[ACCELERATOR] = accelerator
@@ -162,7 +162,7 @@ def measure_on_gpu(
         found["parts"] = {each: _document(result) for each, result in results.items()}
         found["problems"] = [f"{each}: {line}" for each, result in results.items() for line in problems(result)]
         found["seconds"] = round(time.monotonic() - began, 1)
-        write_json(out, found)
+        _write(out, found)
         _say(f"{probe.name}: " + "; ".join([f"{results[probe.name].seconds:.1f} s", *problems(results[probe.name])]))
 
     with cleanup.temporary_folder("splitinfer-gpu-") as folder:
@@ -211,6 +211,11 @@ def problems(result: Result) -> list[str]:
 
 def _is_broken(finding: Finding) -> bool:
     return finding.outcome is Outcome.FAILED and not finding.numbers
+
+
+def _write(path: Path | None, found: Mapping[str, Any]) -> None:
+    if path is not None:
+        write(path, dumps(found, indent=1) + "\n")
 
 
 def _say(text: str) -> None:

@@ -16,10 +16,11 @@ steps are under way, and where the device does not compute at launch another thr
 what is still wanted and makes the parts of the frame.
 """
 
+import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -45,12 +46,24 @@ from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tensors import on_host
 from splitinfer.probes.child import Report
 from splitinfer.probes.random_model import Shape, build, made_up
-from splitinfer.probes.steps import Sequences, distribution, row_errors, start
+from splitinfer.probes.steps import Sequences, row_errors, start
 
 _PROMPT = 32  # tokens
 _WARM_UP = 4  # steps, in which kernels are loaded or compiled
 _LENGTHS = (24, 3)  # tokens of the first prompt, and by how many each other is longer
 _LONG, _CHUNKS = 96, (96, 16)  # the prompt that is read in two ways
+
+
+def distribution(values: Sequence[float]) -> dict[str, float]:
+    """The median, two quantiles and the largest of some values, and their number."""
+    ordered = sorted(values)
+    return {
+        "count": len(ordered),
+        "p50": statistics.median(ordered),
+        "p90": ordered[math.ceil(0.9 * len(ordered)) - 1],
+        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1],
+        "max": ordered[-1],
+    }
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------

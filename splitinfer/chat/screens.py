@@ -34,6 +34,7 @@ from rich.text import Text
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.markdown import MarkdownStream, drawn
+from splitinfer.core.plain_text import without_controls
 from splitinfer.places import state
 
 Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
@@ -45,7 +46,6 @@ WAITING = "…"
 
 _MARK_PASTES = "\x1b[?2004h"  # the prompt switches it on itself, and off when it ends
 _ERASE = "\r\x1b[K"
-_CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
@@ -133,7 +133,7 @@ class TerminalScreen:
 
         def write(text: str) -> None:
             nonlocal has_begun
-            text = text.translate(_CONTROLS)
+            text = without_controls(text)
             if text:
                 _write(("" if has_begun else _ERASE) + flow.feed(text))
                 has_begun = True
@@ -310,8 +310,7 @@ def _typed_later(source: Input) -> Iterator[None]:
 
 
 def _text(text: str) -> Text:
-    """``text`` without control characters, which names and messages from files may hold."""
-    return Text(text.translate(_CONTROLS))
+    return Text(without_controls(text))  # names and messages may come from files
 
 
 def _write(text: str) -> None:

@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 on what `selftest` found,
 130 Ctrl-C, 143 SIGTERM (after the
-running answer, if that ends within `draining.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
+running answer, if that ends within `opening.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
 handlers, in the first tenth of a second, ends the process by the system's default: -2 or -15.
 Answers go to standard output; everything else goes to standard error.
 """
@@ -16,55 +16,58 @@ import typer
 
 from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
+from splitinfer.cli.chat import chat
 from splitinfer.cli.discover import discover
 from splitinfer.cli.doctor import doctor
 from splitinfer.cli.init import init
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
 from splitinfer.cli.pair import pair
-from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.plan import plan
 from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
 from splitinfer.cli.up import down, status, up
+from splitinfer.cli.worker import worker
 from splitinfer.shutdown import shutdown
 
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
-_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run a model": (chat, coord, serve),
-    "Machines": (init, up, down, status, worker, pair, discover),
-    "Plan, measure, check": (plan, bench, doctor, selftest),
-}
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Run a model": {"coord": chat, "chat": chat, "serve": serve},
+    "Machines": {
+        "init": init, "up": up, "down": down, "status": status, "worker": worker, "pair": pair, "discover": discover
+    },
+    "Plan, measure, check": {"plan": plan, "bench": bench, "doctor": doctor, "selftest": selftest},
+}  # fmt: skip
 _KEPT = "What is kept here"
 for panel, commands in _PANELS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
 for group, name in ((cache_app, "cache"), (keys_app, "keys"), (models_app, "models"), (service_app, "service")):
     app.add_typer(group, name=name, rich_help_panel=_KEPT)
 
 
-@app.command(rich_help_panel=_KEPT)
-def version() -> None:
-    """Print the versions that both sides of a pipeline must share."""
-    from splitinfer.engine.versions import own_versions
-
-    v = own_versions()
-    typer.echo(f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}")
-
-
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        version()
+        from splitinfer.engine.versions import own_versions
+
+        v = own_versions()
+        typer.echo(f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", help="The same as `version`.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the versions that both sides of a pipeline must share.",
+            callback=_print_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Run one large language model across two or more Macs, cut by layers."""

@@ -10,6 +10,7 @@ from rich.text import Text
 from splitinfer.chat.formatting import Stats
 from splitinfer.chat.formatting import status as phrases
 from splitinfer.core.json_text import dumps
+from splitinfer.core.plain_text import without_controls
 from splitinfer.core.sampling_defaults import RECOMMENDABLE
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
@@ -45,8 +46,9 @@ def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: b
 
 def _show_plain(request: Request, beginning: str) -> RequestOutput:
     sys.stdout.write(beginning)
+    shown = without_controls if sys.stdout.isatty() else str
     for event in request:
-        sys.stdout.write(event.text)
+        sys.stdout.write(shown(event.text))
         sys.stdout.flush()
     sys.stdout.write("\n")
     return request.output
@@ -56,7 +58,7 @@ def _show_live(llm: LLM, request: Request, before: Stats, beginning: str) -> Req
     shown = Text(beginning, style="dim")
     with Live(console=Console(), refresh_per_second=12, vertical_overflow="visible") as live:
         for event in request:
-            shown.append(event.text, style="not dim")
+            shown.append(without_controls(event.text), style="not dim")
             line = _line(request.output, before, llm.stats())
             live.update(Text.assemble(shown, "\n\n", (line, "cyan")))
     return request.output

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from splitinfer.core.plain_text import duration, megabytes
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
 cache_app = typer.Typer(no_args_is_help=True, help="List, remove and clean up the KV stored on this machine's disk.")
@@ -33,12 +34,12 @@ def ls(kv_dir: _Folder = None) -> None:
     for one in found:
         layers = f"{one.layers[0]}-{one.layers[1] - 1}"
         table.add_row(
-            Path(one.model).name, layers, f"{one.num_blocks:,}", f"{one.num_tokens:,}", _size(one.nbytes),
-            _ago(one.used), one.arithmetic, one.group,
+            Path(one.model).name, layers, f"{one.num_blocks:,}", f"{one.num_tokens:,}", megabytes(one.nbytes),
+            f"{duration(one.used)} ago", one.arithmetic, one.group,
         )  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
     console.print(table)
-    console.print(f"{_size(sum(one.nbytes for one in found))} in {folder}")
+    console.print(f"{megabytes(sum(one.nbytes for one in found))} in {folder}")
 
 
 @cache_app.command("rm")
@@ -58,7 +59,7 @@ def rm(
         typer.echo(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is", err=True)
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
-    typer.echo(f"removed {sum(n for n, _ in removed):,} files, {_size(sum(size for _, size in removed))}")
+    typer.echo(f"removed {sum(n for n, _ in removed):,} files, {megabytes(sum(size for _, size in removed))}")
 
 
 def _groups_of(model: str, folder: Path) -> set[str]:
@@ -81,18 +82,5 @@ def gc(
     done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))
     typer.echo(
         f"removed {done.damaged} damaged files, {done.orphans} without those before them, {done.unfinished} unfinished "
-        f"and {done.surplus} over the cap: {_size(done.nbytes)}"
+        f"and {done.surplus} over the cap: {megabytes(done.nbytes)}"
     )
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes < 10**9:
-        return f"{num_bytes / 1e6:.1f} MB"
-    return f"{num_bytes / 1e9:.1f} GB"
-
-
-def _ago(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 
 def discover(
@@ -17,7 +17,6 @@ def discover(
     verbose: Verbose = False,
 ) -> None:
     """List the workers that announce themselves in this machine's networks, and the ways to them."""
-    set_up(verbose)
     finish(lambda: _discover(seconds, as_json=as_json), verbose)
 
 

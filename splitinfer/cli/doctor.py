@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelOption, Timeout, Verbose
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout as PlainLayout
@@ -21,7 +21,6 @@ def doctor(
     verbose: Verbose = False,
 ) -> None:
     """Report what is wrong with this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
-    set_up(verbose)
 
     def run() -> int:
         from splitinfer.config import find_layout

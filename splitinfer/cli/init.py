@@ -1,15 +1,14 @@
 """`splitinfer init`: two machines become a pipeline, without ssh and without typing keys."""
 
 import re
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, plain_settings, store_of
-from splitinfer.cli.running import finish, set_up
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
+from splitinfer.cli.running import finish
+from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
@@ -17,7 +16,6 @@ from splitinfer.shutdown import shutdown
 if TYPE_CHECKING:
     from splitinfer.launch.pairing import Hello
 
-_WIDTH = 118  # characters of a comment's line
 _READY = 60.0  # seconds for the other machine's worker to come up
 
 
@@ -42,10 +40,9 @@ def init(
     """Make a pipeline of two machines: run this on both, and type each one's code at the other."""
     if uses_all and model is None:
         raise typer.BadParameter("--use-all is for the machine where you chat; add --model")
-    set_up(verbose=False, info=model is None)
     finish(
         lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model), uses_all),
-        False,
+        info=model is None,
     )
 
 
@@ -77,16 +74,11 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
-    from splitinfer.cli.automatic import planned
-    from splitinfer.discovery.discover import best_addresses
-    from splitinfer.launch.place import write
-    from splitinfer.placement.document import text_of
+    from splitinfer.cli.opening import write_planned
 
-    address = best_addresses([(other.name, other.key, f"tcp://{host}:{other.port}")])[other.name]
-    options = PipelineOptions(model=model, use_all=uses_all, declared={"connect_timeout": _READY})
-    worker = {"name": other.name, "address": address, "key": other.key}
-    chosen = planned(model, [worker], plain_settings(options), options)
-    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _WIDTH)))
+    options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
+    address = str(Endpoint(host, other.port or WORKER_PORT))
+    write_planned(options, model, [{"name": other.name, "address": address, "key": other.key}], out)
     typer.echo(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}", err=True)
     return 0
 
@@ -99,10 +91,8 @@ def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
 
     keyring = Keyring()
     own = Hello(machine_name().partition(".")[0], keyring.own().public, port, own_versions().protocol)
-    host, _, at = (near or "").rpartition(":") if ":" in (near or "") else (near or "", "", str(PORT))
-    if not at.isdigit():
-        raise ConfigError(f"{near!r} is not HOST or HOST:PORT")
-    meeting, code, typed = Meeting(own, near=[(host, int(at))] if host else ()), new_code(), None
+    at = None if near is None else Endpoint.parse(near, PORT)
+    meeting, code, typed = Meeting(own, near=[(at.host, at.port)] if at else ()), new_code(), None
     shown = "" if meeting.port == PORT else f" (port {meeting.port})"
     typer.echo(f"Run `splitinfer init` on both machines.\n\n    this machine's code: {code}{shown}\n", err=True)
     with meeting.open():

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 if TYPE_CHECKING:
     from splitinfer.server.keys import ApiKey
@@ -33,7 +33,6 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it, once: the file keeps its digest only."""
-    set_up(verbose=False)
 
     def run() -> int:
         from splitinfer.errors import ConfigError
@@ -47,13 +46,12 @@ def add(
         typer.echo(secret)
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 @keys_app.command("ls")
 def ls(file: _File) -> None:
     """List whose keys a file has, with their scopes and limits; the file does not hold the keys themselves."""
-    set_up(verbose=False)
 
     def run() -> int:
         from splitinfer.server.keys import read_keys
@@ -62,13 +60,12 @@ def ls(file: _File) -> None:
         typer.echo("\n".join(map(_line, found)) or f"{file} has no key")
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 @keys_app.command("rm")
 def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
     """Remove a key; running servers refuse it from now on, too."""
-    set_up(verbose=False)
 
     def run() -> int:
         from splitinfer.server.keys import remove_key
@@ -77,7 +74,7 @@ def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _Fil
         typer.echo("removed; running servers know it already", err=True)
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 def _line(key: "ApiKey") -> str:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
+from splitinfer.core.endpoint import Endpoint
+from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ _Model = Annotated[str, typer.Argument(help="The model's name, or the digits tha
 @models_app.command("ls")
 def ls(models_dir: ModelsDir = None) -> None:
     """List the models on this machine: which layers of each, how many bytes, and where."""
-    set_up(verbose=False)
 
     def run() -> int:
         rows = [*map(_row, _store(models_dir).models()), *_hub_rows()]
@@ -33,7 +34,7 @@ def ls(models_dir: ModelsDir = None) -> None:
         _print_table(rows)
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 @models_app.command("pull")
@@ -57,7 +58,6 @@ def pull(
     verbose: Verbose = False,
 ) -> None:
     """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
-    set_up(verbose)
 
     def run() -> int:
         span = _span(layers)
@@ -73,7 +73,6 @@ def pull(
 @models_app.command("rm")
 def rm(model: _Model, models_dir: ModelsDir = None) -> None:
     """Remove a model that was copied to this machine."""
-    set_up(verbose=False)
 
     def run() -> int:
         store = _store(models_dir)
@@ -86,10 +85,10 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
             digests = ", ".join(one.digest[:12] for one in found)
             raise ConfigError(f"{len(found)} models here are called {model}; name one by its id: {digests}")
         freed = found[0].remove()
-        typer.echo(f"removed {found[0].manifest.model}: {_size(freed)} freed in {store.path}")
+        typer.echo(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
         return 0
 
-    finish(run, verbose=False)
+    finish(run)
 
 
 def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> int:
@@ -105,9 +104,9 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
             reader, store, model, span, lambda at, total: progress.update(task, completed=at, total=total), rate
         )
     manifest = done.stored.manifest
-    typer.echo(f"copied {_size(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
+    typer.echo(f"copied {megabytes(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
     if done.lacking:
-        typer.echo(f"{reader.peer} lacks another {_size(done.lacking)} of it; ask others for those", err=True)
+        typer.echo(f"{reader.peer} lacks another {megabytes(done.lacking)} of it; ask others for those", err=True)
     return 0
 
 
@@ -127,7 +126,6 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
     from splitinfer.engine.links.keys import options_to
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
-    from splitinfer.llm.automatic import with_port
     from transports import check_key
 
     if key is not None:
@@ -135,7 +133,7 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
             check_key(key)
         except ValueError as error:
             raise ConfigError(f"--key: {error}") from error
-    whole = with_port(address)
+    whole = str(Endpoint.parse(address))
     try:
         return Reader(whole, options_to(key, Keyring().own), timeout)
     except Refused as error:
@@ -163,7 +161,7 @@ def _span(layers: str | None) -> tuple[int, int] | None:
 
 
 def _row(stored: "StoredModel") -> tuple[str, ...]:
-    return stored.manifest.model, _layers(stored), _size(stored.nbytes), stored.digest[:12], str(stored.folder)
+    return stored.manifest.model, _layers(stored), megabytes(stored.nbytes), stored.digest[:12], str(stored.folder)
 
 
 def _layers(stored: "StoredModel") -> str:
@@ -186,7 +184,9 @@ def _hub_rows() -> list[tuple[str, ...]]:
         files = {file.file_name for revision in repo.revisions for file in revision.files}
         count = sum(name.endswith(".safetensors") for name in files)
         if repo.repo_type == "model" and count:
-            rows.append((repo.repo_id, f"{count} files", _size(repo.size_on_disk), "hub", str(Path(repo.repo_path))))
+            rows.append(
+                (repo.repo_id, f"{count} files", megabytes(repo.size_on_disk), "hub", str(Path(repo.repo_path)))
+            )
     return rows
 
 
@@ -199,7 +199,3 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
         table.add_row(*row)
     console = Console(width=None if sys.stdout.isatty() else 250, markup=False, emoji=False, highlight=False)
     console.print(table)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB" if nbytes < 10**9 else f"{nbytes / 1e9:.1f} GB"

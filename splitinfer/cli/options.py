@@ -1,14 +1,13 @@
 """Options that several commands have, each written once.
 
 What ``Settings`` declares (``splitinfer.settings``, ``core.serving_options``) becomes an option of the command line by
-``option``. A command that runs a pipeline declares one parameter of type ``PipelineOptions``;
-``with_pipeline_options`` gives it an option for each of its fields and for each declared one.
+``option``. A command that runs a pipeline takes ``PipelineOptions`` first, or ``ChatOptions``; ``with_options`` gives
+it an option for each of their fields and for each declared one.
 """
 
-import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from splitinfer.core.sampling_defaults import SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
-from splitinfer.errors import SplitinferError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
@@ -120,33 +118,7 @@ ModelOption = Annotated[
         help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's; for `up`, the last one.",
     ),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")]
-Temp = Annotated[
-    float | None,
-    typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.", rich_help_panel=_SAMPLING),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        "--top-p", help="Sample from the likeliest tokens that hold this probability.", rich_help_panel=_SAMPLING
-    ),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p", help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=_SAMPLING
-    ),
-]
-Penalty = Annotated[
-    float | None,
-    typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.", rich_help_panel=_SAMPLING),
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
+Budget = Annotated[int | None, option("token_budget")]
 KVDir = Annotated[str | None, option("kv_dir")]
 KVDirSize = Annotated[float, option("kv_dir_bytes")]
 Timeout = Annotated[float, option("connect_timeout")]
@@ -169,7 +141,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The options of every command that runs a pipeline. ``declared``: those of ``Settings``, by the fields' names."""
+    """The options of every command that runs a pipeline."""
 
     layout: LayoutOption = None
     model: ModelOption = None
@@ -178,37 +150,84 @@ class PipelineOptions:
     aim: AimOption = Aim.CHAT
     use_all: UseAllOption = False
     measure: MeasureOption = False
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    repetition_penalty: Penalty = None
-    seed: Seed = None
     verbose: Verbose = False
-    declared: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=lambda: settings_of({}))
 
 
-def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command(options, ...)`` as a function with an option for each field of ``PipelineOptions``."""
-    hints = get_type_hints(PipelineOptions, include_extras=True)
+def _sampled(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=_SAMPLING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions(PipelineOptions):
+    """The options of every command that answers in the terminal."""
+
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end.")] = None
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")] = ANSWER_TOKENS
+    temp: Annotated[float | None, _sampled("Temperature; 0 always takes the likeliest token.", "--temp")] = None
+    top_p: Annotated[
+        float | None, _sampled("Sample from the likeliest tokens that hold this probability.", "--top-p")
+    ] = None
+    top_k: Annotated[int | None, _sampled("Sample from the k likeliest tokens; 0 is off.", "--top-k")] = None
+    min_p: Annotated[
+        float | None, _sampled("Leave out tokens less likely than this share of the likeliest.", "--min-p")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, _sampled("Over 1 discourages the last 20 tokens.", "--repetition-penalty")
+    ] = None
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
+    ] = None
+    chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, also where there is no terminal.")] = False
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Continue the prompt as it is, without the chat template and the model's sampling defaults."
+        ),
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False
+    status: Annotated[bool, typer.Option("--status", help="Show speed and load of the stages, live.")] = False
+    json_schema: Annotated[
+        Path | None,
+        typer.Option("--json-schema", help="Hold the answer to the JSON schema in this file.", metavar="FILE"),
+    ] = None
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
+    ] = None
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            "--serve",
+            min=0,
+            max=65535,
+            help="Serve HTTP clients of this machine on this port: beside the REPL, or alone where there is no "
+            "terminal.",
+        ),
+    ] = None
+
+
+def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """``command(options, ...)`` as a function with an option for each field of its first parameter's class, but for
+    those that it does ``without``, and for each declared one."""
+    first, *own = inspect.signature(command).parameters.values()
+    made: Any = first.annotation
+    hints = get_type_hints(made, include_extras=True)
     plain = [
         each.replace(annotation=hints[each.name])
-        for each in inspect.signature(PipelineOptions).parameters.values()
-        if each.name != "declared"
+        for each in inspect.signature(made).parameters.values()
+        if each.name not in ("settings", *without)
     ]
     settings = [_parameter(each) for each in sorted(_DECLARED.values(), key=lambda each: each.option.panel == SERVING)]
-    own = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in inspect.signature(command).parameters.values()
-        if each.annotation is not PipelineOptions
-    ]
 
     def run(**given: Any) -> None:
-        found = {each.name: given.pop(each.name) for each in settings}
-        options = PipelineOptions(**{each.name: given.pop(each.name) for each in plain}, declared=found)
+        found = settings_of({each.name: given.pop(each.name) for each in settings})
+        options = made(**{each.name: given.pop(each.name) for each in plain}, settings=found)
         command(options, **given)
 
-    parameters = _by_panel([*plain[:2], *own, *plain[2:], *settings])
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    parameters = _by_panel([*own, *plain, *settings])
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
@@ -240,18 +259,12 @@ def _option_of(parameter: inspect.Parameter) -> Any:
     return parameter.annotation.__metadata__[0]
 
 
-def sampling(
-    options: PipelineOptions,
-    temp: float | None,
-    *,
-    usual_temp: float,
-    max_tokens: int,
-    stop: list[str] | None = None,
-    logprobs: int | None = None,
-) -> SamplingChoice:
-    """The sampling that the options ask for; ``usual_temp`` where the model recommends no temperature either."""
+def sampling(options: ChatOptions) -> SamplingChoice:
+    """The sampling that the options ask for; greedy where the model recommends no temperature either."""
+    if options.logprobs is not None and not options.as_json:
+        raise typer.BadParameter("--logprobs is printed with --json only; add --json")
     given = {
-        "temperature": temp,
+        "temperature": options.temp,
         "top_p": options.top_p,
         "top_k": options.top_k,
         "min_p": options.min_p,
@@ -259,29 +272,19 @@ def sampling(
     }
     try:
         base = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=usual_temp,
+            max_tokens=options.max_tokens,
             seed=options.seed,
-            stop=tuple(stop or ()),
-            logprobs=logprobs,
+            stop=tuple(options.stop or ()),
+            logprobs=options.logprobs,
         )
         return SamplingChoice({name: value for name, value in given.items() if value is not None}, base)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def settings_of(options: PipelineOptions) -> Settings:
-    """The settings of a pipeline. Its local workers are started, so that they come up while this process does."""
-    _check_named(options)
-    settings = plain_settings(options)
-    if options.layout is not None:
-        _start_workers(options.layout, settings.disk)
-    return settings
-
-
-def plain_settings(options: PipelineOptions) -> Settings:
-    """The settings of a pipeline whose stages are named elsewhere."""
-    given = {name: _in_own_unit(_DECLARED[name], value) for name, value in options.declared.items()}
+def settings_of(declared: Mapping[str, Any]) -> Settings:
+    """The settings that declared options ask for, by the fields' names."""
+    given = {name: _in_own_unit(_DECLARED[name], value) for name, value in declared.items()}
     given["kv_dir"] = given.get("kv_dir") or default_folder()
     try:
         return Settings(**given)
@@ -294,7 +297,7 @@ def _in_own_unit(each: Declared, value: Any) -> Any:
     return value if value is None or each.option.per == 1 else int(min(value, _MOST_GB) * each.option.per)
 
 
-def _check_named(options: PipelineOptions) -> None:
+def check_named(options: PipelineOptions) -> None:
     """Refuse options that name no stages, or name them twice, or would have no effect."""
     by = {
         "--layout": options.layout is not None, "--workers": options.workers is not None, "--auto": options.auto
@@ -317,8 +320,7 @@ def _check_named(options: PipelineOptions) -> None:
 
 def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     """The KV store on disk that the options name; ``None`` if there is to be none."""
-    most = _in_own_unit(_DECLARED["kv_dir_bytes"], gigabytes)
-    return Settings(kv_dir=kv_dir or default_folder(), kv_dir_bytes=most).disk
+    return settings_of({"kv_dir": kv_dir, "kv_dir_bytes": gigabytes}).disk
 
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
@@ -330,12 +332,3 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
         return None
     path = default_folder() if folder is None else Path(folder).expanduser()
     return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
-
-
-def _start_workers(layout: str, disk: "Disk | None") -> None:
-    """Start the local workers early, while this process comes up; an invalid layout is reported later."""
-    from splitinfer.config import find_layout
-    from splitinfer.engine.coordinator.local_workers import start_early
-
-    with contextlib.suppress(SplitinferError, OSError):
-        start_early(find_layout(layout), disk)

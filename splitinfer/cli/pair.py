@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 
 def pair(
@@ -15,8 +15,7 @@ def pair(
     remove: Annotated[bool, typer.Option("--remove", help="Stop admitting it.")] = False,
 ) -> None:
     """Admit a coordinator to this machine's workers; without a key, print this machine's own and the admitted ones."""
-    set_up(verbose=False)
-    finish(lambda: _pair(key, name, remove=remove), verbose=False)
+    finish(lambda: _pair(key, name, remove=remove))
 
 
 def _pair(key: str | None, name: str, *, remove: bool) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 from splitinfer.errors import ConfigError
 from splitinfer.placement.asked import Aim, Asked
 
@@ -81,7 +81,6 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Measure machines and find the best cuts of a model: for one reader, for many, and for long contexts."""
-    set_up(verbose)
 
     def run() -> int:
         from splitinfer.cli.plan_tables import show

@@ -11,10 +11,11 @@ from rich.table import Table
 from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
 from splitinfer.engine.versions import own_versions
-from splitinfer.errors import CannotFit, ConfigError
+from splitinfer.errors import CannotFit
 from splitinfer.placement.asked import Aim
 from splitinfer.placement.document import as_dict, layout_text, name_in_words, shortage, why
 from splitinfer.placement.plan import Plan
+from splitinfer.places import write
 
 _WIDTH = 120  # columns where there is no terminal
 
@@ -38,16 +39,9 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
     if out is not None:
         today = datetime.datetime.now().astimezone().date()
         origin = f"By splitinfer {own_versions().splitinfer} on {today}."
-        _write(out, layout_text(plan, plan.best[aim], origin, base))
+        write(out, layout_text(plan, plan.best[aim], origin, base))
         typer.echo(f"wrote {out}, the best cut for {aim}", err=True)
     return 0
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
 
 
 def _table(plan: Plan) -> Table:

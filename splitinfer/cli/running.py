@@ -41,8 +41,9 @@ class _Lines(logging.Handler):
             self.handleError(record)
 
 
-def finish(run: Callable[[], int], verbose: bool) -> NoReturn:
-    """Run a command and end the process with its exit code; an error becomes one sentence."""
+def finish(run: Callable[[], int], verbose: bool = False, *, info: bool = False) -> NoReturn:
+    """Run a command with a log (``set_up``) and end the process with its exit code; an error becomes one sentence."""
+    set_up(verbose, info=info)
     try:
         code = run()
     except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends

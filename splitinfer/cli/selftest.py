@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.running import finish
 
 
 def selftest(
@@ -25,29 +25,15 @@ def selftest(
     verbose: Verbose = False,
 ) -> None:
     """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
-    set_up(verbose)
 
     def run() -> int:
         from splitinfer.errors import ConfigError
-        from splitinfer.probes.registry import worker_address
+        from splitinfer.probes.registry import worker_elsewhere
         from splitinfer.probes.selftest import run_selftest
 
         if worker is None and key is not None:
             raise ConfigError("--key is a worker's: say where that is with --worker")
-        there = None if worker is None else worker_address(worker, key)
-        if there is not None and there.link is not None:
-            _check_link(there.link)
+        there = None if worker is None else worker_elsewhere(worker, key)
         return run_selftest(there, seconds, quick=quick, file=json_file)
 
     finish(run, verbose)
-
-
-def _check_link(name: str) -> None:
-    from splitinfer.errors import ConfigError
-    from transports import AddressError
-    from transports.emulation import emulator
-
-    try:
-        emulator("links").preset(name)
-    except (AddressError, ValueError) as error:
-        raise ConfigError(str(error)) from error

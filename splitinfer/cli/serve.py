@@ -1,30 +1,20 @@
 """`splitinfer serve`: the pipeline for clients that speak OpenAI's or Anthropic's API."""
 
-import logging
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from splitinfer.cli.automatic import layout_of
-from splitinfer.cli.options import PipelineOptions, finite, settings_of, with_pipeline_options
-from splitinfer.cli.running import finish, set_up
-from splitinfer.errors import ConfigError, SplitinferError
-from splitinfer.shutdown import shutdown
-
-if TYPE_CHECKING:
-    from splitinfer.cli.draining import Draining
-    from splitinfer.llm import LLM
-
-log = logging.getLogger(__name__)
+from splitinfer.cli.opening import DRAIN_SECONDS
+from splitinfer.cli.options import PipelineOptions, check_named, finite, with_options
+from splitinfer.cli.running import finish
+from splitinfer.errors import ConfigError
 
 DEFAULT_PORT = 8080
-_LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 _ACCESS = "Access: who may use the server"
 
 
-@with_pipeline_options
+@with_options
 def serve(
     options: PipelineOptions,
     host: Annotated[
@@ -77,7 +67,7 @@ def serve(
     drain_seconds: Annotated[
         float,
         typer.Option("--drain-seconds", min=0, callback=finite, help="Seconds that answers may take after SIGTERM."),
-    ] = 5.0,
+    ] = DRAIN_SECONDS,
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -89,35 +79,20 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the model over HTTP, for clients of OpenAI's and Anthropic's APIs."""
-    set_up(options.verbose, info=True)
+    check_named(options)
 
     def run() -> int:
-        from splitinfer.cli.serving import Access, opened_server, service_settings, spans_to
+        from splitinfer.cli.serving import Access, serving, stay_open
 
         if (tls_cert is None) != (tls_key is None):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         access = Access(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
-        gate, spans = access.gate_at(port), spans_to(otlp)  # before minutes of loading
-        settings = service_settings(settings_of(options))
-        from splitinfer.cli.draining import open_llm
-
-        servers: list[Draining] = []
-        with (
-            open_llm(layout_of(options, settings), options.model, settings, shutdown, servers, drain_seconds) as llm,
-            opened_server(
-                llm, access, gate, servers, port, model_name, max_connections, logs_prompts=log_prompts, spans=spans
-            ) as said,
-        ):
-            log.info("%s", said)
+        with serving(
+            options, access, port, model_name, max_connections, drain_seconds=drain_seconds, logs_prompts=log_prompts,
+            otlp=otlp,
+        ) as llm:  # fmt: skip
             stay_open(llm)
 
-    finish(run, options.verbose)
-
-
-def stay_open(llm: "LLM") -> NoReturn:
-    """Stay while a pipeline lives; a signal ends the process. Raises SplitinferError: the pipeline failed."""
-    while (failure := llm.health().failure) is None or shutdown.has_begun:
-        threading.Event().wait(_LOOK_EVERY)
-    raise SplitinferError(f"{failure}; start it again with the same command")
+    finish(run, options.verbose, info=True)

@@ -8,7 +8,7 @@ import threading
 
 import psutil
 
-from splitinfer.core.endpoint import is_loopback
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
 from splitinfer.discovery.announcer import Announcing
 from splitinfer.engine.versions import device_name, machine_name, own_versions
@@ -60,8 +60,9 @@ def serve(
     keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
     is_open = keys is None or is_loopback(host)
     access = AccessControl(None if is_open else keys)
-    listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
-    address = "tcp://" + listener.address.partition("://")[2]
+    listener = _listen(Endpoint(host.strip("[]"), port), access.options)
+    at = Endpoint.parse(listener.address.partition("://")[2])
+    address = str(at)
     ending = threading.Event()
     worker = Worker(
         listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set
@@ -70,11 +71,11 @@ def serve(
         join_group(os.getppid())  # the coordinator divides the memory
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
-        _log_pairing(worker.name, address, keys)
+        _log_pairing(worker.name, at.port, keys)
     elif not is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=wanted)
+    announcing = _announcing(worker.name, host, at.port, access, wanted=wanted)
     return _stay(worker, ending, announcing, shutdown, seconds_to_close(disk))
 
 
@@ -144,12 +145,11 @@ def _numeric(host: str) -> str:
         return bare
 
 
-def _log_pairing(name: str, address: str, keys: Keyring) -> None:
+def _log_pairing(name: str, port: int, keys: Keyring) -> None:
     """Log the stage's line for the layout, and which coordinators are admitted."""
-    port = address.rpartition(":")[2]
     log.info(
-        "this worker's stage in the layout: {name: %s, layers: ..., address: tcp://%s:%s, key: %s}",
-        name, machine_name(), port, keys.own().public,
+        "this worker's stage in the layout: {name: %s, layers: ..., address: %s, key: %s}",
+        name, Endpoint(machine_name(), port), keys.own().public,
     )  # fmt: skip
     count = len(keys.known())
     if count == 0:
@@ -160,15 +160,11 @@ def _log_pairing(name: str, address: str, keys: Keyring) -> None:
         log.info("admitted: %d known %s", count, "key" if count == 1 else "keys")
 
 
-def _listen(address: str, options: LinkOptions) -> Listener:
-    shown = address.replace("rdma", "tcp", 1)  # as it stands in layouts
+def _listen(at: Endpoint, options: LinkOptions) -> Listener:
+    address = f"rdma://{at.authority}"  # the same port accepts plain TCP links
     try:
         return listen(address, options=options)
     except AddressInUse as error:
-        raise ConfigError(f"{shown} is in use; is a worker running already? Choose another with --port") from error
+        raise ConfigError(f"{at} is in use; is a worker running already? Choose another with --port") from error
     except AddressError as error:
-        raise ConfigError(f"{error}; --host is an address of this machine".replace(address, shown)) from error
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+        raise ConfigError(f"{error}; --host is an address of this machine".replace(address, str(at))) from error

@@ -1,6 +1,6 @@
 """`splitinfer service`: has the system start a worker and keep it running.
 
-`install worker` takes the options of `splitinfer worker` and writes them down: its parameters are read from that
+`install` takes the options of `splitinfer worker` and writes them down: its parameters are read from that
 command's function, so an option that is added there can be given here.
 """
 
@@ -11,31 +11,29 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
-from splitinfer.cli.pipeline import worker
-from splitinfer.cli.running import finish, set_up
-from splitinfer.errors import ConfigError
+from splitinfer.cli.running import finish
+from splitinfer.cli.worker import worker
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
 _ALWAYS = ("host", "port")  # written down also where they are not given
+_NOT_HERE = ("detach", "stop", "show", "as_json")  # options of workers in the background, without a service
 _FOLDERS = ("model", "kv_dir")  # whose value is a path, which becomes absolute: a service runs in another folder
 
-service_app = typer.Typer(no_args_is_help=True, help="Let the system start a command and keep it running.")
-_install_app = typer.Typer(no_args_is_help=True, help="Install a service, or replace it, and start it.")
-service_app.add_typer(_install_app, name="install")
+service_app = typer.Typer(no_args_is_help=True, help="Let the system start a worker and keep it running.")
 
 _Force = Annotated[bool, typer.Option("--force", help="Replace what is installed, and start it anew.")]
 
 
 def _install_command() -> Callable[..., None]:
-    """The command that installs: with the options of `splitinfer worker` that help lists, and ``--force``."""
-    own = [each for each in inspect.signature(worker).parameters.values() if not _option(each).hidden]
+    """The command that installs: with the options of a `splitinfer worker` that stays, and ``--force``."""
+    listed = [each for each in inspect.signature(worker).parameters.values() if not _option(each).hidden]
+    own = [each for each in listed if each.name not in _NOT_HERE]
 
     def run(context: typer.Context, *, force: bool, **given: Any) -> None:
-        set_up(verbose=False)
         if given.get("port") == 0:
             raise typer.BadParameter("a service needs a port of its own: coordinators must find it again")
         names = {each.name: each.opts[0] for each in context.command.params if each.name is not None}
-        finish(lambda: _install((NAME, *_words(own, given, names)), force=force), verbose=False)
+        finish(lambda: _install((NAME, *_words(own, given, names)), force=force))
 
     forced = inspect.Parameter("force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Force)
     at = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -68,7 +66,7 @@ def _words(parameters: Iterable[inspect.Parameter], given: Mapping[str, Any], na
     return words
 
 
-_install_app.command(NAME)(_install_command())
+service_app.command("install")(_install_command())
 
 
 def _install(words: tuple[str, ...], *, force: bool) -> int:
@@ -91,26 +89,27 @@ def _install(words: tuple[str, ...], *, force: bool) -> int:
 
 def _reach(words: tuple[str, ...]) -> list[str]:
     """What a person should know about who can reach it."""
-    if any(host in words for host in ("127.0.0.1", "localhost", "::1")):
+    from splitinfer.launch.processes import command_of
+
+    command = command_of(("splitinfer", *words))
+    if command is not None and command.is_loopback:
         return ["it listens on this machine only; with --host 0.0.0.0 other machines reach it"]
-    if "--insecure" in words:
+    if command is not None and command.is_insecure:
         return ["--insecure: whoever reaches its port can use it, and read what crosses the link"]
     return []
 
 
 @service_app.command("status")
-def status(name: Annotated[str | None, typer.Argument(help="The service; all of them if not given.")] = None) -> None:
+def status() -> None:
     """Print what is installed, whether it runs, how it ended last, and the end of its log."""
-    set_up(verbose=False)
-    finish(lambda: _status(name or NAME), verbose=False)
+    finish(_status)
 
 
-def _status(name: str) -> int:
+def _status() -> int:
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import status as look
     from splitinfer.service.place import here
 
-    _check(name)
     place = here()
     state, is_installed, lines = look(manager_of(place), place)
     typer.echo("\n".join(lines))
@@ -118,23 +117,16 @@ def _status(name: str) -> int:
 
 
 @service_app.command("remove")
-def remove(name: Annotated[str, typer.Argument(help="The service.")]) -> None:
-    """Stop a service and remove it; its log, keys, models and stored KV stay."""
-    set_up(verbose=False)
-    finish(lambda: _remove(name), verbose=False)
+def remove() -> None:
+    """Stop the service and remove it; its log, keys, models and stored KV stay."""
+    finish(_remove)
 
 
-def _remove(name: str) -> int:
+def _remove() -> int:
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import remove as take_away
     from splitinfer.service.place import here
 
-    _check(name)
     was_there = take_away(manager_of(here()))
     typer.echo(f"the {NAME} is {'removed' if was_there else 'not installed'}", err=True)
     return 0
-
-
-def _check(name: str) -> None:
-    if name != NAME:
-        raise ConfigError(f"there is no service {name}; there is: {NAME}")

@@ -1,24 +1,28 @@
-"""Opens the HTTP server of a pipeline, for `serve` and for `coord --serve`."""
+"""Opens a pipeline with an HTTP server on it, for `serve` and for `chat --serve`."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import psutil
+import typer
 
-from splitinfer.cli.draining import Draining
-from splitinfer.core.endpoint import is_loopback
-from splitinfer.engine.versions import machine_name
-from splitinfer.errors import ConfigError
-from splitinfer.llm import LLM, Settings
+from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
+from splitinfer.cli.options import PipelineOptions
+from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.errors import ConfigError, SplitinferError
+from splitinfer.launch.own import own_addresses
+from splitinfer.llm import LLM
+from splitinfer.llm.automatic import Chosen
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls
 from splitinfer.server.service import Service
+from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
+_LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Access:
             check_tls(self.certificate, self.certificate_key)
         keys = self._keys()
         check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
-        hosts = names_of(self.host, _own_names(), self.allowed_hosts)
+        hosts = names_of(self.host, own_addresses(), self.allowed_hosts)
         return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
 
     def _keys(self) -> ApiKeys | None:
@@ -73,43 +78,49 @@ class Access:
         return ApiKeys(given, self.key_file) if given or self.key_file is not None else None
 
 
-def service_settings(settings: Settings) -> Settings:
-    """The settings of a pipeline that serves: its context is what the stages have room for."""
-    return replace(settings, grows_context=True)
-
-
 @contextmanager
-def opened_server(
-    llm: LLM,
+def serving(
+    options: PipelineOptions,
     access: Access,
-    gate: Gate,
-    servers: list[Draining],
     port: int,
     model_name: str | None = None,
     max_connections: int = 4096,
     *,
+    chosen: Chosen | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
     logs_prompts: bool = False,
-    spans: "OtlpSpans | None" = None,
-) -> Iterator[str]:
-    """A server of ``llm``, which is added to ``servers``; yields what there is to say of it.
-
-    ``spans``: gets a span of each answer, and is closed in the end.
+    otlp: str | None = None,
+) -> Iterator[LLM]:
+    """An LLM with a server of it, whose address is said on standard error. ``otlp``: a collector of spans.
 
     Raises:
-        ConfigError: it cannot listen there, or the certificate cannot be used.
+        ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
+        SplitinferError: as ``open_llm``.
     """
-    name = model_name or Path(llm.layout.model or "model").name
-    service = Service(llm, name, gate, logs_prompts=logs_prompts, spans=spans)
-    limits = Limits(most=_room_for(max_connections))
-    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
-    servers.append(server)
-    try:
-        scheme = "http" if access.certificate is None else "https"
-        yield _sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate)
-    finally:
-        server.close()
-        if spans is not None:
-            spans.close()
+    gate, spans, servers = access.gate_at(port), spans_to(otlp), list[Draining]()  # before minutes of loading
+    with open_llm(options, chosen, servers=servers, drain_seconds=drain_seconds) as llm:
+        name = model_name or Path(llm.layout.model or "model").name
+        service = Service(llm, name, gate, logs_prompts=logs_prompts, spans=spans)
+        limits = Limits(most=_room_for(max_connections))
+        server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
+        servers.append(server)
+        try:
+            scheme = "http" if access.certificate is None else "https"
+            typer.echo(
+                _sentence(llm, name, f"{scheme}://{Endpoint(access.host, server.port).authority}", gate), err=True
+            )
+            yield llm
+        finally:
+            server.close()
+            if spans is not None:
+                spans.close()
+
+
+def stay_open(llm: LLM) -> NoReturn:
+    """Stay while a pipeline lives; a signal ends the process. Raises SplitinferError: the pipeline failed."""
+    while (failure := llm.health().failure) is None or shutdown.has_begun:
+        threading.Event().wait(_LOOK_EVERY)
+    raise SplitinferError(f"{failure}; start it again with the same command")
 
 
 def spans_to(otlp: str | None) -> "OtlpSpans | None":
@@ -144,14 +155,3 @@ def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:
     if llm.context_length < llm.model_context_length:
         context += f" of the model's {llm.model_context_length:,}"
     return f"serving {name} at {url}/v1, {context}, {who}; a page at {url}/"
-
-
-def _own_names() -> list[str]:
-    """This machine's names and addresses."""
-    name = machine_name()
-    addresses = [one.address.partition("%")[0] for each in psutil.net_if_addrs().values() for one in each]
-    return [name, f"{name.partition('.')[0]}.local", *addresses]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

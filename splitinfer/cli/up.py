@@ -1,33 +1,24 @@
 """`splitinfer up`, `down` and `status`: workers on other machines, over ssh."""
 
-import inspect
-import logging
-import os
-import sys
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, plain_settings, sampling, with_pipeline_options
-from splitinfer.cli.running import finish, set_up
+from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
+from splitinfer.cli.options import ChatOptions, sampling, with_options
+from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
-from splitinfer.core.sampling_defaults import ANSWER_TOKENS, SamplingChoice
 from splitinfer.errors import ConfigError
-from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
     from splitinfer.launch.hosts import Host, Last
     from splitinfer.launch.ssh import Ssh
     from splitinfer.launch.steps import Steps
-    from splitinfer.llm import Settings
     from splitinfer.llm.automatic import Chosen
-
-log = logging.getLogger(__name__)
 
 _Hosts = Annotated[
     list[str] | None,
@@ -37,73 +28,45 @@ _Hosts = Annotated[
 ]
 _Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
-_COMMENT = 118  # characters of a line of the layout's comment
 
 
 def _up(
-    options: PipelineOptions,
+    options: ChatOptions,
     hosts: _Hosts = None,
     hostfile: _Hostfile = None,
     port: _Port = WORKER_PORT,
-    serve: Annotated[
-        int | None,
-        typer.Option(
-            "--serve", min=0, max=65535, help="In place of the REPL, serve HTTP clients of this machine here."
-        ),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end; the workers stay up.")] = None,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="End when the workers are up and the layout is written.")
     ] = False,
-    max_tokens: MaxTokens = ANSWER_TOKENS,
-    temp: Temp = None,
 ) -> None:
-    """Start workers on other machines over ssh, cut the model, and chat."""
-    choice = sampling(options, temp, usual_temp=0.7 if prompt is None else 0.0, max_tokens=max_tokens)
-    set_up(options.verbose, info=serve is not None)
+    """Start workers on other machines over ssh, cut the model, and go on as `chat` does."""
+    choice = sampling(options)
 
     def run() -> int:
-        if (serve is not None) + (prompt is not None) + prepare > 1:
+        if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
             raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
         last = _meant(hosts, hostfile, port, options.model)
+        text = None if prepare else prompt_of(options)
         chosen = _planned(options, str(last.model), _bring_up(last))
         if prepare:
             typer.echo(_layout_file())
             return 0
-        return _run(options, chosen, choice, serve, prompt)
+        return run_pipeline(options, choice, text, chosen)
 
-    finish(run, options.verbose)
-
-
-def _without_layout() -> Any:
-    """``_up`` as a command: with the options of a pipeline but for those that it finds itself."""
-    whole = with_pipeline_options(_up)
-    signature = inspect.signature(whole)
-    left_out: dict[str, Any] = {"layout": "", "workers": None, "auto": False}
-
-    def up(**given: Any) -> None:
-        whole(**given, **left_out)
-
-    kept = [each for each in signature.parameters.values() if each.name not in left_out]
-    up.__doc__ = _up.__doc__
-    up.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    up.__annotations__ = {each.name: each.annotation for each in kept}
-    return up
+    finish(run, options.verbose, info=is_server(options))
 
 
-up = _without_layout()
+up = with_options(_up, without=("layout", "workers", "auto"))
 
 
 def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
     """Stop the workers that `up` from here has started; workers of others stay."""
-    set_up(verbose=False)
-    finish(lambda: _down(_known(hosts, hostfile)), verbose=False)
+    finish(lambda: _down(_known(hosts, hostfile)))
 
 
 def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
     """Show which workers run where: versions, memory, who started them, whom they serve."""
-    set_up(verbose=False)
-    finish(lambda: _status(_known(hosts, hostfile)), verbose=False)
+    finish(lambda: _status(_known(hosts, hostfile)))
 
 
 # ----- which hosts ---------------------------------------------------------------------------------
@@ -112,7 +75,7 @@ def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
 def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tuple[Host, ...]":
     from splitinfer.launch.hosts import from_hostfile, from_words
     from splitinfer.launch.own import own_addresses
-    from splitinfer.launch.place import read
+    from splitinfer.places import read
 
     if hostfile is None:
         return from_words(hosts or (), port)
@@ -126,7 +89,8 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
 
 def _remembered() -> "Last":
     from splitinfer.launch.hosts import decode
-    from splitinfer.launch.place import read, state_folder
+    from splitinfer.launch.place import state_folder
+    from splitinfer.places import read
 
     path = state_folder() / "last.json"
     return decode(read(path), str(path))
@@ -145,14 +109,14 @@ def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, .
 
 
 @contextmanager
-def _steps() -> "Iterator[tuple[Steps, Ssh]]":
+def _steps(*, makes_key: bool = True) -> "Iterator[tuple[Steps, Ssh]]":
     from splitinfer.launch.own import own
     from splitinfer.launch.ssh import Ssh
     from splitinfer.launch.steps import Steps
 
     began = time.monotonic()
     with Ssh() as ssh:
-        yield Steps(own(), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
+        yield Steps(own(makes_key=makes_key), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
 
 
 # ----- up ------------------------------------------------------------------------------------------
@@ -161,13 +125,16 @@ def _steps() -> "Iterator[tuple[Steps, Ssh]]":
 def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
-    from splitinfer.launch.place import state_folder, write
+    from splitinfer.launch.place import state_folder
     from splitinfer.launch.steps import problems
+    from splitinfer.places import write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
         started = list(zip(last.hosts, steps.up(last.hosts), strict=True))
         ready = [
-            {"name": host.name, "address": host.url(ssh.hostname(host)), "key": up.key} for host, up in started if up
+            {"name": host.name, "address": host.url(ssh.hostname(host)), "key": str(up.key)}
+            for host, up in started
+            if up
         ]
     if ready:  # a mistyped host does not replace those that `down` has to know
         write(state_folder() / "last.json", last.encode())
@@ -177,29 +144,14 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
     return ready
 
 
-def _planned(options: PipelineOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
+def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
     """Measure all machines, cut the model, and write the layout."""
-    from splitinfer.cli.automatic import planned
-    from splitinfer.launch.place import write
-    from splitinfer.placement.document import text_of
+    from splitinfer.cli.opening import write_planned
 
-    began = time.monotonic()
-    chosen = planned(model, _best_ways(workers), plain_settings(options), options)
-    path = _layout_file()
-    write(path, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
+    began, path = time.monotonic(), _layout_file()
+    chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
     return chosen
-
-
-def _best_ways(workers: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The workers, each at the best of its addresses: ssh may go over Wi-Fi where there is a cable, too."""
-    from splitinfer.discovery.discover import best_addresses
-
-    def notice(name: str, text: str) -> None:
-        _print("✓", f"{name}: {text}")
-
-    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
-    return [{**each, "address": found[each["name"]]} for each in workers]
 
 
 def _layout_file() -> Path:
@@ -218,43 +170,6 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
 
 
-def _run(
-    options: PipelineOptions, chosen: "Chosen", choice: SamplingChoice, port: int | None, prompt: str | None
-) -> int:
-    """The REPL, the server, or one answer, on the layout."""
-    from splitinfer.chat import run_chat
-    from splitinfer.cli.answer import answer
-    from splitinfer.cli.draining import open_llm
-
-    settings = plain_settings(options)
-    if port is not None:
-        return _serve(chosen, settings, port)
-    with open_llm(chosen, None, settings, shutdown) as llm:
-        sampled = choice.over(llm.recommended_sampling)
-        if prompt is None and sys.stdin.isatty():
-            return run_chat(llm, sampled, shutdown.offered_to)
-        text = sys.stdin.read() if prompt is None else prompt
-        if not text.strip():
-            raise ConfigError("there is no prompt: give --prompt TEXT, or text on standard input")
-        return answer(llm, text, sampled.params, raw=False, as_json=False, status=False)
-
-
-def _serve(chosen: "Chosen", settings: "Settings", port: int) -> int:
-    """The server for clients of this machine; it needs a key if the environment has one."""
-    from splitinfer.cli.draining import Draining, open_llm
-    from splitinfer.cli.serve import stay_open
-    from splitinfer.cli.serving import Access, opened_server, service_settings
-
-    access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-    gate, servers = access.gate_at(port), list[Draining]()
-    with (
-        open_llm(chosen, None, service_settings(settings), shutdown, servers) as llm,
-        opened_server(llm, access, gate, servers, port) as said,
-    ):
-        log.info("%s", said)
-        stay_open(llm)
-
-
 # ----- down and status -----------------------------------------------------------------------------
 
 
@@ -270,7 +185,7 @@ def _status(hosts: "Sequence[Host]") -> int:
 
     from splitinfer.launch.steps import COLUMNS
 
-    with _steps() as (steps, _):
+    with _steps(makes_key=False) as (steps, _):
         found = steps.status(hosts)
         rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
     table = Table(*COLUMNS, box=None, pad_edge=False)

@@ -18,19 +18,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.core.wire_codec import NONE
-from splitinfer.errors import LayoutError
+from splitinfer.errors import ConfigError, LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 UNNAMED = "(unnamed)"  # the name of a layout without a file
 
-_TCP = re.compile(r"tcp://(?P<host>[\w.-]+|\[[\w:.%]+\]):(?P<port>[0-9]+)")  # [..] holds an IPv6 address
 _KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")
 
@@ -39,8 +39,9 @@ _INPROC = re.compile(r"inproc://[\w.-]+")
 class StageSpec:
     """One stage and its layers ``[start, end)``.
 
-    address: None for stage 0 (the coordinator); for a worker ``"local"``, ``"tcp://host:port"`` or, in tests,
-        ``"inproc://name"``; or None for a worker that is yet to be found by its name and key (``Layout.to_find``).
+    address: None for stage 0 (the coordinator); for a worker ``"local"``, an ``Endpoint``, which a layout makes
+        ``"tcp://host:port"``, or, in tests, ``"inproc://name"``; or None for a worker that is yet to be found by its
+        name and key (``Layout.to_find``).
     key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
     link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
@@ -91,6 +92,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         _check_stages(self.stages, self.name)
+        object.__setattr__(self, "stages", tuple(_with_whole_address(stage, self.name) for stage in self.stages))
         _check_addresses(self.stages, self.name)
         if self.dtype not in DTYPES:
             raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is unknown; known: {', '.join(DTYPES)}")
@@ -208,7 +210,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
     for stage in workers:
         if stage.address is None or stage.is_local:
             continue  # it is yet to be found; of local ones there may be several, each is started on its own port
-        key = _normalized(stage.address, f"stage {stage.name!r} of layout {layout}")
+        key = stage.address.lower()  # host names ignore case
         if key in address_to_name:
             raise LayoutError(
                 f"stages {address_to_name[key]!r} and {stage.name!r} of layout {layout} are both at {stage.address}; "
@@ -220,7 +222,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
 def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
     if stage.key is None:
         return
-    if is_first or not (stage.address is None or _TCP.fullmatch(stage.address)):
+    if is_first or not (stage.address is None or stage.address.startswith("tcp://")):
         raise LayoutError(
             f"stage {stage.name!r} of layout {layout} has a key; only a worker at tcp://host:port has one"
         )
@@ -256,19 +258,15 @@ def _check_link_transport(stage: StageSpec, layout: str, *, is_first: bool) -> N
         raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
 
 
-def _normalized(address: str, where: str) -> str:
-    """The address in the spelling that is compared (host names ignore case); ``where`` is for the message."""
-    if _INPROC.fullmatch(address):
-        return address
-    match = _TCP.fullmatch(address)
-    if match is None:
-        raise LayoutError(
-            f"address {address!r} of {where} is neither tcp://host:port (such as tcp://mini.local:5577) nor local"
-        )
-    port = match["port"].lstrip("0")  # also keeps int() from a number of any length
-    if len(port) > 5 or not 1 <= int(port or 0) <= 65535:
-        raise LayoutError(f"port {match['port']} in the address {address!r} of {where} is not from 1 to 65535")
-    return f"tcp://{match['host'].lower()}:{port}"
+def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:
+    """The stage with its address as transports take it."""
+    if stage.address is None or stage.is_local or _INPROC.fullmatch(stage.address):
+        return stage
+    try:
+        whole = str(Endpoint.parse(stage.address))
+        return stage if whole == stage.address else dataclasses.replace(stage, address=whole)
+    except ConfigError as error:
+        raise LayoutError(f"address of stage {stage.name!r} of layout {layout}: {error}") from error
 
 
 def _layers(count: int) -> str:

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from splitinfer.core.plain_text import plain
 from splitinfer.wire.messages import Versions
 
 SERVICE = "_splitinfer._tcp"
@@ -131,7 +132,7 @@ def _versions(values: Mapping[str, str]) -> Versions:
 
 def _clean(text: str, most: int) -> str:
     """A stranger's text, printable and on one line, at most ``most`` bytes."""
-    return _cut(" ".join("".join(c if c.isprintable() else " " for c in text).split()), most)
+    return _cut(plain(text, 4 * most), most)
 
 
 def _cut(text: str, most: int) -> str:

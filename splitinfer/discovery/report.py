@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from splitinfer.core.endpoint import Endpoint
 from splitinfer.discovery.announcement import FORM, short
 from splitinfer.discovery.workers import Way, Worker
 from splitinfer.system.interface_kind import LocalInterface
@@ -61,8 +62,7 @@ class Found:
 
 def address_of(way: Way, worker: Worker) -> str:
     """A way's address as a layout has it."""
-    host = f"[{way.address}]" if ":" in way.address else way.address
-    return f"tcp://{host}:{worker.announcement.port}"
+    return str(Endpoint(way.address, worker.announcement.port))
 
 
 def way_words(way: Way) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import pydantic
 
+from splitinfer.core.plain_text import plain
 from splitinfer.wire.messages import Versions
 
 _MOST_TEXT = 4096  # characters of one text of an answer
@@ -60,12 +61,12 @@ _Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)
 class Answer:
     """The workers of a machine, once what was asked for is done.
 
-    key: public key of its workers. free, total: bytes of memory. theirs: which ports workers of other users have, and
-    whose they are. is_new: the worker that was asked for was started now. stopped: what was stopped.
+    key: public key of its workers, if they have one. free, total: bytes of memory. theirs: which ports workers of other
+    users have, and whose they are. is_new: the worker that was asked for was started now. stopped: what was stopped.
     """
 
     versions: Versions
-    key: _Key
+    key: _Key | None
     free: _Count
     total: _Count
     workers: _Workers = ()
@@ -110,16 +111,6 @@ def lines(answer: Answer) -> list[str]:
     running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]
     others = [f"a worker of {plain(user, 40)} waits at port {port}" for port, user in answer.theirs.items()]
     return [*stopped, *running, *others] or ["no worker runs"]
-
-
-def plain(text: str, most: int = 300) -> str:
-    """A stranger's text as it may be printed: one line, printable, not longer than ``most`` characters.
-
-    >>> plain("a\\x1b[31mb\\nc")
-    'a [31mb c'
-    """
-    clean = " ".join("".join(each if each.isprintable() else " " for each in text[: most * 4]).split())
-    return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def last_line(text: str) -> str:

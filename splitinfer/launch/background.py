@@ -16,17 +16,20 @@ from pathlib import Path
 
 import psutil
 
+from splitinfer.core.plain_text import plain
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import processes
-from splitinfer.launch.answer import Answer, Found, How, last_line, plain
-from splitinfer.launch.place import read, state_folder, write
-from splitinfer.launch.processes import Command, Process, Record, command_of, decode, holds, others_workers, own_workers
+from splitinfer.launch.answer import Answer, Found, How, last_line
+from splitinfer.launch.place import state_folder
+from splitinfer.launch.processes import Command, Record, command_of, decode, holds, others_workers, own_workers
 from splitinfer.models.memory import free_bytes
-from splitinfer.places import locked
+from splitinfer.places import locked, read, write
 from splitinfer.service.actions import Manager, manager_of
 from splitinfer.service.place import here as service_place
+from splitinfer.system import processes as system_processes
+from splitinfer.system.processes import Process
 
 _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
 _STOP_SECONDS = 10.0  # a worker ends within three
@@ -56,10 +59,10 @@ class Wanted:
 
 def show() -> Answer:
     """What runs here. Raises ConfigError: this machine's key cannot be read."""
-    running = processes.processes()
+    running = system_processes.processes()
     return Answer(
         own_versions(),
-        Keyring().own().public,
+        Keyring().public(),
         free_bytes(),
         int(psutil.virtual_memory().total),
         _found(running),
@@ -133,6 +136,7 @@ def start(wanted: Wanted) -> Answer:
         is_new = not _is_there(wanted, port)
         if wanted.by is not None and not Keyring().admits(wanted.by.key):
             Keyring().admit(wanted.by.key, plain(wanted.by.name, 60))
+        Keyring().own()  # which the worker would make
         if is_new and not _start_service(wanted.command):
             _spawn(wanted, port)
         return replace(show(), is_new=is_new)
@@ -140,7 +144,7 @@ def start(wanted: Wanted) -> Answer:
 
 def _is_there(wanted: Wanted, port: int) -> bool:
     """Whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
-    running = processes.processes()
+    running = system_processes.processes()
     there = own_workers(running).get(port)
     if there is not None:
         process, command = there
@@ -252,7 +256,7 @@ def stop(key: str = "") -> Answer:
     """
     with _alone():
         how = How.UP if key else How.DETACHED
-        stopped = [each for each in _found(processes.processes()) if each.how is how and (each.key or "") == key]
+        stopped = [each for each in _found(system_processes.processes()) if each.how is how and (each.key or "") == key]
         for worker in stopped:
             processes.end(worker.pid, _STOP_SECONDS)
             _file(worker.port).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Which machines are meant: by words of the command line, by a hostfile of mlx.launch, or by the last `up`. Pure.
 
 A word is ``[NAME=][USER@]HOST[:PORT]``. HOST is what `ssh HOST` takes, so it may be an alias of ~/.ssh/config; PORT is
-the worker's, not ssh's. A word that begins with "-" would be an option to ssh, so it is refused.
+the worker's, not ssh's. What begins with "-" would be an option to ssh; it is not an ``Endpoint``, and refused.
 
 A hostfile is that of MLX (its page "Launching Distributed Programs"; ``Hostfile.from_file`` in its
 ``_distributed_utils/common.py``): a list of ``{"ssh", "ips", "rdma"}``, or a mapping with that list under ``hosts``
@@ -17,18 +17,12 @@ from typing import Any
 
 import pydantic
 
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.endpoint import WORKER_PORT, Endpoint, free_name, is_loopback
 from splitinfer.errors import ConfigError
 
 MOST_HOSTS = 64
 
-_WORD = re.compile(
-    r"(?:(?P<name>[A-Za-z][\w.-]*)=)?"
-    r"(?P<ssh>(?:[A-Za-z0-9_][\w.+-]*@)?(?:[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\]))"
-    r"(?::(?P<port>[0-9]{1,5}))?"
-)
-_ADDRESS = re.compile(r"[A-Za-z0-9_][\w.-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_WORD = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)=)?(?P<user>[A-Za-z0-9_][\w.+-]*@)?(?P<at>[^@=\n]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +40,7 @@ class Host:
 
     def url(self, hostname: str) -> str:
         """The worker's address in a layout. ``hostname``: where ssh goes."""
-        at = self.address or hostname
-        return f"tcp://[{at}]:{self.port}" if ":" in at else f"tcp://{at}:{self.port}"
+        return str(Endpoint(self.address or hostname, self.port))
 
 
 def from_words(words: Iterable[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
@@ -61,13 +54,14 @@ def from_words(words: Iterable[str], port: int = WORKER_PORT) -> tuple[Host, ...
 
 def _host(word: str, port: int) -> Host:
     match = _WORD.fullmatch(word)
-    number = port if match is None or match["port"] is None else int(match["port"])
-    if match is None or not 1 <= number <= 65535:
-        raise ConfigError(
-            f"{word!r:.100} is not a host: write [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
-        )
-    ssh = match["ssh"].replace("[", "").replace("]", "")  # ssh takes an IPv6 address without brackets
-    return Host(match["name"] or "", ssh, None, number)
+    try:
+        if match is None or "://" in word:
+            raise ConfigError(f"{word!r:.100} is not a host")
+        at = Endpoint.parse(match["at"], port)
+    except ConfigError as error:
+        form = "a host is [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
+        raise ConfigError(f"{error}: {form}") from error
+    return Host(match["name"] or "", f"{match['user'] or ''}{at.host}", None, at.port)
 
 
 def from_hostfile(text: str, where: str, own: Collection[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
@@ -93,18 +87,17 @@ def from_hostfile(text: str, where: str, own: Collection[str], port: int = WORKE
 
 
 def _entry(entry: Any, where: str, port: int) -> Host:
-    ssh = entry.get("ssh") if isinstance(entry, dict) else None
-    if not isinstance(ssh, str) or (match := _WORD.fullmatch(ssh)) is None or match["name"] or match["port"]:
+    ssh, ips = (entry.get("ssh"), entry.get("ips") or []) if isinstance(entry, dict) else (None, [])
+    if not isinstance(ssh, str) or "=" in ssh or (host := _host(ssh, port)).port != port:
         raise ConfigError(f"{where} has no name for ssh")
-    ips = entry.get("ips") or []
-    if not isinstance(ips, list) or not all(isinstance(ip, str) and _ADDRESS.fullmatch(ip) for ip in ips):
+    if not isinstance(ips, list) or not all(isinstance(ip, str) for ip in ips):
         raise ConfigError(f"'ips' of {where} is not a list of addresses")
-    return replace(_host(ssh, port), address=ips[0] if ips else None)
+    return replace(host, address=Endpoint.parse(Endpoint(ips[0], port).authority).host if ips else None)
 
 
 def _is_own(host: Host, own: Collection[str]) -> bool:
-    names = {each.lower() for each in own} | set(_LOOPBACK)
-    return host.ssh.rpartition("@")[2].lower() in names or (host.address or "").lower() in names
+    names, places = {each.lower() for each in own}, (host.ssh.rpartition("@")[2].lower(), (host.address or "").lower())
+    return any(place in names or is_loopback(place) for place in places)
 
 
 def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
@@ -115,25 +108,15 @@ def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
             raise ConfigError(f"{host.ssh} is named twice")
         if host.name and any(each.name == host.name for each in found):
             raise ConfigError(f"two hosts are named {host.name}")
-        found.append(host if host.name else replace(host, name=_free(_short(host.ssh), found)))
+        found.append(host if host.name else replace(host, name=_name(host, found)))
     if len(found) > MOST_HOSTS:
         raise ConfigError(f"{len(found)} hosts are too many: there can be {MOST_HOSTS}")
     return tuple(found)
 
 
-def _short(ssh: str) -> str:
-    """The first part of a host's name; an address stays whole."""
-    host = ssh.rpartition("@")[2]
-    first = host.partition(".")[0]
-    return first if first[:1].isalpha() and ":" not in host else host
-
-
-def _free(name: str, taken: Sequence[Host]) -> str:
-    count, found = 1, name
-    while any(each.name == found for each in taken):
-        count += 1
-        found = f"{name}-{count}"
-    return found
+def _name(host: Host, taken: Sequence[Host]) -> str:
+    at = Endpoint(host.ssh.rpartition("@")[2])
+    return free_name(at.name or at.host, [each.name for each in taken])
 
 
 # ----- the last time -------------------------------------------------------------------------------

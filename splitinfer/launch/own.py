@@ -25,23 +25,24 @@ _PATH = 'PATH="$HOME/.local/bin:/opt/homebrew/bin:/usr/local/bin:$PATH"'
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This machine: its public key, its name, its versions. ``origin``: the wheel or the folder that its installation
-    came from; ``None``: an index. ``program``: the path of its own command, if it has one: the same may be found
-    elsewhere."""
+    """This machine: its public key, if it has one, its name, its versions. ``origin``: the wheel or the folder that its
+    installation came from; ``None``: an index. ``program``: the path of its own command, if it has one: the same may be
+    found elsewhere."""
 
-    key: str
+    key: str | None
     name: str
     versions: Versions
     origin: Path | None = None
     program: str | None = None
 
 
-def own() -> Own:
-    """This machine. Raises ConfigError: its key cannot be read."""
+def own(*, makes_key: bool = True) -> Own:
+    """This machine, with a key if that is to be made. Raises ConfigError: its key cannot be read."""
     path = Path(sys.prefix, "bin", "splitinfer")
     came_from = origin(importlib.metadata.distribution("splitinfer").read_text("direct_url.json"))
     program = str(path) if path.is_file() else None
-    return Own(Keyring().own().public, machine_name(), own_versions(), came_from, program)
+    key = Keyring().own().public if makes_key else Keyring().public()
+    return Own(key, machine_name(), own_versions(), came_from, program)
 
 
 def own_addresses() -> set[str]:

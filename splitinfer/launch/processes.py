@@ -1,21 +1,15 @@
-"""The processes of this machine, and which of them are workers.
+"""Which processes of this machine are workers, and how one is watched and ended.
 
-A worker is known by its command line: ``.../splitinfer worker ...`` or ``python -m splitinfer worker ...``. Workers
-that a coordinator started for itself (``--child``) are its own business, and `worker --detach` starts one without being
-one. A record of `up` is believed only while a process with its number runs that is a worker and began when the record
-says: numbers are used again.
-
-The command line of another user's process is anybody's to read on Linux. macOS gives it to its owner and to root alone
-(psutil's documentation, ``Process.cmdline``), and to ``ps``, which runs as root there.
+A worker is a process of splitinfer with the command `worker` (``system.processes``). Workers that a coordinator started
+for itself (``--child``) are its own business, and `worker --detach` starts one without being one. A record of `up` is
+believed only while a process with its number runs that is a worker and began when the record says: numbers are used
+again.
 """
 
 import contextlib
-import getpass
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import psutil
@@ -23,24 +17,12 @@ import pydantic
 
 from splitinfer.core.endpoint import WORKER_PORT, is_loopback
 from splitinfer.errors import ConfigError
+from splitinfer.system.processes import Process, command_in
 from splitinfer.wire.messages import Versions
 
 _SAME_START = 2.0  # seconds by which two readings of one process's start may differ, when clocks are set
 _NO_WORKER = ("--child", "--detach", "--stop", "--show")
-_PS = ("ps", "-axww", "-o", "pid=", "-o", "command=")
-_SECONDS = 10.0
 _POLL = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process. user: its owner's name. words: its command line. started: seconds since 1970."""
-
-    pid: int
-    user: str
-    is_own: bool
-    words: tuple[str, ...]
-    started: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +72,12 @@ def command_of(words: Sequence[str]) -> Command | None:
     >>> command_of(["/x/bin/python3", "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port=7000"])
     Command(host='0.0.0.0', port=7000, is_insecure=False)
     """
-    at = next((i for i, word in enumerate(words[:-1]) if _is_program(words, i) and words[i + 1] == "worker"), None)
-    if at is None:
-        return None
-    options = words[at + 2 :]
-    if not set(options).isdisjoint(_NO_WORKER):
+    command, *options = command_in(words) or ("",)
+    if command != "worker" or not set(options).isdisjoint(_NO_WORKER):
         return None
     port = _value(options, "--port") or str(WORKER_PORT)
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
     return Command(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options)
-
-
-def _is_program(words: Sequence[str], at: int) -> bool:
-    """Whether a word is what is run, and not an argument of another program, such as an editor."""
-    if at > 0 and words[at - 1] == "-m":
-        return words[at] == "splitinfer"
-    return PurePath(words[at]).name == "splitinfer" and at <= 1  # a script: by itself, or behind its interpreter
 
 
 def _value(options: Sequence[str], name: str) -> str | None:
@@ -135,47 +107,6 @@ def holds(record: Record | None, process: Process) -> bool:
 
 
 # ----- what acts -----------------------------------------------------------------------------------
-
-
-def processes() -> list[Process]:
-    """All processes that can be seen and have a command line."""
-    own = getpass.getuser()
-    read = [each.info for each in psutil.process_iter(["pid", "username", "cmdline", "create_time"])]
-    hidden = any(info["cmdline"] is None for info in read)
-    shown = _shown_by_ps() if hidden else {}
-    return [
-        Process(
-            info["pid"],
-            info["username"] or "",
-            info["username"] == own,
-            tuple(info["cmdline"] or shown.get(info["pid"], ())),
-            info["create_time"] or 0.0,
-        )
-        for info in read
-        if info["cmdline"] or info["pid"] in shown
-    ]
-
-
-def _shown_by_ps() -> dict[int, tuple[str, ...]]:
-    try:
-        done = subprocess.run(
-            _PS, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_SECONDS, text=True,
-            errors="replace",
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return from_ps(done.stdout)
-
-
-def from_ps(text: str) -> dict[int, tuple[str, ...]]:
-    """Command lines by process id, as ``ps -axww -o pid= -o command=`` prints them (ps(1), macOS and Linux); words with
-    spaces in them fall apart, which options of a worker survive.
-
-    >>> from_ps("  12 /x/python -m splitinfer worker\\n")
-    {12: ('/x/python', '-m', 'splitinfer', 'worker')}
-    """
-    rows = (line.split() for line in text.splitlines())
-    return {int(row[0]): tuple(row[1:]) for row in rows if len(row) > 1 and row[0].isdigit()}
 
 
 def memory_of(pid: int) -> int:

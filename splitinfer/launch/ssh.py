@@ -28,13 +28,13 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Self
 
 from splitinfer import cleanup
 from splitinfer.launch.hosts import Host
+from splitinfer.system.command import Done
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come up
@@ -59,15 +59,6 @@ OPTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One run of ssh: its exit code, and what came on standard output and standard error."""
-
-    code: int
-    output: str = ""
-    complaints: str = ""
-
-
 class Ssh:
     """Connections to machines. ``program``: the `ssh` to run. May be used from several threads; ``close`` ends them."""
 
@@ -83,7 +74,7 @@ class Ssh:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def run(self, host: Host, script: str, seconds: float = ANSWER_SECONDS) -> Ended:
+    def run(self, host: Host, script: str, seconds: float = ANSWER_SECONDS) -> Done:
         """Run a script of /bin/sh on a machine, at most for ``seconds``."""
         self._used.add(host.ssh)
         return self._run((*self._command(), "-o", "ControlPersist=60", "--", host.ssh, "/bin/sh -s"), script, seconds)
@@ -105,7 +96,7 @@ class Ssh:
         socket = f"ControlPath={self._folder}/%C"
         return (*self._program, *OPTIONS, "-o", "ControlMaster=auto", "-o", socket)
 
-    def _run(self, command: Sequence[str], text: str, seconds: float) -> Ended:
+    def _run(self, command: Sequence[str], text: str, seconds: float) -> Done:
         with contextlib.ExitStack() as stack:
             given, said, complained = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             given.write(text.encode())
@@ -113,14 +104,14 @@ class Ssh:
             try:
                 child = cleanup.start(command, stdin=given, stdout=said, stderr=complained)
             except OSError as error:
-                return Ended(OWN_FAILURE, "", str(error))
+                return Done(OWN_FAILURE, "", str(error))
             try:
                 code = child.wait(seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-                return Ended(OWN_FAILURE, "", f"no answer for {seconds:.0f} s; what was begun there may go on")
-            return Ended(code if code >= 0 else OWN_FAILURE, _content(said), _content(complained))
+                return Done(OWN_FAILURE, "", f"no answer for {seconds:.0f} s; what was begun there may go on")
+            return Done(code if code >= 0 else OWN_FAILURE, _content(said), _content(complained))
 
 
 def _content(file: IO[bytes]) -> str:

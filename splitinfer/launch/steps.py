@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, plain, understand
+from splitinfer.core.plain_text import duration, plain
+from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
-from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, Ended, script
+from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, script
+from splitinfer.system.command import Done
 from splitinfer.wire.messages import Versions
 
-Run = Callable[[Host, str], Ended]
+Run = Callable[[Host, str], Done]
 """Runs a script on a machine."""
 
 Say = Callable[[str, str], None]
@@ -108,7 +110,7 @@ class Steps:
     def _ask(self, host: Host, *words: str) -> Answer:
         """Run `splitinfer worker` with these words on a host, and read its answer. Raises HostFailed."""
         ended = self.run(host, script((*words, "--json"), self.own.program, str(Path.home())))
-        said = plain(last_line(ended.complaints).removeprefix("splitinfer: "), 600)
+        said = plain(last_line(ended.complaint).removeprefix("splitinfer: "), 600)
         if ended.code == 0:
             return self._understood(host, ended)
         if ended.code == OWN_FAILURE:
@@ -121,7 +123,7 @@ class Steps:
         cure = f"; {self._install(host)}" if "--show" in words else ""  # it cannot do even that
         raise HostFailed(f"{host.name}: {said or f'splitinfer ended with {ended.code}'}{cure}")
 
-    def _understood(self, host: Host, ended: Ended) -> Answer:
+    def _understood(self, host: Host, ended: Done) -> Answer:
         try:
             return understand(ended.output, self.own.versions)
         except OtherVersion as error:
@@ -158,9 +160,9 @@ def problems(hosts: Sequence[str]) -> str:
     return f"{' and '.join(hosts)} did not start; {others}"
 
 
-def _lines(ended: Ended) -> str:
+def _lines(ended: Done) -> str:
     """What ssh has said, each line below the last one."""
-    lines = [plain(line) for line in ended.complaints.splitlines() if line.strip()][-_MOST_LINES:]
+    lines = [plain(line) for line in ended.complaint.splitlines() if line.strip()][-_MOST_LINES:]
     return "".join(f"\n    {line}" for line in lines or ["(it said nothing)"])
 
 
@@ -170,14 +172,3 @@ def _words(v: Versions) -> str:
 
 def _memory(seen: Answer) -> str:
     return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(59), duration(3600), duration(200000)
-    ('59 s', '1 h', '2 days')
-    """
-    for size, least, unit in ((86400, 2 * 86400, "days"), (3600, 3600, "h"), (60, 60, "min")):
-        if seconds >= least:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

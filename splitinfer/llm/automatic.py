@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
@@ -40,7 +40,6 @@ from splitinfer.settings import NO_DRAFT, Settings
 
 ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made
 _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-9a-fA-F]{64}))?")
-_PORT = re.compile(r":[0-9]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def choose_layout(
     layers, if it ``uses_all``.
 
     Raises:
-        LayoutError: a worker's address cannot be read.
+        ConfigError: a worker's address cannot be read.
         CannotFit: no cut fits; the text says by how much, and what would.
         PeerError, ModelError: a machine cannot be used, or the model.
     """
@@ -186,12 +185,12 @@ def keys_here() -> list[tuple[str, str]]:
 def as_workers(
     workers: Iterable[str | Mapping[str, Any]], known: Sequence[tuple[str, str]] = ()
 ) -> tuple[StageSpec, ...]:
-    """Workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local``, a host, ``host:port`` or
-    ``tcp://host:port``; or mappings with the keys ``address``, ``name`` and ``key``. ``known``: keys and their names;
-    a worker of another machine without a key has the one that is known by its name.
+    """Workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local`` or an ``Endpoint``; or
+    mappings with the keys ``address``, ``name`` and ``key``. ``known``: keys and their names; a worker of another
+    machine without a key has the one that is known by its name.
 
     Raises:
-        LayoutError: one cannot be read, two are alike, or several keys are known by one's name.
+        ConfigError: one cannot be read, two are alike, or several keys are known by one's name.
 
     >>> [(each.name, each.address) for each in as_workers(["mini.local", "air=tcp://10.0.0.3:7000", "local"])]
     [('mini', 'tcp://mini.local:5577'), ('air', 'tcp://10.0.0.3:7000'), ('local', 'local')]
@@ -199,9 +198,9 @@ def as_workers(
     parts, names = [], set[str]()
     for worker in workers:
         name, address, key = _parts_of(worker)
-        name = _free_name(name or _name_of(address), names)
+        name = free_name(name or _name_of(address), names)
         names.add(name)
-        if key is None and address.startswith("tcp://"):
+        if key is None and not _is_here(address):
             key = _key_of(name, known)
         parts.append((name, 1, address, {"key": key}))
     specs = lay_out([("(coordinator)", 1, None), *parts])
@@ -218,13 +217,13 @@ def _parts_of(worker: str | Mapping[str, Any]) -> tuple[str, str, str | None]:
         unknown = sorted(set(worker) - {"name", "address", "key"})
         if unknown or not worker.get("address"):
             raise LayoutError(f"a worker has an address, and perhaps a name and a key, but this is {dict(worker)}")
-        return str(worker.get("name") or ""), with_port(str(worker["address"])), worker.get("key")
+        return str(worker.get("name") or ""), str(worker["address"]), worker.get("key")
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
         raise LayoutError(
             f"{worker!r:.100} is not a worker's address; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577"
         )
-    return match["name"] or "", with_port(match["address"]), match["key"]
+    return match["name"] or "", match["address"], match["key"]
 
 
 def _key_of(name: str, known: Sequence[tuple[str, str]]) -> str | None:
@@ -234,33 +233,15 @@ def _key_of(name: str, known: Sequence[tuple[str, str]]) -> str | None:
     return keys[0] if keys else None
 
 
-def with_port(text: str) -> str:
-    """An address as a layout writes it: with a transport, and with a worker's usual port where there is none.
-
-    >>> with_port("mini.local")
-    'tcp://mini.local:5577'
-    """
-    if text == LOCAL or text.startswith("inproc://"):
-        return text
-    host = text.removeprefix("tcp://")
-    return f"tcp://{host}" if _PORT.search(host) else f"tcp://{host}:{WORKER_PORT}"
+def _is_here(address: str) -> bool:
+    return address == LOCAL or address.startswith("inproc://")
 
 
 def _name_of(address: str) -> str:
-    """A name for the machine at an address: the first part of its host's name."""
-    host = address.removeprefix("tcp://").rpartition(":")[0] if address != LOCAL else LOCAL
-    first = host.partition(".")[0]
-    return first if first[:1].isalpha() else "worker"
+    """A name for the machine at an address."""
+    name = address if address == LOCAL else "" if _is_here(address) else Endpoint.parse(address).name
+    return name or "worker"
 
 
 def _own_name(others: set[str]) -> str:
-    return _free_name(_name_of(f"tcp://{machine_name()}:0"), others)
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """The name, with a number where it is taken."""
-    count, found = 1, name
-    while found in taken:
-        count += 1
-        found = f"{name}-{count}"
-    return found
+    return free_name(Endpoint(machine_name()).name or "worker", others)

@@ -98,7 +98,6 @@ class Result:
     seconds: float = 0.0
     limit_s: float = 0.0
     processes: int = 0
-    overran: bool = False
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -116,7 +115,6 @@ def run_probe(
     folder: str = "",
     environment: Mapping[str, str] | None = None,
     *,
-    known: Sequence[Finding] = (),
     patience_s: float = HANGING,
     command: Sequence[str] = _COMMAND,
 ) -> Result:
@@ -125,10 +123,9 @@ def run_probe(
     Args:
         folder: where it may write.
         environment: variables of its process, besides its own.
-        known: what it has found before, and need not find again.
         patience_s: a probe that overran was hanging, and not slow, if it had been silent for so long.
     """
-    began, found, ending, overran, processes = time.monotonic(), list(known), None, False, 0
+    began, found, ending, processes = time.monotonic(), list[Finding](), None, 0
     variables = {**(environment or {}), **probe.variables(folder)}
     while ending is None:
         left = limit - (time.monotonic() - began)
@@ -139,10 +136,9 @@ def run_probe(
         processes += 1
         new, tried = _read(ended.out)
         found += new
-        overran = ended.code is None
         if ended.code == 0:
             break
-        if overran:
+        if ended.code is None:
             ending = _overran(tried, limit, ended.silent_s, patience_s)
         elif tried is not None:
             found.append(_crashed(tried, ended))  # each further process has less to try
@@ -152,7 +148,7 @@ def run_probe(
             break
     whole = tuple(probe.own(each) for each in found)
     seconds = round(time.monotonic() - began, 1)
-    return Result(whole, ending and probe.own(ending), seconds, round(limit, 1), processes, overran)
+    return Result(whole, ending and probe.own(ending), seconds, round(limit, 1), processes)
 
 
 def _request(probe: Probe, limit: float, folder: str, found: Sequence[Finding]) -> str:
@@ -204,9 +200,8 @@ def run_probes(
 ) -> dict[str, Result]:
     """The results of probes by name, run one after the other within ``seconds``, each for at most its share.
 
-    What one leaves of its time goes to those behind it. One that overran runs once more at the end if there is more
-    time then: one that hangs does so again. The first probe says how long a start takes here, which decides when a
-    silent one hangs.
+    What one leaves of its time goes to those behind it. The first probe says how long a start takes here, which decides
+    when a silent one hangs.
     """
     ends, results = time.monotonic() + seconds, dict[str, Result]()
     for number, probe in enumerate(probes):
@@ -215,14 +210,9 @@ def run_probes(
             continue
         share = share_of(ends - time.monotonic(), [each.weight for each in probes[number:]])
         limit = min(share, probe.most * max(1.0, seconds / 180))
-        results[probe.name] = run(probe, limit, folder, patience_s=_patience(probes, results), **more)
+        patience = max(HANGING, 10 * results.get(probes[0].name, Result()).seconds)
+        results[probe.name] = run(probe, limit, folder, patience_s=patience, **more)
         after(probe, results)
-    for probe in probes:
-        before, left = results[probe.name], ends - time.monotonic()
-        if before.overran and left > before.limit_s:
-            waits = _patience(probes, results)
-            results[probe.name] = run(probe, left, folder, known=before.found, patience_s=waits, **more)
-            after(probe, results)
     return results
 
 
@@ -233,11 +223,6 @@ def share_of(left: float, weights: Sequence[float]) -> float:
     (20.0, 0.0)
     """
     return max(0.0, left) * (weights[0] / sum(weights))
-
-
-def _patience(probes: Sequence[Probe], results: Mapping[str, Result]) -> float:
-    first = results.get(probes[0].name, Result())
-    return max(HANGING, 10 * first.seconds)
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

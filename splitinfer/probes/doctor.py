@@ -19,7 +19,7 @@ from splitinfer.probes.advice import Hidden, LinkAdvice, advise, codecs_of, hidd
 from splitinfer.probes.child import Report as Findings
 from splitinfer.probes.evidence import Seen, look
 from splitinfer.probes.finding import Finding, Outcome
-from splitinfer.probes.findings import every_finding, good_wired_limit, parse_pages
+from splitinfer.probes.findings import every_finding, good_wired_limit
 from splitinfer.probes.links import LinkSeen, LinkSurvey, Progress, WorkerSeen
 from splitinfer.probes.machine import description
 from splitinfer.probes.page import counted, grid, lines, print_page, title
@@ -83,9 +83,9 @@ def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> 
 
 def machine_of(seen: Seen) -> dict[str, Any]:
     """This machine, with what its commands say of memory and version."""
-    pages, version = seen.read("memory", parse_pages), seen.read("macos", parsing.version)
+    version = seen.read("macos", parsing.version)
     said = {} if version is None else {"system_version": ".".join(map(str, version))}
-    kinds, limit = pages and pages.by_category(), seen.read("wired_limit", parsing.wired_limit)
+    kinds, limit = seen.pages and seen.pages.by_category(), seen.wired_limit and seen.wired_limit // 2**20
     return {**description(), **said, "memory_kinds": kinds, "wired_limit_mb": limit}
 
 

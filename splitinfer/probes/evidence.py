@@ -10,36 +10,35 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
 import psutil
 
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import Layout
+from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
-from splitinfer.system.interfaces import wireless_interfaces
+from splitinfer.service.definition import LABEL
+from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
+from splitinfer.system.interface_kind import LocalInterface
+from splitinfer.system.interfaces import local_interfaces
+from splitinfer.system.memory_pages import MemoryPages
 from splitinfer.system.origin import Origin, Start, this_process
-from transports import AddressError
-from transports.address import parse_host_port
+from splitinfer.system.processes import Process, processes
 
 T = TypeVar("T")
 
 SECONDS = 15.0  # for a command; system_profiler takes a few, and ibv_devinfo has been seen to hang for ever
 TOOL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
-LABEL = "io.splitinfer.worker"  # of the service
-_OWN_COMMANDS = ("worker", "coord", "chat", "serve", "bench")
+_COMPUTE = frozenset({"worker", "coord", "chat", "serve", "up", "bench"})  # commands
 
 MACOS: Mapping[str, tuple[str, ...]] = {
     "macos": ("/usr/bin/sw_vers", "-productVersion"),
-    "wired_limit": ("/usr/sbin/sysctl", "iogpu.wired_limit_mb"),
-    "memory": ("/usr/bin/vm_stat",),
-    "swap": ("/usr/sbin/sysctl", "vm.swapusage"),
     "power": ("/usr/bin/pmset", "-g"),
-    "battery": ("/usr/bin/pmset", "-g", "batt"),
     "assertions": ("/usr/bin/pmset", "-g", "assertions"),
     "thermal": ("/usr/bin/pmset", "-g", "therm"),
     "firewall": (TOOL, "--getglobalstate"),
@@ -81,22 +80,13 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherProcess:
-    """Another process of splitinfer on this machine, its command's name, and its nice value."""
-
-    pid: int
-    command: str
-    nice: int
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
 
-    memory, available: bytes.
+    memory, available, swapped: bytes. pages: what macOS counts of them. wired_limit: the owner's, in bytes; ``None``:
+        it is macOS's own. battery: percent that are left, where the machine runs on it.
     on_gpu: whether MLX computes on a GPU.
     executable, prefix: the Python that runs this, links resolved.
-    wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
     """
 
     outputs: Mapping[str, Output]
@@ -105,13 +95,17 @@ class Seen:
     environment: Mapping[str, str]
     memory: int = 0
     available: int = 0
+    swapped: int = 0
+    pages: MemoryPages | None = None
+    wired_limit: int | None = None
+    battery: int | None = None
     on_gpu: bool = False
     executable: str = ""
     prefix: str = ""
     origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
-    processes: tuple[OtherProcess, ...] = ()
+    processes: tuple[Process, ...] = ()
     ways: tuple[Way, ...] = ()
-    wireless: frozenset[str] = frozenset()
+    interfaces: tuple[LocalInterface, ...] = ()
 
     @property
     def is_mac(self) -> bool:
@@ -133,14 +127,23 @@ def look(layout: Layout | None) -> Seen:
         environment=os.environ,
         memory=int(memory.total),
         available=int(memory.available),
+        swapped=int(psutil.swap_memory().used) if system == "Darwin" else 0,
+        pages=memory_pages(),
+        wired_limit=wired_limit_bytes(),
+        battery=_battery(),
         on_gpu=on_gpu(),
         executable=str(Path(sys.executable).resolve()),
         prefix=sys.base_prefix,
         origin=this_process(),
         processes=other_processes(),
         ways=ways_to(layout),
-        wireless=wireless_interfaces(),
+        interfaces=local_interfaces(),
     )
+
+
+def _battery() -> int | None:
+    found = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return None if found is None or found.power_plugged is not False else int(found.percent)
 
 
 def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Output]:
@@ -175,13 +178,13 @@ def ways_to(layout: Layout | None) -> tuple[Way, ...]:
 def _way(name: str, address: str) -> Way | None:
     """The way to a worker; ``None`` where it is on this machine, or its name has no address."""
     try:
-        host, port = parse_host_port(address)
-        number = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    except (AddressError, OSError, UnicodeError):
+        at = Endpoint.parse(address)
+        number = str(socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)[0][4][0])
+    except (ConfigError, OSError, UnicodeError):  # it may be inproc://
         return None
-    if number == "::1" or number.startswith("127."):
+    if is_loopback(number):
         return None
-    return Way(name, host, number, run_command(route_command(platform.system(), number)))
+    return Way(name, at.host, number, run_command(route_command(platform.system(), number)))
 
 
 def route_command(system: str, address: str) -> tuple[str, ...]:
@@ -191,29 +194,10 @@ def route_command(system: str, address: str) -> tuple[str, ...]:
     return ("ip", "-json", "route", "get", address)
 
 
-def other_processes() -> tuple[OtherProcess, ...]:
-    """The other processes of splitinfer; not those that started this one, nor those that another of them started, as a
-    coordinator starts local workers."""
+def other_processes() -> tuple[Process, ...]:
+    """The other processes of splitinfer that compute; not those that started this one, nor those that another of them
+    started, as a coordinator starts local workers."""
     own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
-    running = {
-        process.pid: (command, process.info["ppid"], process.info["nice"] or 0)
-        for process in psutil.process_iter(["cmdline", "ppid", "nice"])
-        if process.pid not in own and (command := command_of(process.info["cmdline"] or []))
-    }
-    return tuple(
-        OtherProcess(pid, command, nice) for pid, (command, parent, nice) in running.items() if parent not in running
-    )
-
-
-def command_of(words: Sequence[str]) -> str:
-    """The command of splitinfer that a process runs, from its command line; "" if it is another program.
-
-    >>> command_of(["/x/.venv/bin/python", "/x/.venv/bin/splitinfer", "worker", "--port", "5577"])
-    'worker'
-    >>> command_of(["python", "-m", "splitinfer", "coord"]), command_of(["vim", "splitinfer"])
-    ('coord', '')
-    """
-    for word, following in pairwise(words[:4]):
-        if word.rpartition("/")[2] == "splitinfer" and following in _OWN_COMMANDS:
-            return following
-    return ""
+    found = [each for each in processes() if each.pid not in own and not _COMPUTE.isdisjoint(each.command[:1])]
+    running = {each.pid for each in found}
+    return tuple(each for each in found if each.parent not in running)

@@ -6,7 +6,7 @@ A function yields what a person may want to change: an outcome, a sentence and a
 
 import ipaddress
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from pathlib import PurePosixPath
 
@@ -18,7 +18,8 @@ from splitinfer.probes.parsing import Job
 from splitinfer.probes.rdma import rdma_findings
 from splitinfer.system import network
 from splitinfer.system.assertions import Assertion, parse_assertions
-from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
+from splitinfer.system.interface_kind import Kind, kind_of
+from splitinfer.system.memory_pages import MemoryPages
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -110,26 +111,26 @@ _SET_ADDRESS = (
 
 
 def _network(seen: Seen) -> Iterator[Judged]:
-    ports = seen.read("hardware_ports", network.hardware_ports) or {}
     for way in seen.ways:
-        yield from _way(seen, way, ports)
-    yield from _shared_network(seen, ports)
+        yield from _way(seen, way)
+    if seen.is_mac:
+        yield from _shared_network(seen)
 
 
-def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Judged]:
+def _way(seen: Seen, way: Way) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
     interface = None if way.route.text is None else network.route_interface(way.route.text)
     if interface is None:
         if any(words in f"{way.route.text} {way.route.why}" for words in _NO_ROUTE):
             yield FAILED, f"there is no route to {name}", "connect both machines to one network"
         return
-    port = next((port for port, device in ports.items() if device == interface), "")
-    if port == "Wi-Fi" or interface in seen.wireless:
+    kind = next((each.kind for each in seen.interfaces if each.name == interface), kind_of(interface))
+    if kind is Kind.WIRELESS:
         yield _wireless(seen, f"the link to {name} goes over Wi-Fi ({interface})")
-    elif interface.startswith("utun"):
+    elif kind is Kind.VPN:
         text = f"the link to {name} goes through a VPN ({interface})"
         yield WARNING, text, "use an address of the local network in the layout"
-    if seen.is_mac and _is_self_assigned(way.address) and not port.startswith("Thunderbolt"):
+    if seen.is_mac and _is_self_assigned(way.address) and kind is not Kind.THUNDERBOLT:
         # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
         text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
         yield FAILED, text, _SET_ADDRESS
@@ -153,15 +154,14 @@ def _is_self_assigned(address: str) -> bool:
     return found.version == 4 and found.is_link_local
 
 
-def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Judged]:
-    """A bridge that got an address of the house's network: macOS may then send everything over the cable (dnet #66)."""
-    found = seen.read("interfaces", network.networks) or {}
-    bridge = ports.get(_BRIDGE, "bridge0")
-    others = [(name, net) for name, nets in found.items() if name != bridge for net in nets]
-    for ours, (name, theirs) in product(found.get(bridge, ()), others):
-        if ours.network.overlaps(theirs.network) and not ours.ip.is_loopback:
-            text = f"{bridge} ({ours.ip}) and {name} ({theirs.ip}) are in one network, so macOS may take the wrong way"
-            yield WARNING, text, _SET_ADDRESS
+def _shared_network(seen: Seen) -> Iterator[Judged]:
+    """A cable that got an address of the house's network: macOS may then send everything over it (dnet #66)."""
+    networks = [(each, net) for each in seen.interfaces for net in each.networks if net.version == 4]
+    for (ours, own), (other, theirs) in product(networks, networks):
+        is_cable = (ours.kind is Kind.THUNDERBOLT, other.kind is Kind.THUNDERBOLT) == (True, False)
+        if is_cable and own.network.overlaps(theirs.network):
+            both = f"{ours.name} ({own.ip}) and {other.name} ({theirs.ip})"
+            yield WARNING, f"{both} are in one network, so macOS may take the wrong way", _SET_ADDRESS
             return
 
 
@@ -181,28 +181,18 @@ _QUIT = (
 
 
 def _memory(seen: Seen) -> Iterator[Judged]:
-    megabytes = seen.read("wired_limit", parsing.wired_limit) or 0
-    if seen.memory and megabytes * 2**20 > seen.memory - _FOR_MACOS:
-        text = f"iogpu.wired_limit_mb is {megabytes}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
+    wired, swapped = seen.wired_limit or 0, size(seen.swapped)
+    if seen.memory and wired > seen.memory - _FOR_MACOS:
+        text = f"iogpu.wired_limit_mb is {wired // 2**20}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
         yield WARNING, text, f"sudo sysctl iogpu.wired_limit_mb={good_wired_limit(seen.memory)}"
-    swapped = seen.read("swap", parsing.swap_used) or 0
-    if swapped > _MUCH_SWAP:
-        text = f"{size(swapped)} are in swap files: a stage whose weights are there waits for the disk at each token"
+    if seen.swapped > _MUCH_SWAP:
+        text = f"{swapped} are in swap files: a stage whose weights are there waits for the disk at each token"
         yield WARNING, text, _QUIT
-    pages = seen.read("memory", parse_pages)
-    if pages is not None:
-        yield from _use(seen, pages)
+    if seen.pages is not None:
+        yield from _use(seen, seen.pages)
     elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
         text = f"only {size(seen.available)} of {size(seen.memory)} are available"
         yield WARNING, text, "end programs that you do not need, or give it fewer layers"
-
-
-def parse_pages(text: str) -> MemoryPages | None:
-    """The pages that ``vm_stat`` counts; ``None``: it is some other text."""
-    try:
-        return parse_vm_stat(text)
-    except ValueError:
-        return None
 
 
 def good_wired_limit(memory: int) -> int:
@@ -238,10 +228,10 @@ def _processes(seen: Seen) -> Iterator[Judged]:
             yield from _job(found, domain, sudo)
     for each in seen.processes:
         if each.nice > 0:
-            text = f"splitinfer {each.command} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
+            text = f"splitinfer {each.command[0]} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
             yield WARNING, text, f"sudo renice -n 0 -p {each.pid}"
     if len(seen.processes) > 1:
-        names = ", ".join(f"{each.command} (pid {each.pid})" for each in seen.processes)
+        names = ", ".join(f"{each.command[0]} (pid {each.pid})" for each in seen.processes)
         text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
         yield NOTE, text, "end those that you do not need: kill PID"
 
@@ -284,9 +274,12 @@ def _power(seen: Seen) -> Iterator[Judged]:
     if settings is not None and settings.is_low_power:
         text = "low power mode is on, which slows the processor and the GPU"
         yield WARNING, text, "sudo pmset -a lowpowermode 0"
-    left = seen.read("battery", parsing.battery_percent)
-    if left is not None:
-        yield WARNING, f"this Mac runs on its battery ({left} %): it sleeps earlier, and may be slower", "plug it in"
+    if seen.battery is not None:
+        yield (
+            WARNING,
+            f"this machine runs on its battery ({seen.battery} %): it sleeps earlier, and may be slower",
+            "plug it in",
+        )
     limit = seen.read("thermal", parsing.speed_limit)
     if limit is not None and limit < 100:
         yield WARNING, f"the processor is limited to {limit} % of its speed by heat", _COOL

@@ -1,4 +1,4 @@
-"""Reads what the system's commands print: sw_vers, sysctl, pmset, socketfilterfw, launchctl, system_profiler,
+"""Reads what the system's commands print: sw_vers, pmset, socketfilterfw, launchctl, system_profiler,
 nvidia-smi.
 
 Nothing here raises: what cannot be read is ``None``, or is left out. launchctl(1) says that its output is for people
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+from splitinfer.service.launchd import fields_of
 
 
 def version(text: str) -> tuple[int, ...] | None:
@@ -23,22 +23,6 @@ def version(text: str) -> tuple[int, ...] | None:
     """
     found = re.search(r"\b\d{1,4}(?:\.\d{1,4}){1,3}\b", text)
     return tuple(int(part) for part in found[0].split(".")) if found else None
-
-
-def wired_limit(text: str) -> int | None:
-    """Megabytes that the GPU may wire, from ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
-    found = re.search(r"\b(\d{1,12})\s*$", text.strip())
-    return int(found[1]) if found else None
-
-
-def swap_used(text: str) -> int | None:
-    """Bytes of swap files in use, from ``sysctl vm.swapusage``; some locales print a decimal comma.
-
-    >>> swap_used("vm.swapusage: total = 2048.00M  used = 512,50M  free = 1535.50M  (encrypted)")
-    537395200
-    """
-    found = re.search(r"\bused = (\d{1,9}(?:[.,]\d{1,4})?)([KMGT])", text)
-    return int(float(found[1].replace(",", ".")) * _UNITS[found[2]]) if found else None
 
 
 _DEPTH = 20  # devices behind devices, at most
@@ -141,18 +125,6 @@ def power_settings(text: str) -> PowerSettings | None:
     )
 
 
-def battery_percent(text: str) -> int | None:
-    """What is left of the battery that the machine runs on, from ``pmset -g batt``; ``None``: it has other power.
-
-    >>> battery_percent("Now drawing from 'Battery Power'\\n -InternalBattery-0 (id=1)\\t80%; discharging; 3:10")
-    80
-    """
-    if "'Battery Power'" not in text:
-        return None
-    found = re.search(r"\b(\d{1,3})%", text)
-    return int(found[1]) if found else None
-
-
 def speed_limit(text: str) -> int | None:
     """The percentage to which heat limits the processor, from ``pmset -g therm``; ``None``: nothing was recorded."""
     found = re.search(r"CPU_Speed_Limit\s*=\s*(\d{1,3})\b", text)
@@ -212,7 +184,7 @@ def job(text: str) -> Job | None:
     head = re.match(r"\s*(?:gui|user|system|login)(?:/\d+)?/([\w.-]+) = \{", text)
     if head is None:
         return None
-    found = dict(re.findall(r"^\t(\w[\w ]*) = ([^\n{]+?)[ \t]*$", text, re.MULTILINE))
+    found = fields_of(text)
     spawn_type = re.match(r"[a-z]+", found.get("spawn type", ""))
     last_exit = found.get("last exit code", "")
     return Job(

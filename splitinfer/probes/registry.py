@@ -1,17 +1,15 @@
 """The probes of ``splitinfer selftest``, the most important first, and their shares of the time. Pure.
 
-First what could make answers wrong, then what could make them impossible, then figures. ``splitinfer doctor`` is one of
+First what could make answers wrong, then what could make them impossible. ``splitinfer doctor`` is one of
 them: it judges what the system's commands say, which takes a second, so it also runs by itself (``doctor``).
 """
 
-import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from splitinfer.core.endpoint import WORKER_PORT
-from splitinfer.errors import ConfigError
+from splitinfer.core.layout import Layout, lay_out
 from splitinfer.probes.finding import Fault, Finding, Outcome
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 USUAL_SECONDS = 180.0  # of a whole run
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
-GPU, MAC, WORKER = "gpu", "mac", "worker"
+MAC, WORKER = "mac", "worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Probe:
     fault: of what crashes, hangs or raises an error in it.
     weight: its share of the time. ``most``: seconds that it gets at most of a run of 180, so that one that hangs leaves
         the others theirs.
-    needs: what it says nothing without: a GPU, a Mac, a link to a worker elsewhere.
+    needs: what it says nothing without: a Mac, a link to a worker elsewhere.
     environment: variables of its process; ``{folder}`` is the folder of the run.
     is_quick: whether a quick run has it, too.
     """
@@ -62,15 +60,13 @@ class Probe:
             return Finding("", Outcome.NOT_AVAILABLE, "")
         if MAC in self.needs and sys.platform != "darwin":
             return Finding("", Outcome.NOT_AVAILABLE, "it needs macOS", group=self.title)
-        if GPU in self.needs and not (results["about"].numbers("device") or {}).get("gpu"):
-            return Finding("", Outcome.NOT_AVAILABLE, "")
         return None
 
 
 ABOUT = Probe("about", "this machine", ".machine:about", Fault.DEVICE, 8, 30, is_quick=True)
 
 
-def selftest_probes(worker: "WorkerAddress | None", *, quick: bool = False) -> tuple[Probe, ...]:
+def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) -> tuple[Probe, ...]:
     answers = {"tokens": _QUICK_TOKENS if quick else _TOKENS}
     restarts = {**answers, "restarts": True}
     keys = {"XDG_CONFIG_HOME": "{folder}/config"}  # keys are made there, not among the user's
@@ -85,8 +81,6 @@ def selftest_probes(worker: "WorkerAddress | None", *, quick: bool = False) -> t
         _way("ring", "rdma over MLX's ring", 16, answers),
         Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, 30, is_quick=True),
         Probe("doctor", "this machine", ".doctor:measure", Fault.DEVICE, 3, 20, is_quick=True),
-        Probe("costs", "times", ".steps:measure", Fault.DEVICE, 6, 30),
-        Probe("larger costs", "times", ".steps:measure_larger", Fault.DEVICE, 6, 30, needs=(GPU,)),
     )  # fmt: skip
     return tuple(each for each in found if not quick or each.is_quick)
 
@@ -98,8 +92,8 @@ def _way(
     return Probe(name, title, ".tokens:measure", fault, weight, 50, {"way": name, **options}, **more)
 
 
-def _elsewhere(worker: "WorkerAddress", answers: Mapping[str, Any]) -> tuple[Probe, ...]:
-    options, title = {**answers, "worker": asdict(worker)}, "the worker elsewhere"
+def _elsewhere(worker: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Probe, ...]:
+    options, title = {**answers, "worker": worker}, "the worker elsewhere"
     return (
         Probe("network", "the way to the worker", ".worker:measure", Fault.WORKER, 4, 30, options, is_quick=True),
         _way("worker, tcp", title, 12, options, Fault.WORKER, needs=(WORKER,), is_quick=True),
@@ -107,53 +101,14 @@ def _elsewhere(worker: "WorkerAddress", answers: Mapping[str, Any]) -> tuple[Pro
     )
 
 
-# -- a worker elsewhere, as --worker and --key give it -----------------------------------------------------------------
-
-_ADDRESS = re.compile(
-    r"(emulated\+)?(?:tcp://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?(?:\?link=(?P<link>[\w.-]+))?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
-    """A worker elsewhere. ``address``: tcp://host:port; ``key``: the worker's public key, if links to it are encrypted;
-    ``link``: the emulated link to it, if any."""
-
-    address: str
-    host: str
-    port: int
-    key: str | None = None
-    link: str | None = None
-
-    @property
-    def stage(self) -> dict[str, Any]:
-        """What a stage of a layout says of it."""
-        return {"address": self.address, **({} if self.key is None else {"key": self.key})}
-
-
-def worker_address(text: str, key: str | None) -> WorkerAddress:
-    """Read an address: tcp://host:port, host:port or a host alone. ``emulated+tcp://host:port?link=wifi`` is the same
-    worker over an emulated link (``transports/README.md``), to see what a slow one looks like.
+def worker_elsewhere(address: str, key: str | None) -> dict[str, Any]:
+    """What a stage of a layout says of a worker at ``--worker``, which has the key of ``--key``.
 
     Raises:
-        ConfigError: it is not an address, or the key is not a key.
+        ConfigError: one of them is not valid.
 
-    >>> worker_address("mini.local", None).address, worker_address("emulated+tcp://[::1]:7?link=wifi", None).link
-    ('tcp://mini.local:5577', 'wifi')
+    >>> worker_elsewhere("mini.local", None)
+    {'address': 'tcp://mini.local:5577'}
     """
-    found = _ADDRESS.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"--worker {text!r} is not an address such as tcp://mini.local:5577")
-    if key is not None and not re.fullmatch(r"[0-9a-f]{64}", key):
-        raise ConfigError(
-            "--key is not a key: the worker prints its key when it starts, 64 digits from 0 to 9 and a to f"
-        )
-    port = int(found["port"] or WORKER_PORT)
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"port {port} of --worker {text!r} is not from 1 to 65535")
-    if bool(found[1]) != bool(found["link"]):
-        raise ConfigError(f"--worker {text!r}: write an emulated link as emulated+tcp://host:port?link=wifi")
-    return WorkerAddress(f"tcp://{found['host']}:{port}", found["host"].strip("[]"), port, key, found["link"])
-
-
-WORKER_NOWHERE = WorkerAddress("", "", 0)
+    spec = Layout(lay_out([("here", 1, None), ("worker", 1, address, {"key": key})]), name="of --worker").stages[1]
+    return {"address": spec.address, **({} if key is None else {"key": key})}

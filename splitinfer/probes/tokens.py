@@ -32,9 +32,7 @@ from splitinfer.probes.child import Report
 from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.reference import Expected, PlainModel
-from splitinfer.probes.registry import WorkerAddress
 from transports import LinkOptions, TransportUnavailable, listen
-from transports.emulation import emulator
 from transports.rdma.probe import device_for
 
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)
@@ -112,11 +110,8 @@ def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]
         elif way == "curve":
             yield stack.enter_context(_keyed_worker(Path(options["folder"])))
         else:
-            worker = WorkerAddress(**options["worker"])
-            if worker.link is not None:
-                stack.enter_context(emulator("links").installed(worker.link))
             rdma = {"transport": RDMA, "backend": JACCL} if way == "worker, rdma" else {}
-            yield {**worker.stage, **rdma}
+            yield {**options["worker"], **rdma}
 
 
 @contextmanager

@@ -8,20 +8,18 @@ import errno
 import math
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from splitinfer.config import Layout
+from splitinfer.core.endpoint import Endpoint
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.versions import own_versions
 from splitinfer.keyring import Keyring
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, Reason, failed, passed
 from splitinfer.probes.links import LinkSurvey
-from splitinfer.probes.registry import WorkerAddress
 from transports import Unreachable
-from transports.emulation import emulator
 
 _SECONDS = 5.0  # for the name, and for the connection
 _TIMEOUT = 8.0  # seconds for the link
@@ -38,34 +36,31 @@ _REASONS = {
 
 def measure(options: Mapping[str, Any], report: Report) -> None:
     """Report the connection, and then the worker and the link."""
-    worker = WorkerAddress(**options["worker"])
-    unreachable = knock(worker.host, worker.port)
+    worker = options["worker"]
+    unreachable = knock(Endpoint.parse(worker["address"]))
     report(judge_connection(unreachable))
     if unreachable is None:
         report(*judge_link(_link(worker)))
 
 
-def knock(host: str, port: int) -> Unreachable | None:
+def knock(at: Endpoint) -> Unreachable | None:
     """Connect and hang up; ``None`` if that works."""
     try:
-        socket.create_connection((host, port), timeout=_SECONDS).close()
+        socket.create_connection((at.host, at.port), timeout=_SECONDS).close()
     except socket.gaierror as error:
-        return Unreachable(host, error.errno or 0, is_name=True)
+        return Unreachable(at.host, error.errno or 0, is_name=True)
     except TimeoutError:
-        return Unreachable(host, errno.ETIMEDOUT)
+        return Unreachable(at.host, errno.ETIMEDOUT)
     except OSError as error:
-        return Unreachable(host, error.errno or errno.EINVAL)
+        return Unreachable(at.host, error.errno or errno.EINVAL)
     return None
 
 
-def _link(worker: WorkerAddress) -> dict[str, Any]:
+def _link(worker: Mapping[str, Any]) -> dict[str, Any]:
     """The worker's own words about itself, and the link's figures."""
-    stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **worker.stage}]
-    with ExitStack() as stack:
-        if worker.link is not None:
-            stack.enter_context(emulator("links").installed(worker.link))
-        layout = Layout.from_dict({"model": "demo", "stages": stages})
-        workers, links = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
+    stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **worker}]
+    layout = Layout.from_dict({"model": "demo", "stages": stages})
+    workers, links = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
     seen, link = asdict(workers[0]), asdict(links[0])
     said = seen["welcome"] and {name: seen["welcome"][name] for name in ("device", "free_bytes", "versions")}
     return {
@@ -108,7 +103,7 @@ def _unusable(problem: str) -> Finding:
     if "splitinfer pair" in lower or "is not admitted" in lower:
         reason, remedy = Reason.NOT_ADMITTED, "run there what the sentence says, or splitinfer pair with this Mac's key"
     elif "version" in lower:
-        reason, remedy = Reason.VERSIONS, "install the same versions on both (splitinfer version)"
+        reason, remedy = Reason.VERSIONS, "install the same versions on both (splitinfer --version)"
     else:
         reason, remedy = Reason.REFUSED if "refuse" in lower else Reason.FAILED, "read the worker's log"
     return failed("worker", reason, problem, remedy)

@@ -8,12 +8,11 @@ ConfigError, whose sentence says what the system refused.
 """
 
 import contextlib
-import os
 import shlex
-import tempfile
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
+from splitinfer.places import write
 from splitinfer.service.definition import NAME, Definition, State
 from splitinfer.service.launchd import Launchd
 from splitinfer.service.place import Place
@@ -55,7 +54,7 @@ def install(definition: Definition, manager: Manager, place: Place, *, force: bo
             raise ConfigError(f"{_difference(definition, manager, before)}; nothing was done; --force replaces it")
         if manager.state().is_running:
             return False
-    _write(manager.file, text)
+    write(manager.file, text)
     try:
         manager.start()
         _watch(manager, place)
@@ -81,11 +80,11 @@ def status(manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
     the end of the log."""
     text, state = _content(manager.file), manager.state()
     if text is None and state.is_loaded:
-        said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove {NAME}` forgets it"
+        said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove` forgets it"
         return state, False, [said]
     if text is None:
         root = f"{NAME}: not installed for root; a service belongs to the user who installs it: ask as that user"
-        said = f"{NAME}: not installed; `splitinfer service install {NAME}` does it"
+        said = f"{NAME}: not installed; `splitinfer service install` does it"
         return state, False, [root if place.user == 0 else said]
     found = manager.read(text)
     return state, True, [
@@ -147,7 +146,7 @@ def _put_back(manager: Manager, before: bytes | None, failed: bytes) -> None:
         manager.file.unlink(missing_ok=True)
         manager.forget()
         return
-    _write(manager.file, before)
+    write(manager.file, before)
     with contextlib.suppress(ConfigError):  # the first error is the one to know
         manager.start()
 
@@ -159,14 +158,3 @@ def _content(file: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _write(file: Path, text: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("wb", dir=file.parent, prefix=".splitinfer-", delete=False) as made:
-            made.write(text)
-            os.fchmod(made.fileno(), 0o644)  # launchd refuses a file that others may write
-        Path(made.name).replace(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error

@@ -22,7 +22,8 @@ from xml.parsers.expat import ExpatError
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, State
-from splitinfer.service.place import Done, Place, run
+from splitinfer.service.place import Place
+from splitinfer.system.command import Done, run
 
 _THROTTLE = 10  # seconds
 _BUSY = (5, 37)  # of `launchctl bootstrap` within about 5 s of a `bootout`: headroomlabs-ai/headroom#1289
@@ -33,15 +34,18 @@ _LINES = 8  # of the log
 _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
 
 
+def fields_of(printed: str) -> dict[str, str]:
+    """The fields of a service itself in what ``launchctl print DOMAIN/LABEL`` says."""
+    return {name: value.strip() for name, value in reversed(_FIELD.findall(printed))}  # the first of a name counts
+
+
 def state(printed: str) -> State:
     """What ``launchctl print DOMAIN/LABEL`` says of a service that is loaded.
 
     ``xpcproxy`` as its state is launchd's own process on the way to becoming the service; the pid is the service's.
     "last terminating signal" takes the place of an exit code (seen on macOS 26: maoyadongsh/siq-agent-security#66).
     """
-    fields: dict[str, str] = {}
-    for name, value in _FIELD.findall(printed):
-        fields.setdefault(name, value.strip())
+    fields = fields_of(printed)
     runs = fields.get("state", "running") in ("running", "xpcproxy")
     return State(
         is_loaded=True,

@@ -25,7 +25,8 @@ from string import Template
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, State
-from splitinfer.service.place import Done, Place, run
+from splitinfer.service.place import Place
+from splitinfer.system.command import Done, run
 
 _PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
 _EXITED, _KILLED, _DUMPED = "1", "2", "3"  # waitid(2): si_code of SIGCHLD

@@ -6,6 +6,7 @@ Not in a folder of caches: macOS may remove what is there when its disk fills up
 
 from pathlib import Path
 
+from splitinfer.core.plain_text import megabytes
 from splitinfer.places import data
 
 RESERVE = 5 * 10**9  # bytes of the disk that stay free: macOS itself needs some for swap files
@@ -28,12 +29,9 @@ def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int =
     '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
     """
     if cap is not None and stored + wanted > cap:
-        there = f"with the {_gb(stored)} that are there the store would have over {_gb(cap)}"
-        return f"{_gb(wanted)} are to be copied, and {there}"
+        there = f"with the {megabytes(stored)} that are there the store would have over {megabytes(cap)}"
+        return f"{megabytes(wanted)} are to be copied, and {there}"
     if wanted > free - reserve:
-        return f"{_gb(wanted)} are to be copied, and of the {_gb(free)} free on the disk {_gb(reserve)} stay free"
+        there = f"of the {megabytes(free)} free on the disk {megabytes(reserve)} stay free"
+        return f"{megabytes(wanted)} are to be copied, and {there}"
     return None
-
-
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB"

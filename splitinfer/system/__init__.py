@@ -1,5 +1,6 @@
 """This machine's operating system, as far as a running stage has to do with it: staying awake, being scheduled, memory.
 
+command         runs one of the system's commands to its end
 apple           where macOS's libraries are, and what its commands print
 keep_awake      prevents sleep while there is work
 assertions      who prevents it, as pmset lists them. Pure
@@ -11,6 +12,7 @@ ledger          publishes this process's claim, and reads those of the others
 network         interfaces and routes, as the system's commands print them. Pure
 interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
 interfaces      those that are up
+processes       those of this machine, and which of them are splitinfer's
 origin          how this process was started, which decides what macOS lets it do
 
 Everything that is Apple's is in these few files, and nothing above imports ctypes for it. On other systems it does

@@ -11,11 +11,11 @@ later is not in what MLX reports, and the smaller of both holds.
 """
 
 import logging
-import subprocess
 
 import psutil
 
 from splitinfer.system import apple
+from splitinfer.system.command import run
 from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ def memory_pages() -> MemoryPages | None:
     """What macOS counts; ``None`` on other systems, or where ``vm_stat`` does not tell it."""
     if not apple.is_macos():
         return None
+    done = run([_VM_STAT], _SECONDS)
     try:
-        done = subprocess.run([_VM_STAT], capture_output=True, text=True, check=True, timeout=_SECONDS)
-        return parse_vm_stat(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.info("vm_stat does not tell the free memory: %s", error)
+        return parse_vm_stat(done.output)
+    except ValueError as error:
+        log.info("vm_stat does not tell the free memory: %s", done.complaint or error)
     return None
 
 

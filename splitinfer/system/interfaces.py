@@ -2,13 +2,13 @@
 
 import ipaddress
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+from splitinfer.system.command import run
 from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
 from splitinfer.system.network import hardware_ports
 
@@ -20,7 +20,7 @@ _LINK_LOCAL_BITS = 64
 
 def local_interfaces() -> tuple[LocalInterface, ...]:
     """The interfaces that are up and have an address, loopback left out."""
-    states, ports, wireless = psutil.net_if_stats(), _ports(), wireless_interfaces()
+    states, ports, wireless = psutil.net_if_stats(), _ports(), _wireless_interfaces()
     found = []
     for name, addresses in psutil.net_if_addrs().items():
         state = states.get(name)
@@ -32,7 +32,7 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
     return tuple(found)
 
 
-def wireless_interfaces() -> frozenset[str]:
+def _wireless_interfaces() -> frozenset[str]:
     """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
 
@@ -61,11 +61,7 @@ def _ports() -> dict[str, str]:
     """The hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
     if sys.platform != "darwin":
         return {}
-    try:
-        done = subprocess.run(_PORTS_COMMAND, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return {}
-    return {device: port for port, device in hardware_ports(done.stdout).items()}
+    return {device: port for port, device in hardware_ports(run(_PORTS_COMMAND, _SECONDS).output).items()}
 
 
 def _driver(name: str) -> str:

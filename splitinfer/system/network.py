@@ -2,12 +2,9 @@
 -json`` on Linux. Pure."""
 
 import contextlib
-import ipaddress
 import json
 import re
 from dataclasses import dataclass
-
-Network = ipaddress.IPv4Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +25,6 @@ def interfaces(text: str) -> dict[str, Interface]:
             ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
             members = re.findall(r"^\s+member: (\w+)\b", block, re.MULTILINE)
             found[head[1]] = Interface("UP" in head[2].split(","), tuple(ipv4), tuple(members))
-    return found
-
-
-def networks(text: str) -> dict[str, tuple[Network, ...]]:
-    """The IPv4 addresses of each interface that ``ifconfig`` lists, with their networks."""
-    found: dict[str, tuple[Network, ...]] = {}
-    for block in _blocks(text):
-        head = re.match(r"(\w+): flags=", block)
-        pairs = re.findall(r"^\s+inet (\d+(?:\.\d+){3}) netmask 0x([0-9a-f]{8})\b", block, re.MULTILINE)
-        if head and pairs:
-            found[head[1]] = tuple(filter(None, (_network(address, mask) for address, mask in pairs)))
     return found
 
 
@@ -65,10 +51,3 @@ def route_interface(text: str) -> str | None:
 
 def _blocks(text: str) -> list[str]:
     return re.split(r"^(?=\S)", text, flags=re.MULTILINE)
-
-
-def _network(address: str, mask: str) -> Network | None:
-    try:
-        return ipaddress.IPv4Interface(f"{address}/{ipaddress.IPv4Address(int(mask, 16))}")
-    except ValueError:
-        return None

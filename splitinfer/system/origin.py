@@ -13,13 +13,13 @@ Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION (sshd(8)). Whether a job is 
 """
 
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
 from splitinfer.system.apple import is_macos
+from splitinfer.system.command import run
 
 _TERMINALS = {"vscode": "Visual Studio Code", "WarpTerminal": "Warp", "ghostty": "Ghostty"}
 _SECONDS = 2.0
@@ -90,8 +90,4 @@ def this_process() -> Origin:
 
 
 def _session() -> str:
-    try:
-        found = subprocess.run(("/bin/launchctl", "managername"), capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
+    return run(("/bin/launchctl", "managername"), _SECONDS).output.strip()

@@ -104,10 +104,15 @@ def test_good_addresses(address: str):
     assert two(address).stages[1].address == address
 
 
+@pytest.mark.parametrize("short", ["mini.local", "mini.local:5577", "tcp://mini.local", "tcp://mini.local:05577"])
+def test_an_address_may_be_short(short: str):
+    assert two(short).stages[1].address == "tcp://mini.local:5577"
+
+
 @pytest.mark.parametrize(
     "address",
     [
-        *("", "Local", "mini.local:5577", "tcp://mini.local", "tcp://:5577", "tcp://mini.local:", "udp://mini:1"),
+        *("", "tcp://:5577", "tcp://mini.local:", "udp://mini:1", "rdma://mini:1", "::1", "-mini"),
         *(
             "tcp://mini:55x",
             "tcp://mini:-1",
@@ -115,25 +120,25 @@ def test_good_addresses(address: str):
             "tcp://mini:1/x",
             "tcp://*:5577",
             "inproc://",
-            "tcp://m:1\n",
         ),
     ],
 )
 def test_bad_addresses(address: str):
-    with pytest.raises(LayoutError, match="is neither tcp://host:port"):
+    with pytest.raises(LayoutError, match=r"^address of stage 'mini' of layout .*(is not an address|begins with)"):
         two(address)
 
 
 @pytest.mark.parametrize("port", ["0", "00", "65536", "9" * 5000])
 def test_ports_have_a_range(port: str):
-    with pytest.raises(LayoutError, match=r"port \d+ in the address .* of stage 'mini' .* is not from 1 to 65535"):
+    with pytest.raises(LayoutError, match=r"^address of stage 'mini' .* port \d+ of .* is not from 1 to 65535"):
         two(f"tcp://mini.local:{port}")
 
 
 @pytest.mark.parametrize("again", [MINI, "tcp://MINI.local:5577", "tcp://mini.local:05577"])
 def test_no_two_workers_at_one_address(again: str):
     message = error_of(*lay_out([("studio", 40, None), ("mini", 13, MINI), ("air", 13, again)]))
-    assert message == f"stages 'mini' and 'air' of layout x.yaml are both at {again}; each needs its own address"
+    at = again.replace(":0", ":")
+    assert message == f"stages 'mini' and 'air' of layout x.yaml are both at {at}; each needs its own address"
 
 
 def test_workers_may_share_a_host_and_be_local_together():

@@ -18,8 +18,11 @@ from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import background, processes
 from splitinfer.launch.answer import How
 from splitinfer.launch.background import Wanted, start, stop
-from splitinfer.launch.place import read, state_folder, write
-from splitinfer.launch.processes import Command, Process, Record, command_of, decode
+from splitinfer.launch.place import state_folder
+from splitinfer.launch.processes import Command, Record, command_of, decode
+from splitinfer.places import read, write
+from splitinfer.system import processes as system_processes
+from splitinfer.system.processes import Process
 
 STUDIO, AIR = Known("ab" * 32, "studio"), Known("cd" * 32, "air")
 WANTED = Wanted(("--host", "0.0.0.0", "--port", "5577", "--name", "mini"), STUDIO)
@@ -65,7 +68,7 @@ def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setattr(processes, "end", end)
-    monkeypatch.setattr(processes, "processes", lambda: list(found))
+    monkeypatch.setattr(system_processes, "processes", lambda: list(found))
     monkeypatch.setattr(background, "worker_service", lambda: None)
     return found
 

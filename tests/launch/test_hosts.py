@@ -29,7 +29,7 @@ def test_a_word_is_a_host(word: str, host: Host):
      "$(x)", "mini\n", "=mini", "x=-mini", "a@b@c"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(word: str):
-    with pytest.raises(ConfigError, match="is not a host"):
+    with pytest.raises(ConfigError, match="a host is "):
         from_words([word])
 
 
@@ -66,7 +66,7 @@ def test_a_hostfile_without_this_machine(text: str):
         ("[1]", "host 1 of h.json has no name"),
         ('[{"ssh": "-oProxyCommand=x"}]', "host 1 of h.json has no name"),
         ('[{"ssh": "a:1"}]', "has no name"),
-        ('[{"ssh": "a", "ips": ["1;2"]}]', "not a list of addresses"),
+        ('[{"ssh": "a", "ips": ["1;2"]}]', "is not an address"),
         ('[{"ssh": "a", "ips": "x"}]', "not a list of addresses"),
         ('[{"ssh": "localhost"}]', "no machine but this one"),
     ],

@@ -10,8 +10,8 @@ import pytest
 from splitinfer.launch.answer import Answer, Found, How, OtherVersion, encode, lines, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line, origin
-from splitinfer.launch.ssh import Ended
 from splitinfer.launch.steps import Steps, problems
+from splitinfer.system.command import Done
 from splitinfer.wire.messages import Versions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
@@ -21,30 +21,30 @@ OWN = Own("cd" * 32, "studio", VERSIONS)
 WORKER = Found(5577, 71, How.UP, "studio", OWN.key, "/x/worker-5577.log", 2 * 10**9, 65.0, ("10.0.0.1",))
 SEEN = Answer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9, (), {5578: "anna"})
 STARTED = replace(SEEN, workers=(WORKER,), is_new=True)
-DROPPED = Ended(255, "", "Connection to mini closed by remote host.")
+DROPPED = Done(255, "", "Connection to mini closed by remote host.")
 
 
 class MadeUp:
     """Machines that give these answers in turn; what was asked of them, and what was said."""
 
-    def __init__(self, **answers: Sequence[Ended | Answer]) -> None:
+    def __init__(self, **answers: Sequence[Done | Answer]) -> None:
         self.answers = {name: list(each) for name, each in answers.items()}
         self.asked: list[str] = []
         self.said: list[str] = []
         self.steps = Steps(OWN, self.run, lambda mark, line: self.said.append(f"{mark} {line}"))
 
-    def run(self, host: Host, script: str) -> Ended:
+    def run(self, host: Host, script: str) -> Done:
         self.asked.append(script)
         heard = self.answers[host.name].pop(0)
-        return heard if isinstance(heard, Ended) else Ended(0, f"Welcome, {{eve}}!\n{encode(heard)}\n")
+        return heard if isinstance(heard, Done) else Done(0, f"Welcome, {{eve}}!\n{encode(heard)}\n")
 
 
 # ----- the steps -----------------------------------------------------------------------------------
 
 
 def test_every_host_comes_to_its_end():
-    taken = Ended(1, "", "splitinfer: port 5577 is in use by python3; take another port, such as 5578\n")
-    made = MadeUp(mini=[SEEN, DROPPED, STARTED], air=[SEEN, taken], old=[Ended(1, "", "")])
+    taken = Done(1, "", "splitinfer: port 5577 is in use by python3; take another port, such as 5578\n")
+    made = MadeUp(mini=[SEEN, DROPPED, STARTED], air=[SEEN, taken], old=[Done(1, "", "")])
     assert made.steps.up([MINI, AIR, Host("old", "old")]) == [STARTED, None, None]
     start = f"worker --detach --host 0.0.0.0 --port 5577 --name mini --by={OWN.key}:studio --json"
     assert sum(start in script for script in made.asked) == 2
@@ -78,22 +78,22 @@ def test_down_says_what_it_stopped_and_what_still_runs():
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (Ended(0, encode(replace(SEEN, versions=replace(VERSIONS, splitinfer="0.0.9\x1b")))), "has splitinfer 0.0.9 "),
+        (Done(0, encode(replace(SEEN, versions=replace(VERSIONS, splitinfer="0.0.9\x1b")))), "has splitinfer 0.0.9 "),
         (
-            Ended(2, "", "splitinfer: no such option: --show"),
+            Done(2, "", "splitinfer: no such option: --show"),
             "(no such option: --show); to install the same there",
         ),
-        (Ended(127), "splitinfer was not found there; to install the same there: ssh"),
-        (Ended(1, "", "Traceback\nImportError: mlx\x1b\n\n"), "mini: ImportError: mlx; to install the same there: ssh"),
-        (Ended(0, "This account is currently not available.\n"), "runs no commands as it should"),
+        (Done(127), "splitinfer was not found there; to install the same there: ssh"),
+        (Done(1, "", "Traceback\nImportError: mlx\x1b\n\n"), "mini: ImportError: mlx; to install the same there: ssh"),
+        (Done(0, "This account is currently not available.\n"), "runs no commands as it should"),
         (DROPPED, "must work without a question. It said:\n    Connection to mini closed by remote host."),
         (
-            Ended(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"),
+            Done(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"),
             ":\n    Host key [2J has changed\n    failed.",
         ),
     ],
 )
-def test_what_stands_in_the_way_is_said_with_its_cure(ended: Ended, said: str):
+def test_what_stands_in_the_way_is_said_with_its_cure(ended: Done, said: str):
     made = MadeUp(mini=[ended])
     assert made.steps.up([MINI]) == [None]
     assert said in made.said[-1]

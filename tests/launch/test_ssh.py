@@ -27,7 +27,7 @@ def program(tmp_path: Path) -> Path:
 def test_nothing_is_asked_accepted_or_lent(program: Path, tmp_path: Path):
     with Ssh([str(program)]) as ssh:
         ended = ssh.run(MINI, "main\n")
-    assert (ended.code, ended.output, ended.complaints) == (0, "main\n", "")
+    assert (ended.code, ended.output, ended.complaint) == (0, "main\n", "")
     line, closing = (tmp_path / "said").read_text().splitlines()
     for option in (
         "BatchMode=yes",
@@ -57,7 +57,7 @@ def test_how_it_ends(program: Path, tmp_path: Path, does: str, code: int):
     with Ssh([str(program)]) as ssh:
         ended = ssh.run(MINI, "")
         (tmp_path / "does").unlink()
-    assert (ended.code, ended.output, ended.complaints) == (code, "out\n", "err\n")
+    assert (ended.code, ended.output, ended.complaint) == (code, "out\n", "err\n")
 
 
 def test_what_does_not_end_or_is_not_there_is_a_failure_of_ssh(program: Path, tmp_path: Path):
@@ -65,7 +65,7 @@ def test_what_does_not_end_or_is_not_there_is_a_failure_of_ssh(program: Path, tm
     with Ssh([str(program)]) as ssh:
         ended = ssh.run(MINI, "", seconds=0.3)
         (tmp_path / "does").unlink()
-    assert (ended.code, ended.complaints[:9]) == (OWN_FAILURE, "no answer")
+    assert (ended.code, ended.complaint[:9]) == (OWN_FAILURE, "no answer")
     with Ssh([str(tmp_path / "none")]) as ssh:
         assert ssh.run(MINI, "").code == OWN_FAILURE
         assert ssh.hostname(MINI) == "mini.local"

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Known
-from splitinfer.launch import background, processes
+from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
-from splitinfer.launch.ssh import Ended
 from splitinfer.launch.steps import Steps
 from splitinfer.shutdown import shutdown
+from splitinfer.system.command import Done
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
 
@@ -30,14 +30,14 @@ class MadeUpMachines:
     def __init__(self) -> None:
         self.broken: set[str] = set()
 
-    def run(self, host: Host, script: str) -> Ended:
+    def run(self, host: Host, script: str) -> Done:
         if host.name in self.broken:
-            return Ended(1, "", "splitinfer: the port is in use by another program")
+            return Done(1, "", "splitinfer: the port is in use by another program")
         asked = next(each for each in ("--show", "--detach", "--stop") if each in script)
         workers = (replace(WORKER, port=host.port),)
         stopped = replace(SEEN, stopped=workers)
         answers = {"--show": SEEN, "--detach": replace(STARTED, workers=workers), "--stop": stopped}
-        return Ended(0, encode(answers[asked]))
+        return Done(0, encode(answers[asked]))
 
     def hostname(self, host: Host) -> str:
         return f"{host.name}.local"
@@ -48,7 +48,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     made = MadeUpMachines()
 
     @contextmanager
-    def steps() -> Iterator[tuple[Steps, MadeUpMachines]]:
+    def steps(**_: bool) -> Iterator[tuple[Steps, MadeUpMachines]]:
         yield Steps(OWN, made.run, command._print), made
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -92,7 +92,7 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, caps
     ("words", "said"),
     [
         (["-x=y"], "No such option"),
-        (["a b", "--model", "demo"], "is not a host"),
+        (["a b", "--model", "demo"], "a host is "),
         ([], "no host is known yet"),
         (["mini"], "no model is known yet"),
         (["mini", "--serve", "1", "--prepare"], "give one of them"),
@@ -129,5 +129,7 @@ def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.Monk
     assert CliRunner().invoke(app, ["worker", "--show", "--stop"]).exit_code == 2
     assert CliRunner().invoke(app, ["worker", "--json"]).exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(processes, "processes", list)
+    monkeypatch.setattr("splitinfer.system.processes.processes", list)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"
+    assert not any(tmp_path.rglob("key"))  # who only looks makes no keys

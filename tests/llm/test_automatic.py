@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import stages
 
-from splitinfer.cli import automatic as commands
+from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
@@ -55,8 +55,8 @@ def test_paired_workers_are_named_and_used_when_told_to(
     mini = {"name": "mini", "address": "tcp://10.0.0.2:5577", "key": KEY}
     found = automatic.Chosen(automatic.alone("demo", Settings()).layout, "cut over mini")
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
-    monkeypatch.setattr(commands, "planned", lambda _model, workers, *_: found if workers == [mini] else None)
-    chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto), Settings())
+    monkeypatch.setattr(commands, "planned", lambda _options, _model, workers: found if workers == [mini] else None)
+    chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto))
     assert (chosen is found) == auto
     assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto
 
@@ -64,7 +64,7 @@ def test_paired_workers_are_named_and_used_when_told_to(
 def test_a_wrong_model_is_told_before_anybody_is_looked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: pytest.fail("it looked for workers"))
     with pytest.raises(ModelError, match="there is no model"):
-        commands.layout_of(PipelineOptions(model="none-such"), Settings())
+        commands.layout_of(PipelineOptions(model="none-such"))
 
 
 # -- workers --------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (["a b"], "is neither tcp://host:port"),
+        (["a b"], "is not an address"),
         (["a=b=c"], "is not a worker's address; write"),
         ([""], "is not a worker's address; write"),
         (["a#12"], "is not a worker's address; write"),
@@ -115,7 +115,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
     ],
 )
 def test_workers_that_are_none(workers: list[str], words: str):
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(ConfigError, match=words):
         as_workers(workers)
 
 

@@ -1,10 +1,13 @@
 """Machines of recorded outputs; ``recorded/README.txt`` says which are assumed."""
 
 from collections.abc import Mapping
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
 from splitinfer.probes.evidence import Output, Seen
+from splitinfer.system.interface_kind import Kind, LocalInterface
+from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
 from splitinfer.system.origin import Origin, Start
 
 GIB = 2**30
@@ -21,11 +24,7 @@ RDMA_READY = {
 """Of a Mac whose RDMA can be used: the file of each command's output."""
 WELL = {
     "macos": "sw_vers_26_3.txt",
-    "wired_limit": "sysctl_wired_default.txt",
-    "memory": "vm_stat_roomy.txt",
-    "swap": "swap_none.txt",
     "power": "pmset_studio.txt",
-    "battery": "pmset_batt_ac.txt",
     "assertions": "pmset_assertions_idle.txt",
     "thermal": "pmset_therm_none.txt",
     "firewall": "firewall_off.txt",
@@ -38,14 +37,36 @@ WELL = {
 }
 
 
+def interface(name: str, kind: Kind, network: str) -> LocalInterface:
+    return LocalInterface(name, kind, (IPv4Interface(network),))
+
+
+INTERFACES = (
+    interface("en0", Kind.CABLE, "192.168.1.11/24"), interface("en1", Kind.WIRELESS, "192.168.1.12/24"),
+    interface("bridge0", Kind.THUNDERBOLT, "10.77.0.1/24"),
+)  # fmt: skip
+
+
 def said(name: str) -> Output:
     """What a recorded command said; without a name, that there is no such command."""
     return Output((RECORDED / name).read_text(encoding="utf-8")) if name else Output(None, "there is none here")
+
+
+def pages(name: str) -> MemoryPages:
+    """What macOS counted once."""
+    return parse_vm_stat((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def mac(changes: Mapping[str, str | Output] | None = None, **more: Any) -> Seen:
     """A Mac with 64 GiB on which all is well, but for ``changes``: other files, or answers."""
     chosen = {**WELL, **(changes or {})}
     outputs = {name: each if isinstance(each, Output) else said(each) for name, each in chosen.items()}
-    known: dict[str, Any] = {"memory": 64 * GIB, "origin": Origin(Start.TERMINAL), "executable": UV, "prefix": "/uv"}
+    known: dict[str, Any] = {
+        "memory": 64 * GIB,
+        "pages": pages("vm_stat_roomy.txt"),
+        "interfaces": INTERFACES,
+        "origin": Origin(Start.TERMINAL),
+        "executable": UV,
+        "prefix": "/uv",
+    }
     return Seen(outputs, **{"system": "Darwin", "has_jaccl": True, "environment": {}, **known, **more})

@@ -5,11 +5,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import GIB, RECORDED, UV, WELL, mac, said
+from recordings import GIB, INTERFACES, RECORDED, UV, WELL, interface, mac, pages, said
 
-from splitinfer.probes.evidence import LINUX, MACOS, OtherProcess, Output, Seen, Way
+from splitinfer.probes.evidence import LINUX, MACOS, Output, Seen, Way
 from splitinfer.probes.findings import every_finding
+from splitinfer.system.interface_kind import Kind
 from splitinfer.system.origin import Origin, Start
+from splitinfer.system.processes import Process
+
+
+def ours(pid: int, command: str, nice: int) -> Process:
+    return Process(pid, "eve", True, ("splitinfer", command), nice=nice)
+
 
 PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
 
@@ -35,17 +42,20 @@ def test_a_linux_machine_that_is_well():
     assert every_finding(linux("nvidia_h200.txt", memory=64 * GIB, available=60 * GIB, on_gpu=True)) == []
 
 
+WIFI = (interface("eth0", Kind.WIRELESS, "10.0.0.1/8"),)
+ONE_NETWORK = (INTERFACES[0], interface("bridge0", Kind.THUNDERBOLT, "192.168.1.23/24"))
 ON = {"firewall": "firewall_on.txt"}
 WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
-    "swap": (mac({"swap": "swap_used.txt"}), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
+    "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "Activity Monitor"),
     "memory full": (
-        mac({"memory": "vm_stat_tight.txt"}), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
+        mac(pages=pages("vm_stat_tight.txt")), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
         "fewer layers",
     ),
     "wired limit": (
-        mac({"wired_limit": "sysctl_wired_set.txt"}, memory=24 * GIB), "memory", "warning", "26000, which leaves macOS",
+        mac(wired_limit=26000 * 2**20, memory=24 * GIB), "memory", "warning", "26000, which leaves macOS",
         "sudo sysctl iogpu.wired_limit_mb=20889",
     ),
+    "battery": (mac(battery=80), "power", "warning", "runs on its battery (80 %)", "plug it in"),
     "sleep": (
         mac({"power": "pmset_laptop.txt"}), "power", "warning", "sleeps after 1 minute without",
         "sudo pmset -c sleep 0",
@@ -77,7 +87,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "launchctl kickstart -k system/io.splitinfer.worker",
     ),
     "two processes": (
-        mac(processes=(OtherProcess(7, "worker", 0), OtherProcess(8, "coord", 0))), "process", "note",
+        mac(processes=(ours(7, "worker", 0), ours(8, "coord", 0))), "process", "note",
         "2 processes of splitinfer share", "kill PID",
     ),
     "Wi-Fi beside a cable": (
@@ -86,7 +96,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "ipconfig getifaddr bridge0",
     ),
     "Wi-Fi on Linux": (
-        linux(ways=(way("ip_route.json"),), wireless=frozenset({"eth0"})), "network", "note", "goes over Wi-Fi (eth0)",
+        linux(ways=(way("ip_route.json"),), interfaces=WIFI), "network", "note", "goes over Wi-Fi (eth0)",
         "Ethernet cable",
     ),
     "a VPN": (mac(ways=(way("route_vpn.txt"),)), "network", "warning", "through a VPN (utun3)", "local network"),
@@ -99,7 +109,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         'networksetup -setmanual "Thunderbolt Bridge" 10.77.0.1',
     ),
     "a bridge in the house's network": (
-        mac({"interfaces": "ifconfig_one_network.txt"}), "network", "warning",
+        mac(interfaces=ONE_NETWORK), "network", "warning",
         "bridge0 (192.168.1.23) and en0 (192.168.1.11) are in one network", "networksetup -setmanual",
     ),
     "the first macOS with privacy": (
@@ -130,7 +140,7 @@ def test_what_is_wrong_is_named_once(name: str):
     "seen",
     [
         mac({"power": "pmset_sleep_disabled.txt"}),
-        mac({"memory": "vm_stat_wired.txt"}, processes=(OtherProcess(7, "worker", 0),)),  # the worker has wired it
+        mac(pages=pages("vm_stat_wired.txt"), processes=(ours(7, "worker", 0),)),  # the worker has wired it
         mac({"firewall_block_all": "firewall_block_all_on.txt"}),  # the firewall is off
         mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
         mac(ways=(way(Output(None, "there is no route here")),)),  # it cannot be asked

@@ -14,7 +14,7 @@ from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge
 from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.memory import judge_memory
-from splitinfer.probes.registry import worker_address
+from splitinfer.probes.registry import worker_elsewhere
 from splitinfer.probes.tokens import judge_answer, judge_loops
 from splitinfer.probes.worker import judge_connection, judge_link
 from transports import Unreachable
@@ -121,7 +121,7 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
     ),
     "other versions": (
         lambda: judge_link({"figures": None, "problem": "w refuses: it has other versions (mlx 0.31)"}), R.VERSIONS,
-        "mlx 0.31", "splitinfer version",
+        "mlx 0.31", "splitinfer --version",
     ),
     "a busy worker": (
         lambda: judge_link({"figures": None, "problem": "w refuses: it is busy"}), R.REFUSED, "it is busy", "log",
@@ -148,21 +148,8 @@ def test_the_table_of_exit_codes_has_all():
     assert [fault.name for fault in Fault if fault and f"| {int(fault)} |" not in page] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "address", "link"),
-    [
-        ("tcp://mini.local:6000", "tcp://mini.local:6000", None),
-        ("mini", "tcp://mini:5577", None),
-        ("[fe80::1]:7", "tcp://[fe80::1]:7", None),
-        ("emulated+tcp://127.0.0.1:5577?link=wifi", "tcp://127.0.0.1:5577", "wifi"),
-    ],
-)
-def test_where_a_worker_may_be(text: str, address: str, link: str | None):
-    found = worker_address(text, "ab" * 32)
-    assert (found.address, found.link) == (address, link)
-
-
-@pytest.mark.parametrize("text", ["", "http://mini", "mini:99999", "mini:0", "tcp://mini?link=wifi", "a b"])
-def test_an_address_that_is_not_one_is_refused(text: str):
+@pytest.mark.parametrize(("text", "key"), [("mini:99999", None), ("", None), ("mini", "12")])
+def test_a_worker_elsewhere_is_named_as_in_a_layout(text: str, key: str | None):
+    assert worker_elsewhere("mini", "ab" * 32) == {"address": "tcp://mini:5577", "key": "ab" * 32}
     with pytest.raises(ConfigError, match="--worker"):
-        worker_address(text, None)
+        worker_elsewhere(text, key)

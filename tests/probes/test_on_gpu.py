@@ -14,7 +14,7 @@ from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
 from splitinfer.probes.random_model import Shape
-from splitinfer.probes.registry import WORKER_NOWHERE, Probe, selftest_probes
+from splitinfer.probes.registry import Probe, selftest_probes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -24,7 +24,7 @@ def test_every_probe_is_one_that_can_be(size: str):
     probes = gpu_probes(size)
     assert [name for name in PARTS if not any(probe.title == name for probe in probes)] == []
     assert len({probe.name for probe in probes}) == len(probes)
-    for probe in (*probes, *selftest_probes(WORKER_NOWHERE)):
+    for probe in (*probes, *selftest_probes({"address": "tcp://mini:5577"})):
         module, _, function = probe.function.partition(":")
         assert callable(getattr(importlib.import_module(module, "splitinfer.probes"), function))
         assert json.dumps(dict(probe.options))

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
 from splitinfer.probes.machine import judge_about
 from splitinfer.probes.reference import PlainModel
-from splitinfer.probes.registry import Probe, worker_address
+from splitinfer.probes.registry import Probe, worker_elsewhere
 from splitinfer.probes.selftest import run_selftest
+from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -48,7 +48,7 @@ class Planted:
 
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, file = Planted(), tmp_path / "selftest.json"
-    there = worker_address("mini.local", "ab" * 32)
+    there = worker_elsewhere("mini.local", "ab" * 32)
     assert run_selftest(there, file=file, run=run) == 0
     page = capsys.readouterr().out
     assert "exit code 0\n" in page
@@ -70,10 +70,10 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
     assert "First: rdma over MLX's ring, greedy: send it" in page
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs():
     run = Planted()
     with pytest.raises(ConfigError, match="cannot be written"):
-        run_selftest(file=tmp_path / "nowhere" / "out.json", run=run)
+        run_selftest(file=Path("/dev/null/out.json"), run=run)
     assert run.ran == []
 
 
@@ -121,9 +121,8 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
 
 
 def test_a_slow_link_is_named():
-    with worker("tcp") as address:
-        there = asdict(worker_address(f"emulated+{address}?link=wifi", None))
-        found = found_by(way.measure, worker=there)
+    with worker("tcp") as address, emulator("links").installed("wifi"):
+        found = found_by(way.measure, worker={"address": address})
     assert exit_code(found) == Fault.SPEED
     assert found[-1].numbers["welcome"]["versions"] == found[-1].numbers["own_versions"]
 
@@ -145,7 +144,7 @@ def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_wrong_command_line_is_refused():
-    command = [sys.executable, "-m", "splitinfer", "selftest", "--worker", "emulated+tcp://mini?link=x"]
+    command = [sys.executable, "-m", "splitinfer", "selftest", "--worker", "rdma://mini"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("splitinfer: ")

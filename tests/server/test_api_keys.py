@@ -150,8 +150,7 @@ def test_names_and_digests_are_unique():
 def test_the_command_shows_a_key_once(path: Path, monkeypatch: pytest.MonkeyPatch):
     from splitinfer.cli import app, keys
 
-    monkeypatch.setattr(keys, "set_up", lambda verbose: None)
-    monkeypatch.setattr(keys, "finish", lambda run, verbose: run())
+    monkeypatch.setattr(keys, "finish", lambda run: run())
 
     def run(*args: str) -> str:
         done = CliRunner().invoke(app, ["keys", *args, "--file", str(path)], catch_exceptions=False)

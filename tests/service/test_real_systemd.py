@@ -12,8 +12,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.service import systemd
 from splitinfer.service.actions import install, remove, status
 from splitinfer.service.definition import Definition
-from splitinfer.service.place import Place, run
+from splitinfer.service.place import Place
 from splitinfer.service.systemd import Systemd
+from splitinfer.system.command import run
 
 pytestmark = pytest.mark.nightly
 

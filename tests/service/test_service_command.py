@@ -20,7 +20,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     return made
 
 
-def finished(run, verbose):
+def finished(run):
     raise SystemExit(run())
 
 
@@ -35,13 +35,13 @@ def command(there: StandIns) -> str:
 
 
 def test_a_worker_is_installed_seen_and_removed(there: StandIns):
-    code, said = called("install", "worker", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")
+    code, said = called("install", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")
     assert (code, "the worker runs; its log: journalctl" in said, "this machine only" in said) == (0, True, False)
     assert command(there) == (
         'ExecStart=:"/home/me/.local/bin/splitinfer" "worker" "--host" "0.0.0.0" "--port" "5577"'
         ' "--kv-disk-gb" "50.0" "--verbose"'
     )
-    assert called("install", "worker", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")[1] == (
+    assert called("install", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")[1] == (
         "the worker runs already, with these options; --force starts it anew"
     )
     code, said = called("status")
@@ -49,9 +49,9 @@ def test_a_worker_is_installed_seen_and_removed(there: StandIns):
         0,
         True,
     )
-    assert called("remove", "worker") == (0, "the worker is removed")
-    assert called("status", "worker")[0] == 1
-    assert called("remove", "worker") == (0, "the worker is not installed")
+    assert called("remove") == (0, "the worker is removed")
+    assert called("status")[0] == 1
+    assert called("remove") == (0, "the worker is not installed")
 
 
 def test_folders_are_absolute_and_the_default_is_written_down(
@@ -59,14 +59,14 @@ def test_folders_are_absolute_and_the_default_is_written_down(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my model").mkdir()
-    said = called("install", "worker", "--model", "my model", "--kv-dir", "none")[1]
+    said = called("install", "--model", "my model", "--kv-dir", "none")[1]
     assert "with --host 0.0.0.0 other machines reach it" in said
     assert command(there).endswith(
         f'"--host" "127.0.0.1" "--port" "5577" "--model" "{tmp_path}/my model" "--kv-dir" "none"'
     )
 
 
-@pytest.mark.parametrize("words", [["--port", "0"], ["--port", "70000"], ["--prot", "1"], ["--child"]])
+@pytest.mark.parametrize("words", [["--port", "0"], ["--port", "70000"], ["--prot", "1"], ["--child"], ["--detach"]])
 def test_what_the_worker_would_not_take_is_not_installed(words: list[str], there: StandIns):
-    assert called("install", "worker", *words)[0] == 2
+    assert called("install", *words)[0] == 2
     assert there.calls() == []

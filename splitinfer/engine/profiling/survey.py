@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, pairwise
 
-from splitinfer.core.endpoint import is_loopback
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.engine.coordinator.local_workers import LocalWorker
@@ -154,8 +154,10 @@ _HERE = ""  # in place of a host's name
 
 def _machine_of(handle: WorkerHandle) -> str:
     """What workers of one machine have in common, as far as their addresses say."""
-    host = handle.address.removeprefix("tcp://").rpartition(":")[0]
-    return _HERE if handle.spec.is_local or is_loopback(host) or "inproc://" in handle.address else host
+    if handle.spec.is_local or "inproc://" in handle.address:
+        return _HERE
+    host = Endpoint.parse(handle.address).host
+    return _HERE if is_loopback(host) else host
 
 
 def _profile(handle: WorkerHandle, message: Profiled) -> MachineProfile:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitinfer.core.plain_text import plain
 from splitinfer.engine.files.answering import Readers
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
@@ -27,16 +28,10 @@ log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0  # for a peer to send its first message
 _PATIENCE = 0.1  # seconds for a look at the memory: this thread serves all links
 _NAME_LENGTH = 60  # characters of a peer's name that are logged
-_REASON_LENGTH = 600  # characters of a reason that are logged or sent
+REASON_LENGTH = 600  # characters of a reason that are logged or sent
 
 
 Deliver = Callable[[Connection, Frame | LinkClosed], None]
-
-
-def one_line(text: str, length: int = _REASON_LENGTH) -> str:
-    """Text of a peer made safe for a log: printable, on one line, at most ``length`` characters."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: length + 1])
-    return clean if len(clean) <= length else clean[: length - 3] + "..."
 
 
 @dataclass(slots=True)
@@ -114,10 +109,10 @@ class Acceptor:
         try:
             hello = session.decode(frame.header)
             assert isinstance(hello, Hello)
-            connection = Connection(link, hello.role, one_line(hello.name, _NAME_LENGTH), hello.session, session)
+            connection = Connection(link, hello.role, plain(hello.name, _NAME_LENGTH), hello.session, session)
             reason = self._reason_against(connection, hello)
             if reason:
-                reason = one_line(reason)
+                reason = plain(reason, REASON_LENGTH)
                 log.warning("refused %s at %s: %s", connection.name, link.address, reason)
                 connection.send(Refuse(reason))
                 link.close(reason)
@@ -125,7 +120,7 @@ class Acceptor:
             connection.send(Welcome(self._name, self._versions, device_name(), free_bytes(_PATIENCE)))
             return [connection]
         except ProtocolError as error:
-            reason = one_line(str(error))
+            reason = plain(str(error), REASON_LENGTH)
             log.warning("dropped %s: %s", link.address, reason)
             link.close(reason)
         except TransportError as error:

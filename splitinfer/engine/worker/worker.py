@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
@@ -45,7 +46,7 @@ from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.upkeep import Upkeep
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
-from splitinfer.engine.worker.handshake import Acceptor, one_line
+from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
@@ -321,7 +322,7 @@ class Worker:
 
     def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
         """End the session, with one sentence on both sides."""
-        reason = one_line(reason)
+        reason = plain(reason, REASON_LENGTH)
         log.warning("session ended: %s", reason)
         owner = self._owner
         self._acceptor.release(owner)

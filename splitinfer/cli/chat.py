@@ -1,0 +1,94 @@
+"""`splitinfer coord` and `chat`, which are one command: the REPL, or one answer, on the pipeline that options name.
+`up` ends in the same."""
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from splitinfer.cli.opening import open_llm
+from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
+from splitinfer.cli.running import finish
+from splitinfer.core.grammar import Grammar
+from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
+from splitinfer.errors import ConfigError
+from splitinfer.shutdown import shutdown
+
+if TYPE_CHECKING:
+    from splitinfer.llm.automatic import Chosen
+
+
+@with_options
+def chat(options: ChatOptions) -> None:
+    """Chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine alone.
+    `coord` and `chat` are one command."""
+    if options.model is None and options.layout is None and options.workers is None and not options.auto:
+        options = _with_demo(options)
+    check_named(options)
+    choice = sampling(options)
+    finish(lambda: run_pipeline(options, choice, prompt_of(options)), options.verbose, info=is_server(options))
+
+
+def is_server(options: ChatOptions) -> bool:
+    """Whether there is to be a server without a REPL beside it, whose output is the log."""
+    return options.serve is not None and not options.chat and not sys.stdin.isatty()
+
+
+def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None, chosen: "Chosen | None" = None) -> int:
+    """The answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was planned
+    already."""
+    form = None if options.json_schema is None else _grammar_in(options.json_schema)
+    with ExitStack() as stack:
+        if options.serve is None:
+            llm = stack.enter_context(open_llm(options, chosen, chats=not options.raw))
+        else:
+            from splitinfer.cli.serving import Access, serving, stay_open
+
+            access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
+            llm = stack.enter_context(serving(options, access, options.serve, chosen=chosen))
+            if is_server(options):
+                stay_open(llm)
+        if text is None:
+            from splitinfer.chat import run_chat
+
+            return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
+        from splitinfer.cli.answer import answer
+
+        params = choice.over(NOTHING if options.raw else llm.recommended_sampling).params
+        params = params if form is None else replace(params, grammar=form)
+        return answer(llm, text, params, raw=options.raw, as_json=options.as_json, status=options.status)
+
+
+def prompt_of(options: ChatOptions) -> str | None:
+    """The prompt to answer; ``None``: the REPL is opened, or a server."""
+    stays = options.chat or options.serve is not None
+    if options.prompt is not None and stays:
+        raise ConfigError("--prompt answers and ends, --chat and --serve stay; give one of them")
+    if stays or (options.prompt is None and sys.stdin.isatty()):
+        return None
+    text = sys.stdin.read() if options.prompt is None else options.prompt
+    if not text.strip():
+        raise ConfigError("there is no prompt: give --prompt TEXT, text on standard input, or --chat")
+    return text
+
+
+def _with_demo(options: ChatOptions) -> ChatOptions:
+    """The options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
+    if not sys.stdin.isatty():
+        return options  # which are refused: a script means a model
+    typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
+    if not typer.confirm("Chat with the demo?", default=True, err=True):
+        typer.echo("Run your own model with: splitinfer chat --model OWNER/MODEL", err=True)
+        raise typer.Exit
+    return replace(options, model="demo")
+
+
+def _grammar_in(file: Path) -> Grammar:
+    try:
+        return Grammar.json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not a JSON schema: {error}") from error

@@ -1,0 +1,196 @@
+"""Opens the pipeline that options name, for every command that runs one, and closes it when a signal arrives.
+
+    options ──▶ settings; local workers start ──▶ a layout: named, planned, or all layers here ──▶ LLM
+
+SIGTERM drains a coordinator: the running answer may end, no request is admitted, then everything is closed and every
+worker is sent a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the stages load, there is nothing to wait
+for.
+"""
+
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from splitinfer.cli.options import PipelineOptions
+from splitinfer.errors import SplitinferError
+from splitinfer.settings import Settings
+from splitinfer.shutdown import Closing, shutdown
+
+if TYPE_CHECKING:
+    from splitinfer.llm import LLM
+    from splitinfer.llm.automatic import Chosen
+
+DRAIN_SECONDS = 5.0
+"""Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the seconds of sending
+and closing it stays below the ten after which container runtimes send SIGKILL."""
+
+_NO_TURNS = (
+    "This model has no chat template: it was trained to continue texts, not to chat. The messages of a chat are joined "
+    "by blank lines, and the model goes on from there. To have a text continued, use /v1/completions of a server, or: "
+    "splitinfer coord --raw --prompt TEXT"
+)
+_LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
+_SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
+_CLOSE_SECONDS = 4.0  # twice what closing takes at most, where no KV is to be saved
+_SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it takes a moment
+
+
+_COMMENT = 118  # characters of a line of a layout's comment
+
+
+class Draining(Protocol):
+    """What takes requests from elsewhere, and is drained with the LLM (``server.running.Server``)."""
+
+    def begin_draining(self) -> None:
+        """Take no new request from now on."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is being sent."""
+        ...
+
+
+@contextmanager
+def open_llm(
+    options: PipelineOptions,
+    chosen: "Chosen | None" = None,
+    *,
+    servers: Sequence[Draining] | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
+    chats: bool = True,
+) -> "Iterator[LLM]":
+    """An LLM whose loading is shown on standard error, and which a signal drains and closes.
+
+    chosen: what was planned already. servers: for an LLM that serves, whose context is what the stages have room for:
+    those that are open then; the caller may add to them. drain_seconds: that running answers may take. chats: whether
+    it is for chats; then it is said once if the model was not trained to have any.
+
+    Raises:
+        SplitinferError: as ``layout_of`` and ``LLM``.
+    """
+    if options.layout is not None:
+        _start_workers(options.layout, options.settings)  # they come up while this process does
+    from splitinfer.console import load_llm, say
+
+    layout = chosen or layout_of(options)
+    settings = options.settings if servers is None else replace(options.settings, grows_context=True)
+    llm, left = load_llm(layout, options.model if chosen is None else None, settings), threading.Event()
+    close_seconds = _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
+    with shutdown.closed_by(_closing(llm, left, servers or (), drain_seconds, close_seconds)), llm:
+        if chats and llm.has_tokenizer and not llm.tokenizer.writes_turns:
+            say(_NO_TURNS)
+        try:
+            yield llm
+        finally:
+            left.set()
+
+
+def _start_workers(layout: str, settings: Settings) -> None:
+    """Start a layout's local workers; an invalid layout is reported later."""
+    from splitinfer.config import find_layout
+    from splitinfer.engine.coordinator.local_workers import start_early
+
+    with suppress(SplitinferError, OSError):
+        start_early(find_layout(layout), settings.disk)
+
+
+def _closing(
+    llm: "LLM", left: threading.Event, servers: Sequence[Draining], seconds: float, close_seconds: float
+) -> Closing:
+    """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``,
+    ``close_seconds``: the most that draining and closing take."""
+
+    def drain() -> None:
+        for server in servers:
+            server.begin_draining()
+        llm.drain(seconds)
+        if servers:
+            _until(lambda: all(server.is_idle for server in servers), _SEND)
+        else:
+            left.wait(_LEAVE)
+        llm.close()
+
+    return Closing(llm.close, close_seconds, drain, seconds + _SEND + close_seconds)
+
+
+def _until(is_so: Callable[[], bool], seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < give_up:
+        time.sleep(0.01)
+
+
+# -- the layout --------------------------------------------------------------------------------------------------------
+
+
+def layout_of(options: PipelineOptions) -> "str | Chosen":
+    """The layout's name, or what was planned. What is planned is said on standard error, and why.
+
+    Raises:
+        SplitinferError: a machine cannot be measured, or no cut fits.
+    """
+    if options.layout is not None:
+        return options.layout
+    from splitinfer.console import errors, say
+    from splitinfer.discovery.discover import paired
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+    from splitinfer.llm.automatic import alone, named
+
+    assert options.model is not None
+    if options.workers is not None:
+        return planned(options, options.model, named(options.workers))
+    chosen = None if options.auto else alone(options.model, options.settings)  # before seconds are spent on looking
+    workers = paired(Keyring().known(), own_versions())
+    if options.auto and workers:
+        return planned(options, options.model, workers)
+    if options.auto:
+        errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
+    chosen = chosen or alone(options.model, options.settings)
+    names = " and ".join(each["name"] for each in workers)
+    found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
+    say(chosen.text + found)
+    return chosen
+
+
+def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mapping[str, Any]]) -> "Chosen":
+    """Measure the machines, choose a cut, and say which, and why. Raises SplitinferError: as ``layout_of``."""
+    from splitinfer.console import errors, measuring, say
+    from splitinfer.llm.automatic import choose_layout
+
+    with measuring() as notice:
+        chosen = choose_layout(
+            model, workers, options.settings, notice, aim=options.aim, again=options.measure, uses_all=options.use_all
+        )
+    say(chosen.text)
+    if len(chosen.layout.stages) <= len(workers):
+        errors.print("With --use-all every machine gets layers.")
+    return chosen
+
+
+def write_planned(
+    options: PipelineOptions,
+    model: str,
+    workers: Sequence[Mapping[str, str]],
+    out: Path,
+    notice: Callable[[str, str], None] = lambda _name, _text: None,
+) -> "Chosen":
+    """Plan for ``workers``, each at the best of its addresses (ssh may go over Wi-Fi where there is a cable, too), and
+    write the layout to a file. ``notice``: is told of a better address, by the worker's name.
+
+    Raises:
+        SplitinferError: as ``layout_of``; or the file cannot be written.
+    """
+    from splitinfer.discovery.discover import best_addresses
+    from splitinfer.placement.document import text_of
+    from splitinfer.places import write
+
+    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
+    chosen = planned(options, model, [{**each, "address": found[each["name"]]} for each in workers])
+    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
+    return chosen
