@@ -9,13 +9,9 @@ none is refused that would have fitted.
 
     characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
                            tokenized at once      | in pieces first, up to twice the context's tokens
-
-Agents add to the system's words in the middle of a conversation. Some templates write such a message where it stands;
-some refuse it, for which there are simpler forms (``text.turns``); and some write nothing, in silence. So a
-conversation with one is written out, and where the words are not found they become the user's, where they were.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +21,6 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.text.conversations import Conversations
-
-Message = Mapping[str, Any]
 
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
@@ -168,11 +162,8 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-# -- what the system says later --------------------------------------------------------------------
-
-
 def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int], str]:
-    """A conversation as the model's template takes it without losing anything of the system's.
+    """A conversation as the model's template takes it without losing anything.
 
     Raises:
         Problem: 400, it is too large, or there are tools, of which the model cannot be told.
@@ -182,39 +173,6 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
     tokenizer = llm.tokenizer
     if chat.tools and tokenizer.no_tools is not None:
         raise unsupported("tools", tokenizer.no_tools)
-
-    def written(messages: Sequence[Message]) -> tuple[list[int], str]:
-        more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
-        plain, text = tokenizer.write_chat(messages, **more)
-        return known.tokens(text, plain, tokenizer.codec), text
-
-    tokens, text = written(chat.messages)
-    if all(message["content"].strip() in text for message in _late(chat.messages)):
-        return tokens, text
-    return written(as_the_users(chat.messages))
-
-
-def as_the_users(messages: Sequence[Message]) -> list[Message]:
-    """The messages with later ones of the system as the user's. Next to the user's own they are a part of these, for
-    templates want turns to alternate.
-
-    >>> said = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "It is May."}]
-    >>> as_the_users(said)
-    [{'role': 'user', 'content': 'Hi\\n\\nIt is May.'}]
-    """
-    late, made = {id(message) for message in _late(messages)}, list[Message]()
-    is_open = False  # whether the last message takes in a further one of the user
-    for message in messages:
-        is_late = id(message) in late
-        if made and made[-1]["role"] == "user" and (is_late or (is_open and message["role"] == "user")):
-            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
-        else:
-            made.append({**message, "role": "user"} if is_late else message)
-        is_open = is_late
-    return made
-
-
-def _late(messages: Sequence[Message]) -> list[Message]:
-    """The system's messages behind any other."""
-    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    return [message for message in messages[first:] if message["role"] == "system"]
+    more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
+    plain, text = tokenizer.write_chat(chat.messages, **more)
+    return known.tokens(text, plain, tokenizer.codec), text

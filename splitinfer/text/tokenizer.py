@@ -10,11 +10,13 @@ Any number of threads may use it at a time, once a text was encoded (``llm.promp
 import contextlib
 import copy
 import hashlib
+import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
@@ -22,15 +24,11 @@ from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
-from splitinfer.text.turns import simpler_forms
-
-T = TypeVar("T")
+from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
-_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What templates end with on values that they were not written for; they are programs of the model's authors."""
 _NOT_FOR_TEMPLATES = frozenset(
     {
         "self", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
@@ -72,6 +70,7 @@ class Tokenizer:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
+        _read_own_calls(wrapper)
         return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property
@@ -161,7 +160,7 @@ class Tokenizer:
         """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
-            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
+            ids = self._harmony.encode_chat(chat.messages, tools=tools, options=options, opens_answer=opens_answer)
             return ids, self._harmony.decode(ids)
         generated = {
             i: ids
@@ -169,15 +168,12 @@ class Tokenizer:
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
 
-        def write(form: list[dict[str, Any]]) -> tuple[list[int], str]:
-            text = self._render(form, opens_answer, settings)
-            if generated and form is chat:
-                return self._encode_around(text, chat, generated, settings), text
-            if self._reads_templates or not self._wrapper.has_chat_template:
-                return self._piece(text, is_first=True), text
-            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings)), text
-
-        return _first_taken(chat, write)
+        form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+        if generated and form is chat:
+            return self._encode_around(text, chat, generated, settings), text
+        if self._reads_templates or not self._wrapper.has_chat_template:
+            return self._piece(text, is_first=True), text
+        return list(self._apply(form, settings, add_generation_prompt=opens_answer)), text
 
     @cached_property
     def _reads_templates(self) -> bool:
@@ -186,8 +182,8 @@ class Tokenizer:
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The chat as the template gets it, and its further values."""
+    ) -> tuple[Form, dict[str, Any]]:
+        """The chat for the template, and its further values."""
         chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
@@ -197,10 +193,10 @@ class Tokenizer:
             raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self.writes_turns:
             raise RequestError("this model has no chat template, so it cannot use tools")
-        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        settings = dict(options or {})
         if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
             raise RequestError(f"{not_its_own[0]} is not a chat template setting")
-        return chat, settings
+        return Form(tuple(in_order(chat)), tuple(tools)), settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
         """The ids without the end token, if they decode to ``content``; otherwise none."""
@@ -211,35 +207,40 @@ class Tokenizer:
         return ids if known and self._decode(ids) == content else []
 
     def _encode_around(
-        self, whole: str, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], settings: Mapping[str, Any]
+        self, whole: str, chat: Form, generated: Mapping[int, list[int]], settings: Mapping[str, Any]
     ) -> list[int]:
         """The ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the message's
         index)."""
         ids, at = list[int](), 0
         for i, answer in generated.items():
-            before = self._before(chat[:i], settings)
-            if len(before) >= at and whole.startswith(before + chat[i]["content"]):
+            before = self._before(replace(chat, messages=chat.messages[:i]), settings)
+            if before is not None and len(before) >= at and whole.startswith(before + chat.messages[i]["content"]):
                 ids += [*self._piece(whole[at : len(before)], is_first=not at), *answer]
-                at = len(before) + len(chat[i]["content"])
+                at = len(before) + len(chat.messages[i]["content"])
         return [*ids, *self._piece(whole[at:], is_first=not at)]
 
-    def _before(self, chat: list[dict[str, Any]], settings: Mapping[str, Any]) -> str:
-        """The rendered chat up to where the next answer begins."""
-        if not chat:
+    def _before(self, chat: Form, settings: Mapping[str, Any]) -> str | None:
+        """The rendered chat up to where the next answer begins; ``None``: the template does not take so little."""
+        if not chat.messages:
             return ""
-        return self._render(chat, True, settings) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
+        with contextlib.suppress(Exception):  # a template is a program, and may raise anything
+            return self._render(chat, True, settings) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
+        return None
 
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
         """The ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
         return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
 
-    def _render(self, chat: list[dict[str, Any]], opens_answer: bool, settings: Mapping[str, Any]) -> str:
+    def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
-            render = self._wrapper.apply_chat_template
-            return str(render(chat, tokenize=False, add_generation_prompt=opens_answer, **settings))
-        return _SEPARATOR.join(message.get("content") or "" for message in chat)
+            return str(self._apply(chat, settings, tokenize=False, add_generation_prompt=opens_answer))
+        return _SEPARATOR.join(message.get("content") or "" for message in chat.messages)
+
+    def _apply(self, chat: Form, settings: Mapping[str, Any], **how: bool) -> Any:
+        tools = {"tools": list(chat.tools)} if chat.tools else {}
+        return self._wrapper.apply_chat_template(list(chat.messages), **how, **settings, **tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.
@@ -259,9 +260,9 @@ class Tokenizer:
     def picture_mark(self) -> str | None:
         """What the model's template writes for a picture between two texts; ``None`` if it takes none."""
         texts = [{"type": "text", "text": text} for text in _AROUND]
-        chat = [{"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}]
+        chat = {"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}
         try:
-            written = self._render(chat, False, {}) if self._wrapper.has_chat_template else ""
+            written = self._render(Form((chat,)), False, {}) if self._wrapper.has_chat_template else ""
         except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
             return None
         before, _, behind = written.partition(_AROUND[0])
@@ -368,19 +369,10 @@ class Tokenizer:
         return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
 
 
-def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:
-    """What a template writes for a chat, or for the first simpler form of it that it takes.
-
-    Raises:
-        RequestError: it takes none; with what it says of the chat itself.
-    """
-    import jinja2  # here, because transformers has imported it already
-
-    refusals = (jinja2.TemplateError, *_OF_TEMPLATES)
-    try:
-        return write(chat)
-    except refusals as error:
-        for form in simpler_forms(chat):
-            with contextlib.suppress(*refusals):
-                return write(form)
-        raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+def _read_own_calls(wrapper: Any) -> None:
+    """Have calls read as ``text.turns`` tells them, where the model's template knows no tools."""
+    template = wrapper.chat_template
+    if isinstance(template, str) and "tools" not in template and wrapper.tool_parser is None:
+        syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
+        wrapper._tool_parser = syntax.parse_tool_call
+        wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end

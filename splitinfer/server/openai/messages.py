@@ -63,10 +63,10 @@ Content = Parts[Annotated[TextPart | RefusalPart | PicturePart | InputPicturePar
 
 
 class CalledFunction(Fields):
-    """``arguments``: JSON; other text is passed on unchanged."""
+    """``arguments``: JSON, or an object; other text is passed on unchanged."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class Call(Fields):
@@ -117,11 +117,11 @@ class Answered(_Message):
 
 class Outcome(_Message):
     role: Literal["tool"]
-    content: Content
+    content: Content | None
     tool_call_id: str
 
     def told(self) -> dict[str, Any]:
-        return {**self._told("tool", content_text(self.content)), "tool_call_id": self.tool_call_id}
+        return {**self._told("tool", content_text(self.content or ())), "tool_call_id": self.tool_call_id}
 
 
 Messages = Annotated[
@@ -143,14 +143,16 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [{"role": "system", "content": content}, *messages[first:]]
 
 
-def arguments_of(text: str) -> Any:
-    """A call's arguments as an object, where its JSON is one that a body may be; else as they are, for they may be the
-    model's own."""
+def arguments_of(given: str | dict[str, Any] | None) -> Any:
+    """A call's arguments as an object, where their JSON is one that a body may be, or null; else as they are, for they
+    may be the model's own."""
+    if isinstance(given, dict):
+        return given
     try:
-        found = plain_json(text or "{}")
+        found = plain_json(given or "null")
     except ValueError:
-        return text
-    return found if isinstance(found, dict) else text
+        return given
+    return {} if found is None else found if isinstance(found, dict) else given
 
 
 def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart]) -> str:

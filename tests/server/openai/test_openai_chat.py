@@ -103,6 +103,21 @@ def test_a_schema_may_stand_beside_json_object():
     assert params(response_format={"type": "json_object"}).grammar != params(response_format=form).grammar
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, {}), ({"arguments": None}, {}), ({"arguments": "null"}, {}), ({"arguments": ""}, {}),
+        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": '}, '{"a": '), ({"arguments": "[1]"}, "[1]"),
+    ],
+)  # fmt: skip
+def test_arguments_may_be_what_a_model_wrote(given: dict[str, Any], told: Any):
+    turn = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "w", **given}}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": None}
+    calls, empty = chat(messages=[turn, result]).messages
+    assert calls["tool_calls"][0]["function"]["arguments"] == told
+    assert empty["content"] == ""
+
+
 def test_a_conversation_as_templates_take_it():
     call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": '{"city": "Oslo"}'}}
     given = [
