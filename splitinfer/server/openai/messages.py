@@ -117,7 +117,7 @@ class Answered(_Message):
 
 class Outcome(_Message):
     role: Literal["tool"]
-    content: Content | None
+    content: Content | None = None
     tool_call_id: str
 
     def told(self) -> dict[str, Any]:
