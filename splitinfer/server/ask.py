@@ -7,11 +7,15 @@ by the number of its messages and tools, and a long text after as much of it was
 to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
 none is refused that would have fitted.
 
+Some agents begin the system's words with a line that differs in every request (Claude Code's billing header), and no
+cached KV would be found behind it. So such lines are left out, whatever a prompt is made for.
+
     characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
                            tokenized at once      | in pieces first, up to twice the context's tokens
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +33,14 @@ MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
-    further values for the template. ``opens_answer``: it is written up to where the next answer begins."""
+    further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
+    stands for pictures in its texts."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
+    mark: str = ""
 
 
 Prompt = Chat | str | tuple[int, ...]
@@ -173,6 +179,24 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
     tokenizer = llm.tokenizer
     if chat.tools and tokenizer.no_tools is not None:
         raise unsupported("tools", tokenizer.no_tools)
-    more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
-    plain, text = tokenizer.write_chat(chat.messages, **more)
+    messages = without_lines(chat.messages, llm.settings.left_out)
+    more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
+    plain, text = tokenizer.write_chat(messages, tools=chat.tools, **more)
     return known.tokens(text, plain, tokenizer.codec), text
+
+
+def without_lines(messages: Sequence[Mapping[str, Any]], pattern: str) -> Sequence[Mapping[str, Any]]:
+    """The messages without the lines that a pattern names where they begin the system's words.
+
+    >>> without_lines([{"role": "system", "content": "x: 1\\nBe kind."}, {"role": "user", "content": "x: 2"}], "x:.*")
+    [{'role': 'system', 'content': 'Be kind.'}, {'role': 'user', 'content': 'x: 2'}]
+    """
+    if not pattern or not messages or messages[0]["role"] != "system":
+        return messages
+    line = re.compile(rf"\s*(?:{pattern})[^\S\n]*(?:\n\s*|\Z)", re.IGNORECASE)
+    text = messages[0]["content"]
+    while found := line.match(text):
+        text = text[found.end() :]
+    if text == messages[0]["content"]:
+        return messages
+    return [*([{**messages[0], "content": text}] if text else []), *messages[1:]]

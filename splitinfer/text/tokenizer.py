@@ -12,6 +12,8 @@ import copy
 import hashlib
 import importlib
 import json
+import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,6 +30,8 @@ from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
+_CUT = f"\ufdd2{secrets.token_hex(4)}"  # where the name of a control token is cut, up to its encoding
+_CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -41,7 +45,9 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 class Tokenizer:
     """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
-    writes and reads for a gpt-oss model, or why nothing does."""
+    writes and reads for a gpt-oss model, or why nothing does. ``control_in_texts``: as in ``Settings``."""
+
+    control_in_texts = False
 
     def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
         self._wrapper, self._harmony = wrapper, harmony
@@ -123,6 +129,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
         without a template gets the contents, joined by blank lines.
@@ -131,12 +138,13 @@ class Tokenizer:
         even if the tokenizer would split its text in another way; they are used where the template writes the text
         unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
         further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
-        next answer.
+        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
+        control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls.
 
         Raises:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[0]
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[0]
 
     def render_chat(
         self,
@@ -145,9 +153,10 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> str:
         """The text that ``encode_chat`` encodes."""
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[1]
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[1]
 
     def write_chat(
         self,
@@ -156,6 +165,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> tuple[list[int], str]:
         """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
@@ -168,12 +178,16 @@ class Tokenizer:
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
 
+        if self._reads_templates and not self.control_in_texts:
+            chat = self._without_control(chat, mark)
         form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
         if generated and form is chat:
-            return self._encode_around(text, chat, generated, settings), text
-        if self._reads_templates or not self._wrapper.has_chat_template:
-            return self._piece(text, is_first=True), text
-        return list(self._apply(form, settings, add_generation_prompt=opens_answer)), text
+            ids = self._encode_around(text, chat, generated, settings)
+        elif self._reads_templates or not self._wrapper.has_chat_template:
+            ids = self._piece(text, is_first=True)
+        else:
+            ids = list(self._apply(form, settings, add_generation_prompt=opens_answer))
+        return ids, _CUTS.sub("", text)
 
     @cached_property
     def _reads_templates(self) -> bool:
@@ -230,7 +244,28 @@ class Tokenizer:
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
         """The ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
-        return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
+        first, *rest = _CUTS.split(text)
+        ids = list(self._wrapper.encode(first, add_special_tokens=adds_special)) if first or adds_special else []
+        return [*ids, *(i for each in rest for i in self._wrapper.encode(each, add_special_tokens=False))]
+
+    def _without_control(self, chat: Form, mark: str) -> Form:
+        """A chat with the names of control tokens cut in two, wherever somebody wrote them. ``mark``: is left whole."""
+        everywhere, in_answers = self._control_names
+
+        def message(one: Mapping[str, Any]) -> dict[str, Any]:
+            calls = {"tool_calls": _cut(one["tool_calls"], everywhere)} if one.get("tool_calls") else {}
+            names = in_answers if one.get("role") == "assistant" else everywhere
+            return {key: _cut(value, names, mark) for key, value in one.items() if key not in calls} | calls
+
+        return Form(tuple(map(message, chat.messages)), tuple(_cut(tool, everywhere) for tool in chat.tools))
+
+    @cached_property
+    def _control_names(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The names of control tokens; and of those that stand in no answer that a client hands back."""
+        added = {token.content: token.special for token in self._wrapper.added_tokens_decoder.values()}
+        markers = self.answer_format.markers
+        names = {name for name, is_special in added.items() if len(name) > 1 and (is_special or name in markers)}
+        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in markers)})
 
     def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
@@ -367,6 +402,20 @@ class Tokenizer:
         with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+
+
+def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
+    """A value with names in its texts cut behind their first letter, but for those in ``mark``."""
+    if isinstance(value, str):
+        texts = value.split(mark) if mark else [value]
+        return mark.join(names.sub(lambda name: f"{name[0][0]}{_CUT}{name[0][1:]}", one) for one in texts)
+    if isinstance(value, Mapping):
+        return {key: _cut(one, names, mark) for key, one in value.items()}
+    return [_cut(one, names, mark) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _read_own_calls(wrapper: Any) -> None:
