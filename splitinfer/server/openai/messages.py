@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from splitinfer.pictures.marks import marked
+from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
 from splitinfer.server.fields import Fields, Kinds, Parts, Several
@@ -106,7 +106,7 @@ class Answered(_Message):
     reasoning: str | None = None
 
     def told(self) -> dict[str, Any]:
-        content = self.refusal or "" if self.content is None else content_text(self.content)
+        content = self.refusal or "" if self.content is None else content_text(self.content, self.role)
         made = self._told("assistant", content)
         if reasoning := self.reasoning_content or self.reasoning:
             made["reasoning_content"] = reasoning
@@ -155,5 +155,8 @@ def arguments_of(given: str | dict[str, Any] | None) -> Any:
     return {} if found is None else found if isinstance(found, dict) else given
 
 
-def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart]) -> str:
-    return "".join(part.text for part in content)
+def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart], role: str = "") -> str:
+    """The text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others are
+    lines, as in Anthropic's API."""
+    texts = [part.text for part in content]
+    return "".join(texts) if role == "assistant" else in_lines(texts)

@@ -12,11 +12,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.server.answer import ChoiceReader, Piece
+from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter, Shape
 from splitinfer.server.openai.completions import Completions, CompletionWriter
+from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.openai.routes import _events
 from splitinfer.server.problem import Problem
 from splitinfer.server.spans import Usage
@@ -131,13 +133,31 @@ def test_a_conversation_as_templates_take_it():
     ]
     told = {**call, "function": {"name": "w", "arguments": {"city": "Oslo"}}}
     assert list(chat(messages=given).messages) == [
-        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "system", "content": "Be brief.\n\nBe \nkind."},
         {"role": "user", "content": "Weather?", "name": "ann"},
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [told]},
         {"role": "tool", "content": "sun", "tool_call_id": "c1"},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "No."},
     ]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_parts_are_joined_alike_in_all_apis(role: str):
+    """The assistant's were one text of the model's; others' are lines."""
+    parts, go = (
+        [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}],
+        {"role": "user", "content": "go"},
+    )
+    result = {"tool_use_id": "1", "type": "tool_result", "content": parts}
+    turns = [{"role": "user", "content": [result]}] if role == "tool" else [{"role": role, "content": parts}]
+    more: dict[str, Any] = {"system": parts} if role == "system" else {}
+    claude = read(CountRequest, {"messages": [*([] if more else turns), go], **more}).chat().messages
+    one = {"role": role, "content": parts, **({"tool_call_id": "1"} if role == "tool" else {})}
+    item = {"type": "function_call_output", "call_id": "1", "output": parts} if role == "tool" else one
+    responses = read(InputRequest, {"input": [item, go]}).chat().messages
+    told = [told[0]["content"] for told in (chat(messages=[one, go]).messages, claude, responses)]
+    assert told == ["helloworld" if role == "assistant" else "hello\nworld"] * 3
 
 
 # -- answers ---------------------------------------------------------------------------------------
