@@ -274,8 +274,14 @@ class Tokenizer:
         return _SEPARATOR.join(message.get("content") or "" for message in chat.messages)
 
     def _apply(self, chat: Form, settings: Mapping[str, Any], **how: bool) -> Any:
-        tools = {"tools": list(chat.tools)} if chat.tools else {}
-        return self._wrapper.apply_chat_template(list(chat.messages), **how, **settings, **tools)
+        """What the template makes of a chat. It is told of thinking only what somebody said: mlx-lm's wrapper would
+        switch it on where the vocabulary has marks for it, and off elsewhere, against the template's own default."""
+        wrapper, given = self._wrapper, {**settings, **({"tools": list(chat.tools)} if chat.tools else {})}
+        if "enable_thinking" in given:
+            given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
+        elif wrapper._chat_template is None:
+            wrapper, how = wrapper._tokenizer, {"return_dict": False, **how}
+        return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.

@@ -77,6 +77,9 @@ _QUOTED_ARGUMENTS = re.compile(r"""\s*\[[\w.]+\((?:\w+=(?:"[^"]*"|'[^']*')(?:,\s
 _QUOTED = {"gemma4": '<|"|>', "function_gemma": "<escape>"}  # around texts, where values are in braces
 
 
+_Piece = tuple[str, tuple[str, ...]]  # a call, and the words that are hidden in it
+
+
 def calls_in(text: str, syntax: str, parse: Callable[[str], Any]) -> list[Any]:
     """The calls that a text consists of, as a parser returns them.
 
@@ -85,7 +88,7 @@ def calls_in(text: str, syntax: str, parse: Callable[[str], Any]) -> list[Any]:
     """
     if syntax in _OF_JSON and text.lstrip()[:1] in ("{", "["):
         wrap = "[{}]" if syntax == "mistral" else "{}"
-        pieces = [(wrap.format(json.dumps(one, ensure_ascii=False)), ()) for one in _json_values(text)]
+        pieces: list[_Piece] = [(wrap.format(json.dumps(one, ensure_ascii=False)), ()) for one in _json_values(text)]
     elif syntax in _QUOTED:
         pieces = list(_braced(text, _QUOTED[syntax], is_flat=syntax == "function_gemma"))
     elif syntax in ("glm47", "laguna") and "<arg_key>" not in text:
@@ -98,9 +101,6 @@ def calls_in(text: str, syntax: str, parse: Callable[[str], Any]) -> list[Any]:
     if not found:
         raise ValueError("there is no call")
     return found
-
-
-_Piece = tuple[str, tuple[str, ...]]  # a call, and the words that are hidden in it
 
 
 def _listed(found: Any) -> list[Any]:

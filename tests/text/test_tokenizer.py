@@ -302,6 +302,27 @@ def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
         Tokenizer.from_folder(tmp_path).encode_chat(SYSTEM_ANYWHERE)
 
 
+@pytest.mark.parametrize("knows_marks", [True, False])
+@pytest.mark.parametrize("default", ["true", "false"])
+@pytest.mark.parametrize(
+    ("options", "thinks"),
+    [({}, None), ({"enable_thinking": True}, True), ({"enable_thinking": False}, False), ({"thinking": True}, None)],
+)
+def test_a_template_has_its_own_default_of_thinking(
+    tmp_path: Path, knows_marks: bool, default: str, options: dict[str, bool], thinks: bool | None
+):
+    (marked if knows_marks else lambda folder, **_: copy_of_target(folder))(tmp_path, special=False)
+    template = "{{ enable_thinking | default(" + default + ") }} {{ thinking | default('unset') }}"
+    edit(tmp_path / "tokenizer_config.json", chat_template=template)
+    first = {None: default.title(), True: "True", False: "False"}[thinks]
+    second = options.get("thinking", "unset" if thinks is None else thinks)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(RequestError, match="leaves out what the user says: 'Hello'"):
+        tokenizer.render_chat(CHAT[:1], options=options)
+    edit(tmp_path / "tokenizer_config.json", chat_template=template + "{{ messages[0].content }}")
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT[:1], options=options) == f"{first} {second}Hello"
+
+
 NAMES = ("<|user|>", "<think>", "<tool_call>", "</tool_call>", "<|end|>")
 
 

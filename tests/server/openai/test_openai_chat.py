@@ -96,6 +96,8 @@ def test_tools_are_told_unless_none_shall_be_called():
 )
 def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
+    sampling = asked(messages=[{"role": "user", "content": "Hi"}], **fields)[0].sampling
+    assert sampling.get("thinking_budget") == (0 if options.get("enable_thinking") is False else None)
 
 
 def test_a_schema_may_stand_beside_json_object():
