@@ -9,7 +9,7 @@ template may trim a text, or write it as JSON, and a text as short as "a" is fou
 
 Each step of the ladder is a function (``STEPS``, in the order in which they are applied), and changes only those turns
 that it is about, so that the beginning of a conversation stays as it was when the conversation grows, and its KV is
-found. If the conversation as it is does not do, all steps are taken; then one after another is left out again, first
+found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps are taken; then one after another is left out again, first
 those that change most, as long as the template goes on taking everything.
 """
 
@@ -28,6 +28,7 @@ Tool = Mapping[str, Any]
 _BETWEEN = "\n\n"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
+_NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"})
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALL = "<tool_call>\n{}\n</tool_call>"
 _RESULT = "<tool_response>\n{}\n</tool_response>"
@@ -54,21 +55,27 @@ def fitting(asked: Form, write: Callable[[Form], str]) -> tuple[Form, str]:
     Raises:
         RequestError: there is none; with what the template makes of the conversation itself.
     """
-    text, why = _tried(asked, write)
+    for goes_on in (True, False):
+        if (found := _closest(asked, write, goes_on=goes_on)) is not None:
+            return found
+    raise RequestError(f"the model's chat template {_tried(asked, write, goes_on=False)[1]}")
+
+
+def _closest(asked: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[Form, str] | None:
+    """As ``fitting``; ``None``: there is none. ``goes_on``: the template must take what may follow, too."""
+    text, _ = _tried(asked, write, goes_on=goes_on)
     if text is not None:
         return asked, text
     kept, form = list(STEPS), _taken(STEPS, asked)
-    text, _ = _tried(form, write)
+    text, _ = _tried(form, write, goes_on=goes_on)
     for step in _MOST_FIRST:
         fewer = [one for one in kept if one is not step]
         closer = _taken(fewer, asked)
         if closer == form:
             kept = fewer
-        elif closer != asked and (found := _tried(closer, write)[0]) is not None:
+        elif closer != asked and (found := _tried(closer, write, goes_on=goes_on)[0]) is not None:
             kept, form, text = fewer, closer, found
-    if text is None:
-        raise RequestError(f"the model's chat template {why}")
-    return form, text
+    return None if text is None else (form, text)
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
@@ -92,9 +99,11 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
 # -- whether a template takes everything -----------------------------------------------------------
 
 
-def _tried(form: Form, write: Callable[[Form], str]) -> tuple[str | None, str]:
-    """What a template writes for a form; ``None`` and the reason if it does not take everything."""
-    marked, texts = _marked(form)
+def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[str | None, str]:
+    """What a template writes for a form; ``None`` and the reason if it does not take everything. ``goes_on``: nor an
+    answer and a question behind it."""
+    answered = not form.messages or form.messages[-1].get("role") == "assistant"
+    marked, texts = _marked(form if answered or not goes_on else replace(form, messages=(*form.messages, *_NEXT)))
     try:
         text = write(form)
     except Exception as error:  # noqa: BLE001 - a template is a program, and may raise anything
@@ -102,7 +111,7 @@ def _tried(form: Form, write: Callable[[Form], str]) -> tuple[str | None, str]:
     try:
         found = write(marked)
     except Exception:  # noqa: BLE001 - it looks into the texts, and does not like the words
-        lost = (what for said, what in texts.values() if said.strip() not in text)
+        lost = (what for said, what in _marked(form)[1].values() if said.strip() not in text)
     else:
         lost = (what for word, (_, what) in texts.items() if word not in found)
     if (first := next(lost, None)) is None:

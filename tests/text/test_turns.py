@@ -226,9 +226,8 @@ def history(seed: int) -> tuple[list[Message], tuple[Any, ...]]:
 
 
 def goes_on(before: Form, after: Form) -> bool:
-    """Whether a form begins as another, up to what was asked there: that may become a part of a longer turn."""
-    last = max((i for i, one in enumerate(before.messages) if one["role"] == "assistant"), default=0)
-    return before.messages[: last + 1] == after.messages[: last + 1]
+    """Whether a form begins with another."""
+    return after.messages[: len(before.messages)] == before.messages
 
 
 def seeds() -> list[Any]:
