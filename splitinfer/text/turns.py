@@ -9,8 +9,9 @@ template may trim a text, or write it as JSON, and a text as short as "a" is fou
 
 Each step of the ladder is a function (``STEPS``, in the order in which they are applied), and changes only those turns
 that it is about, so that the beginning of a conversation stays as it was when the conversation grows, and its KV is
-found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps are taken; then one after another is left out again, first
-those that change most, as long as the template goes on taking everything.
+found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps
+are taken; then one after another is left out again, first those that change most, as long as the template goes on
+taking everything.
 """
 
 import hashlib
@@ -110,7 +111,9 @@ def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[
         return None, f"refuses these messages: {error}"
     try:
         found = write(marked)
-    except Exception:  # noqa: BLE001 - it looks into the texts, and does not like the words
+    except Exception as error:  # noqa: BLE001 - it does not go on, or looks into the texts and does not like the words
+        if goes_on:
+            return None, f"refuses what may follow: {error}"
         lost = (what for said, what in _marked(form)[1].values() if said.strip() not in text)
     else:
         lost = (what for word, (_, what) in texts.items() if word not in found)

@@ -49,8 +49,8 @@ SYNTAXES = {
         '<|open|>call tool="NAME" index="1"<|sep|>ARGS<|close|>call<|sep|>',
         '<|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|>',
     ),
-    "gemma4": tags("call:NAME{ARGS}", 'KEY:<|"|>VALUE<|"|>,'),
-    "function_gemma": tags("call:NAME{ARGS}", "KEY:<escape>VALUE<escape>,"),
+    "gemma4": tags("call:NAME{ARGS}", 'KEY:<|"|>VALUE<|"|>\1,'),
+    "function_gemma": tags("call:NAME{ARGS}", "KEY:<escape>VALUE<escape>\1,"),
     "glm47": tags("NAMEARGS", "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"),
     "minicpm5": tags('"NAME">ARGS</function>', '<param name="KEY">VALUE</param>'),
     "pythonic": lambda *calls: "[" + ", ".join(
@@ -78,7 +78,7 @@ def found_in(syntax: str, text: str) -> list[tuple[str, Any]]:
 
 def written(syntax: str, *calls: tuple[str, dict[str, str]]) -> str:
     text = str(SYNTAXES[syntax](*calls)).replace("[\0]", "[ARGS]")
-    return text.replace(",}", "}")
+    return text.replace("\1,}", "}").replace("\1", "")
 
 
 WITH_ONE = {"glm47"}  # whose calls have markers of their own
