@@ -180,7 +180,10 @@ class Tokenizer:
 
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
-        form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+        try:
+            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+        except RequestError as error:
+            raise RequestError(_CUTS.sub("", str(error))) from error
         if generated and form is chat:
             ids = self._encode_around(text, chat, generated, settings)
         elif self._reads_templates or not self._wrapper.has_chat_template:

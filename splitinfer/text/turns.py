@@ -33,7 +33,10 @@ _NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "Yes."}, {"role":
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALL = "<tool_call>\n{}\n</tool_call>"
 _RESULT = "<tool_response>\n{}\n</tool_response>"
-_TOOLS = 'You can call these functions:\n\n{}\n\nTo call one, write:\n\n<tool_call>\n{{"name": ..., "arguments": {{...}}}}\n</tool_call>'  # noqa: E501
+_TOOLS = (
+    "You can call these functions:\n\n{}\n\nTo call one, write:\n\n"
+    '<tool_call>\n{{"name": ..., "arguments": {{...}}}}\n</tool_call>'
+)
 OWN_SYNTAX = "json_tools"
 """mlx-lm's name of the syntax in which tools and calls are told where a template knows none."""
 

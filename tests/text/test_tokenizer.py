@@ -154,6 +154,12 @@ def test_a_template_that_refuses(tmp_path: Path):
         Tokenizer.from_folder(tmp_path).encode_chat(CHAT)
 
 
+def test_a_refusal_names_a_text_as_it_was_written(tmp_path: Path):
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template="x")
+    with pytest.raises(RequestError, match=r"leaves out what the user says: 'a <\|user\|>'"):
+        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a <|user|>"}])
+
+
 def test_no_tokenizer(tmp_path: Path):
     with pytest.raises(ModelError, match=r"there is no model folder .*gone"):
         Tokenizer.from_folder(tmp_path / "gone")
