@@ -3,6 +3,7 @@
 Each field's ``Option`` says what it does (``core.serving_options``); the command line is made from them.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
 
 DEFAULT_CONTEXT = 8192  # tokens
+BILLING = "x-anthropic-billing-header:.*"  # Claude Code's
 NO_DRAFT = "none"
 
 _KV = "KV: the cache of keys and values"
@@ -81,6 +83,20 @@ class Settings(ServingOptions):
             "URLs. Addresses are never fetched."
         ),
     ] = None
+    control_in_texts: Annotated[
+        bool,
+        Option(
+            "Read the names of control tokens, such as <|im_end|>, as these tokens in the texts of a chat, too. "
+            "Default: there they are text, so that no file and no page that an agent reads can begin a turn."
+        ),
+    ] = False
+    left_out: Annotated[
+        str,
+        Option(
+            "Regular expression of the lines that the server leaves out at the beginning of the system's words. They "
+            "differ in every request, and no cached KV would be found behind them. '' leaves out none."
+        ),
+    ] = BILLING
     kv_bytes: Annotated[
         int | None,
         Option(
@@ -148,6 +164,13 @@ class Settings(ServingOptions):
         Path | None,
         Option("Write a timeline of every step to this file, for ui.perfetto.dev; an existing file is overwritten."),
     ] = None
+
+    def __post_init__(self) -> None:
+        ServingOptions.__post_init__(self)
+        try:
+            re.compile(self.left_out)
+        except re.error as error:
+            raise ValueError(f"left_out is not a regular expression: {error}") from error
 
     def context_of(self, model_context: int) -> int:
         """The context length for a model that supports ``model_context`` tokens."""

@@ -174,7 +174,9 @@ class Chat:
         if not has_pictures(messages):
             return None
         chat, files = self._llm.seeing.taken_out(messages)
-        return self._llm.seeing.prompt(self._llm.tokenizer.encode_chat(chat), files, self._context)
+        return self._llm.seeing.prompt(
+            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._context
+        )
 
     @property
     def _context(self) -> int:

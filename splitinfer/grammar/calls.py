@@ -15,7 +15,6 @@ A call has a number only where its syntax has one. It is the model's own, of at 
 answer may have the same (``text.answer``).
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,16 @@ from typing import Any
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
 from splitinfer.grammar.compiling import json_in_lark
-from splitinfer.grammar.tags import AS_JSON, BY_PYTHON, BY_TYPES, BY_TYPES_OR_CDATA, Reading, guarded, value_rules
+from splitinfer.grammar.tags import (
+    AS_JSON,
+    BY_PYTHON,
+    BY_TYPES,
+    BY_TYPES_OR_CDATA,
+    Reading,
+    guarded,
+    json_of_calls,
+    value_rules,
+)
 
 Marker = Callable[[str], str]
 """The Lark for a text of the model's own, which may be special tokens."""
@@ -169,7 +177,7 @@ def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker)
         if "object" not in (schema.get("type", "object"), *_listed(schema.get("type"))):
             raise RequestError(f"tools: the parameters of {name} must be an object")
         arguments = guarded(f"the parameters of {name}", {**schema, "type": "object"}, syntax.ends)
-        return [*rules, f"{inside}: %json {json.dumps(arguments)}"]
+        return [*rules, f"{inside}: {json_of_calls(arguments)}"]
     return [*rules, *_tagged(inside, name, schema, syntax, marker)]
 
 

@@ -6,6 +6,7 @@ refused.
   mean nothing but themselves.
 - A name that is free may come twice, which JSON's readers take for one: so ``minProperties`` can count
   but one of these.
+- Whole numbers have 53 bits: a model that repeats a digit comes to an end.
 - Keywords that ask for nothing, such as ``"uniqueItems": false``, are left out.
 """
 
@@ -52,7 +53,16 @@ def enforceable(schema: Any) -> Any:
         del found["format"]
         also = {"pattern": _FORMATS[name]}
         found |= {"allOf": [*found.get("allOf", ()), also]} if "pattern" in found else also
-    return found
+    kinds = found.get("type")
+    is_whole = "number" not in kinds and "integer" in kinds if isinstance(kinds, list) else kinds == "integer"
+    return in_53_bits(found) if is_whole and not {"enum", "const"} & found.keys() else found
+
+
+def in_53_bits(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of numbers with the bounds that it lacks."""
+    low = {} if "exclusiveMinimum" in schema else {"minimum": -MOST_EXACT}
+    high = {} if "exclusiveMaximum" in schema else {"maximum": MOST_EXACT}
+    return {**low, **high, **schema}
 
 
 def _inside(key: str, value: Any) -> Any:

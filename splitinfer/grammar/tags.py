@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import MOST_EXACT, enforceable
+from splitinfer.grammar.schemas import enforceable, in_53_bits
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -26,6 +26,8 @@ _NOTES = frozenset({"title", "description", "default", "examples", "deprecated",
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
 _CDATA = ("<![CDATA[", "]]>")
+_ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_FRACTION = 9  # digits of a number's fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,12 @@ def guarded(where: str, schema: Schema, words: Sequence[str]) -> dict[str, Any]:
     return {**found, "$defs": {**found.get("$defs", {}), name: made}}
 
 
+def json_of_calls(schema: Schema) -> str:
+    """JSON of a call's arguments, in Lark: a blank may stand where models write one, behind ``,`` and ``:``. Blanks
+    without end are how a small model never comes to its end."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _ONE_BLANK})}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Guard:
     where: str
@@ -128,7 +136,7 @@ class _Guard:
         for kind, key in (("object", "additionalProperties"), ("array", "items")):
             if kind in types:
                 found.setdefault(key, self.free)
-        return _bounded(found) if {"integer", "number"} & {*types} else found
+        return _bounded(found, types) if {"integer", "number"} & {*types} else found
 
     def _inside(self, key: str, value: Any) -> Any:
         if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
@@ -171,7 +179,7 @@ def value_rules(
     if not isinstance(declared, Mapping):
         raise refused
     if reading is AS_JSON and declared.get("type") != "string":
-        yield f"{rule}: %json {json.dumps(guarded(where, {**shared, **declared}, words))} {behind}"
+        yield f"{rule}: {json_of_calls(guarded(where, {**shared, **declared}, words))} {behind}"
         return
     way, value, or_null = _declared(declared, shared, reading)
     if way is None:
@@ -181,9 +189,9 @@ def value_rules(
     elif value["type"] not in way.kinds:
         raise refused
     else:
-        schema = json.dumps(guarded(where, {**shared, **value}, words))
+        schema = json_of_calls(guarded(where, {**shared, **value}, words))
         yield f"{rule}: {rule}_json {behind}" + f' | "null" {behind}' * or_null
-        yield f"{rule}_json: %json {schema}"
+        yield f"{rule}_json: {schema}"
 
 
 def _declared(value: Schema, shared: Schema, reading: Reading) -> tuple[Way | None, dict[str, Any], bool]:
@@ -225,11 +233,12 @@ def _some(value: Schema) -> dict[str, Any]:
     return {**value}
 
 
-def _bounded(value: dict[str, Any]) -> dict[str, Any]:
-    # Whole numbers are read as floats; others could be infinite.
-    low = {} if "exclusiveMinimum" in value else {"minimum": -MOST_EXACT}
-    high = {} if "exclusiveMaximum" in value else {"maximum": MOST_EXACT}
-    return {**low, **high, **value}
+def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
+    """Numbers that are read as floats and are not infinite, and whose fractions end."""
+    edges = [value[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in value]
+    is_coarse = all(isinstance(edge, int | float) and round(edge, _FRACTION) == edge for edge in edges)
+    ends = {"multipleOf": 10.0**-_FRACTION} if "number" in types and is_coarse else {}
+    return {**ends, **in_53_bits(value)}
 
 
 @dataclass(frozen=True, slots=True)

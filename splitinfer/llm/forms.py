@@ -39,15 +39,18 @@ class AnswerForms:
         """
         if not params.has_rules:
             return None
-        vocabulary, tokenizer = self._vocabulary, self._prompts.tokenizer
+        tokenizer = self._prompts.tokenizer
+        opened = tokenizer.has_opened(prompt) if tokenizer is not None and tokenizer.thinking is not None else False
+        may_open = opened is None and may_think
+        if params.grammar is None and not params.min_tokens and not (opened or may_open):
+            return None  # a bound of reasoning, where there is none
         if params.grammar is not None and tokenizer is None:
             raise ModelError("the model's folder has no tokenizer, so that no grammar can be enforced")
-        opened = tokenizer.has_opened(prompt) if tokenizer is not None and vocabulary.thinking is not None else False
         return AnswerRules(
-            vocabulary,
+            self._vocabulary,
             None if params.grammar is None else self._compiler.matcher(params.grammar),
             thinks=opened is True,
-            may_think=opened is None and may_think,
+            may_think=may_open,
             budget=params.thinking_budget,
             min_tokens=params.min_tokens,
             ends=self._prompts.end_tokens(params),

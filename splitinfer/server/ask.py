@@ -7,14 +7,14 @@ by the number of its messages and tools, and a long text after as much of it was
 to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
 none is refused that would have fitted.
 
+Some agents begin the system's words with a line that differs in every request (Claude Code's billing header), and no
+cached KV would be found behind it. So such lines are left out, whatever a prompt is made for.
+
     characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
                            tokenized at once      | in pieces first, up to twice the context's tokens
-
-Agents add to the system's words in the middle of a conversation. Some templates write such a message where it stands;
-some refuse it, for which there are simpler forms (``text.turns``); and some write nothing, in silence. So a
-conversation with one is written out, and where the words are not found they become the user's, where they were.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,6 @@ from splitinfer.llm import LLM
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.text.conversations import Conversations
 
-Message = Mapping[str, Any]
-
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 
@@ -35,12 +33,14 @@ MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
-    further values for the template. ``opens_answer``: it is written up to where the next answer begins."""
+    further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
+    stands for pictures in its texts."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
+    mark: str = ""
 
 
 Prompt = Chat | str | tuple[int, ...]
@@ -168,11 +168,8 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-# -- what the system says later --------------------------------------------------------------------
-
-
 def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int], str]:
-    """A conversation as the model's template takes it without losing anything of the system's.
+    """A conversation as the model's template takes it without losing anything.
 
     Raises:
         Problem: 400, it is too large, or there are tools, of which the model cannot be told.
@@ -182,39 +179,24 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
     tokenizer = llm.tokenizer
     if chat.tools and tokenizer.no_tools is not None:
         raise unsupported("tools", tokenizer.no_tools)
-
-    def written(messages: Sequence[Message]) -> tuple[list[int], str]:
-        more: Any = {"tools": chat.tools, "options": chat.options, "opens_answer": chat.opens_answer}
-        plain, text = tokenizer.write_chat(messages, **more)
-        return known.tokens(text, plain, tokenizer.codec), text
-
-    tokens, text = written(chat.messages)
-    if all(message["content"].strip() in text for message in _late(chat.messages)):
-        return tokens, text
-    return written(as_the_users(chat.messages))
+    messages = without_lines(chat.messages, llm.settings.left_out)
+    more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
+    plain, text = tokenizer.write_chat(messages, tools=chat.tools, **more)
+    return known.tokens(text, plain, tokenizer.codec), text
 
 
-def as_the_users(messages: Sequence[Message]) -> list[Message]:
-    """The messages with later ones of the system as the user's. Next to the user's own they are a part of these, for
-    templates want turns to alternate.
+def without_lines(messages: Sequence[Mapping[str, Any]], pattern: str) -> Sequence[Mapping[str, Any]]:
+    """The messages without the lines that a pattern names where they begin the system's words.
 
-    >>> said = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "It is May."}]
-    >>> as_the_users(said)
-    [{'role': 'user', 'content': 'Hi\\n\\nIt is May.'}]
+    >>> without_lines([{"role": "system", "content": "x: 1\\nBe kind."}, {"role": "user", "content": "x: 2"}], "x:.*")
+    [{'role': 'system', 'content': 'Be kind.'}, {'role': 'user', 'content': 'x: 2'}]
     """
-    late, made = {id(message) for message in _late(messages)}, list[Message]()
-    is_open = False  # whether the last message takes in a further one of the user
-    for message in messages:
-        is_late = id(message) in late
-        if made and made[-1]["role"] == "user" and (is_late or (is_open and message["role"] == "user")):
-            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
-        else:
-            made.append({**message, "role": "user"} if is_late else message)
-        is_open = is_late
-    return made
-
-
-def _late(messages: Sequence[Message]) -> list[Message]:
-    """The system's messages behind any other."""
-    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    return [message for message in messages[first:] if message["role"] == "system"]
+    if not pattern or not messages or messages[0]["role"] != "system":
+        return messages
+    line = re.compile(rf"\s*(?:{pattern})[^\S\n]*(?:\n\s*|\Z)", re.IGNORECASE)
+    text = messages[0]["content"]
+    while found := line.match(text):
+        text = text[found.end() :]
+    if text == messages[0]["content"]:
+        return messages
+    return [*([{**messages[0], "content": text}] if text else []), *messages[1:]]

@@ -5,12 +5,14 @@ which nobody else would be served.
 
 JSON is bounded too, and has nothing in it that could not be written again. Python reads more than JSON has: NaN and
 infinity. JSON can name half a character (a lone surrogate, ``"\\ud800"``), which Python's texts can hold, but nothing
-that is sent or tokenized can. What is nested a thousand times breaks whoever goes through it by recursion, templates
-among them.
+that is sent or tokenized can: a client that cut a text in the middle of one sends it in every turn. So it is read as
+U+FFFD, and the log names the field. What is nested a thousand times breaks whoever goes through it by recursion,
+templates among them.
 """
 
 import asyncio
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ from starlette.requests import Request
 
 from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Fields)
@@ -104,7 +108,7 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
         Problem: 400, it is something else, or goes beyond the bounds of `plain_json`.
     """
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise Problem(400, f"the body is not JSON: {error}") from None
     try:
@@ -121,7 +125,8 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
 
 _MAX_DEPTH = 64  # of lists and objects in each other
 _MAX_COMMAS = 1 << 20  # each value but the first has one before it; a parser of 32 MB of them holds everybody up
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class _NoJson(ValueError):
@@ -139,9 +144,7 @@ def plain_json(text: str) -> Any:
     found = _parsed(text)
     if _depth(found) > _MAX_DEPTH:
         raise ValueError("is nested too deeply")
-    if _SURROGATE.search(text) and not _is_text(found):
-        raise ValueError("has half a character, which no text can hold")
-    return found
+    return _repaired(found) if _SURROGATE.search(text) else found
 
 
 def _parsed(text: str) -> Any:
@@ -155,13 +158,22 @@ def _parsed(text: str) -> Any:
         raise ValueError("is not JSON: a number has too many digits") from None
 
 
-def _is_text(found: Any) -> bool:
-    """Whether all texts in it can be written: the pattern alone also finds the halves of whole characters."""
-    try:
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _repaired(found: Any, where: str = "") -> Any:
+    """The same with U+FFFD for each half of a character. ``where``: its place in the whole."""
+    match found:
+        case str(text):
+            whole = _HALF.sub("\ufffd", text)
+            if whole != text:
+                log.info("half a character in %s is read as U+FFFD", where.lstrip(".") or "a text")
+            return whole
+        case dict():
+            names = [_HALF.sub("\ufffd", key) for key in found]
+            return {
+                name: _repaired(value, f"{where}.{name:.60}") for name, value in zip(names, found.values(), strict=True)
+            }
+        case list():
+            return [_repaired(value, f"{where}[{i}]") for i, value in enumerate(found)]
+    return found
 
 
 def _no_number(word: str) -> float:

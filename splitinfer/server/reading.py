@@ -30,7 +30,7 @@ def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
     if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
         return prompt, []
     messages, urls = llm.seeing.taken_out(prompt.messages)
-    return replace(prompt, messages=tuple(messages)), urls
+    return replace(prompt, messages=tuple(messages), mark=llm.seeing.mark), urls
 
 
 @dataclass(frozen=True, slots=True)

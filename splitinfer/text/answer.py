@@ -8,8 +8,8 @@ A model marks its reasoning and its calls with strings of its own, inside one st
 mlx-lm knows the markers and the forms of calls of many models; this is the one module that uses its state machine
 (``make_text_state_machine``) and its parsers, which change between its versions. What is added here:
 
-- A call that cannot be parsed, or that the answer's end cuts off, becomes text again, with its markers: nothing that a
-  model wrote is lost, and it is no error.
+- A call that cannot be parsed as a whole (``text.whole_calls``), or that the answer's end cuts off, becomes text again,
+  with its markers: nothing that a model wrote is lost, and it is no error.
 - Space alone between calls, or between reasoning and a call, is no text.
 - Without tools in the request, calls are text.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from splitinfer.text.whole_calls import calls_in
+
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 _NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
+_OF_CALLS = frozenset({"name", "arguments", "parameters", "id", "type"})  # with any other, something would be lost
 OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
 
 
@@ -76,7 +79,12 @@ class AnswerFormat:
         machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
         state = self._initial_state(prompt)
-        return AnswerParser(machine, state, *edges, lambda text: wrapper.tool_parser(text, given), has_form)
+
+        def parse(text: str) -> list[Any]:
+            syntax = str(wrapper.tool_parser.__module__).rsplit(".", 1)[-1]
+            return calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given))
+
+        return AnswerParser(machine, state, *edges, parse, has_form)
 
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
@@ -103,10 +111,13 @@ class _WithoutTools:
 
 def call_of(found: Any) -> ToolCallPart:
     """A call as a parser returns it. Raises ValueError, TypeError or KeyError for anything else."""
-    name, arguments = found["name"], found.get("arguments", {})
+    name, given = found["name"], [found[key] for key in ("arguments", "parameters") if key in found]
+    arguments = given[0] if given else {}
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        arguments = json.loads(arguments or "null")
+    arguments = {} if arguments is None else arguments
+    is_whole = len(given) < 2 and not found.keys() - _OF_CALLS
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not is_whole:
         raise ValueError(f"a tool call needs a name and arguments, not {found!r:.80}")
     call_id = found.get("id")
     return ToolCallPart(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
@@ -115,7 +126,8 @@ def call_of(found: Any) -> ToolCallPart:
 @dataclass(slots=True)
 class AnswerParser:
     """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``. ``call_start``, ``call_end``: the
-    markers around a call. ``parse_call``: parses the text between them. ``has_form``: text has no markers in it."""
+    markers around a call. ``parse_call``: finds the calls of which the text between them consists. ``has_form``: text
+    has no markers in it."""
 
     machine: Any
     initial_state: str
@@ -192,7 +204,7 @@ class AnswerParser:
         """The calls in a text; the text itself, with its markers, if it is not valid."""
         try:
             found = self.parse_call(text)
-            parts: list[AnswerPart] = [call_of(one) for one in (found if isinstance(found, list) else [found])]
+            parts: list[AnswerPart] = [call_of(one) for one in found]
         except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
             return [TextPart(self.call_start + text + self.call_end)]
         for i, part in enumerate(parts):

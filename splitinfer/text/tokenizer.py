@@ -10,11 +10,15 @@ Any number of threads may use it at a time, once a text was encoded (``llm.promp
 import contextlib
 import copy
 import hashlib
+import importlib
 import json
+import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
@@ -22,15 +26,13 @@ from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
-from splitinfer.text.turns import simpler_forms
-
-T = TypeVar("T")
+from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
+_CUT = f"\ufdd2{secrets.token_hex(4)}"  # where the name of a control token is cut, up to its encoding
+_CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
-_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What templates end with on values that they were not written for; they are programs of the model's authors."""
 _NOT_FOR_TEMPLATES = frozenset(
     {
         "self", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
@@ -43,7 +45,9 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 class Tokenizer:
     """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
-    writes and reads for a gpt-oss model, or why nothing does."""
+    writes and reads for a gpt-oss model, or why nothing does. ``control_in_texts``: as in ``Settings``."""
+
+    control_in_texts = False
 
     def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
         self._wrapper, self._harmony = wrapper, harmony
@@ -72,6 +76,7 @@ class Tokenizer:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
+        _read_own_calls(wrapper)
         return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property
@@ -124,6 +129,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
         without a template gets the contents, joined by blank lines.
@@ -132,12 +138,13 @@ class Tokenizer:
         even if the tokenizer would split its text in another way; they are used where the template writes the text
         unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
         further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
-        next answer.
+        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
+        control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls.
 
         Raises:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[0]
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[0]
 
     def render_chat(
         self,
@@ -146,9 +153,10 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> str:
         """The text that ``encode_chat`` encodes."""
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer)[1]
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[1]
 
     def write_chat(
         self,
@@ -157,11 +165,12 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
+        mark: str = "",
     ) -> tuple[list[int], str]:
         """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
-            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens_answer)
+            ids = self._harmony.encode_chat(chat.messages, tools=tools, options=options, opens_answer=opens_answer)
             return ids, self._harmony.decode(ids)
         generated = {
             i: ids
@@ -169,15 +178,19 @@ class Tokenizer:
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
 
-        def write(form: list[dict[str, Any]]) -> tuple[list[int], str]:
-            text = self._render(form, opens_answer, settings)
-            if generated and form is chat:
-                return self._encode_around(text, chat, generated, settings), text
-            if self._reads_templates or not self._wrapper.has_chat_template:
-                return self._piece(text, is_first=True), text
-            return list(self._wrapper.apply_chat_template(form, add_generation_prompt=opens_answer, **settings)), text
-
-        return _first_taken(chat, write)
+        if self._reads_templates and not self.control_in_texts:
+            chat = self._without_control(chat, mark)
+        try:
+            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+        except RequestError as error:
+            raise RequestError(_CUTS.sub("", str(error))) from error
+        if generated and form is chat:
+            ids = self._encode_around(text, chat, generated, settings)
+        elif self._reads_templates or not self._wrapper.has_chat_template:
+            ids = self._piece(text, is_first=True)
+        else:
+            ids = list(self._apply(form, settings, add_generation_prompt=opens_answer))
+        return ids, _CUTS.sub("", text)
 
     @cached_property
     def _reads_templates(self) -> bool:
@@ -186,8 +199,8 @@ class Tokenizer:
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The chat as the template gets it, and its further values."""
+    ) -> tuple[Form, dict[str, Any]]:
+        """The chat for the template, and its further values."""
         chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
@@ -197,10 +210,10 @@ class Tokenizer:
             raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self.writes_turns:
             raise RequestError("this model has no chat template, so it cannot use tools")
-        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        settings = dict(options or {})
         if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
             raise RequestError(f"{not_its_own[0]} is not a chat template setting")
-        return chat, settings
+        return Form(tuple(in_order(chat)), tuple(tools)), settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
         """The ids without the end token, if they decode to ``content``; otherwise none."""
@@ -211,35 +224,67 @@ class Tokenizer:
         return ids if known and self._decode(ids) == content else []
 
     def _encode_around(
-        self, whole: str, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], settings: Mapping[str, Any]
+        self, whole: str, chat: Form, generated: Mapping[int, list[int]], settings: Mapping[str, Any]
     ) -> list[int]:
         """The ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the message's
         index)."""
         ids, at = list[int](), 0
         for i, answer in generated.items():
-            before = self._before(chat[:i], settings)
-            if len(before) >= at and whole.startswith(before + chat[i]["content"]):
+            before = self._before(replace(chat, messages=chat.messages[:i]), settings)
+            if before is not None and len(before) >= at and whole.startswith(before + chat.messages[i]["content"]):
                 ids += [*self._piece(whole[at : len(before)], is_first=not at), *answer]
-                at = len(before) + len(chat[i]["content"])
+                at = len(before) + len(chat.messages[i]["content"])
         return [*ids, *self._piece(whole[at:], is_first=not at)]
 
-    def _before(self, chat: list[dict[str, Any]], settings: Mapping[str, Any]) -> str:
-        """The rendered chat up to where the next answer begins."""
-        if not chat:
+    def _before(self, chat: Form, settings: Mapping[str, Any]) -> str | None:
+        """The rendered chat up to where the next answer begins; ``None``: the template does not take so little."""
+        if not chat.messages:
             return ""
-        return self._render(chat, True, settings) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
+        with contextlib.suppress(Exception):  # a template is a program, and may raise anything
+            return self._render(chat, True, settings) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
+        return None
 
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
         """The ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
-        return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
+        first, *rest = _CUTS.split(text)
+        ids = list(self._wrapper.encode(first, add_special_tokens=adds_special)) if first or adds_special else []
+        return [*ids, *(i for each in rest for i in self._wrapper.encode(each, add_special_tokens=False))]
 
-    def _render(self, chat: list[dict[str, Any]], opens_answer: bool, settings: Mapping[str, Any]) -> str:
+    def _without_control(self, chat: Form, mark: str) -> Form:
+        """A chat with the names of control tokens cut in two, wherever somebody wrote them. ``mark``: is left whole."""
+        everywhere, in_answers = self._control_names
+
+        def message(one: Mapping[str, Any]) -> dict[str, Any]:
+            calls = {"tool_calls": _cut(one["tool_calls"], everywhere)} if one.get("tool_calls") else {}
+            names = in_answers if one.get("role") == "assistant" else everywhere
+            return {key: _cut(value, names, mark) for key, value in one.items() if key not in calls} | calls
+
+        return Form(tuple(map(message, chat.messages)), tuple(_cut(tool, everywhere) for tool in chat.tools))
+
+    @cached_property
+    def _control_names(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The names of control tokens; and of those that stand in no answer that a client hands back."""
+        added = {token.content: token.special for token in self._wrapper.added_tokens_decoder.values()}
+        markers = self.answer_format.markers
+        names = {name for name, is_special in added.items() if len(name) > 1 and (is_special or name in markers)}
+        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in markers)})
+
+    def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
-            render = self._wrapper.apply_chat_template
-            return str(render(chat, tokenize=False, add_generation_prompt=opens_answer, **settings))
-        return _SEPARATOR.join(message.get("content") or "" for message in chat)
+            return str(self._apply(chat, settings, tokenize=False, add_generation_prompt=opens_answer))
+        return _SEPARATOR.join(message.get("content") or "" for message in chat.messages)
+
+    def _apply(self, chat: Form, settings: Mapping[str, Any], **how: bool) -> Any:
+        """What the template makes of a chat. It is told of thinking only what somebody said: mlx-lm's wrapper would
+        switch it on where the vocabulary has marks for it, and off elsewhere, against the template's own default."""
+        wrapper, given = self._wrapper, {**settings, **({"tools": list(chat.tools)} if chat.tools else {})}
+        if "enable_thinking" in given:
+            given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
+        elif wrapper._chat_template is None:
+            wrapper, how = wrapper._tokenizer, {"return_dict": False, **how}
+        return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.
@@ -259,9 +304,9 @@ class Tokenizer:
     def picture_mark(self) -> str | None:
         """What the model's template writes for a picture between two texts; ``None`` if it takes none."""
         texts = [{"type": "text", "text": text} for text in _AROUND]
-        chat = [{"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}]
+        chat = {"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}
         try:
-            written = self._render(chat, False, {}) if self._wrapper.has_chat_template else ""
+            written = self._render(Form((chat,)), False, {}) if self._wrapper.has_chat_template else ""
         except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
             return None
         before, _, behind = written.partition(_AROUND[0])
@@ -368,19 +413,24 @@ class Tokenizer:
         return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
 
 
-def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:
-    """What a template writes for a chat, or for the first simpler form of it that it takes.
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
 
-    Raises:
-        RequestError: it takes none; with what it says of the chat itself.
-    """
-    import jinja2  # here, because transformers has imported it already
 
-    refusals = (jinja2.TemplateError, *_OF_TEMPLATES)
-    try:
-        return write(chat)
-    except refusals as error:
-        for form in simpler_forms(chat):
-            with contextlib.suppress(*refusals):
-                return write(form)
-        raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
+    """A value with names in its texts cut behind their first letter, but for those in ``mark``."""
+    if isinstance(value, str):
+        texts = value.split(mark) if mark else [value]
+        return mark.join(names.sub(lambda name: f"{name[0][0]}{_CUT}{name[0][1:]}", one) for one in texts)
+    if isinstance(value, Mapping):
+        return {key: _cut(one, names, mark) for key, one in value.items()}
+    return [_cut(one, names, mark) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _read_own_calls(wrapper: Any) -> None:
+    """Have calls read as ``text.turns`` tells them, where the model's template knows no tools."""
+    template = wrapper.chat_template
+    if isinstance(template, str) and "tools" not in template and wrapper.tool_parser is None:
+        syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
+        wrapper._tool_parser = syntax.parse_tool_call
+        wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end

@@ -1,44 +1,400 @@
-"""Conversations in forms that narrower chat templates take.
+"""Conversations in forms that narrower chat templates take: a ladder from the conversation as it is to one that any
+template takes, in which there are only turns of the user and of the assistant, in turns.
 
-APIs let the system speak anywhere, and agents remind the model of things in the middle. Templates differ: some know no
-system message, or refuse one that is not the first (QwenLM/Qwen3.8 #244; Claude Code fails by it, ollama/ollama
-#17774), and some of these also refuse two turns of the user in a row. So where a template refuses a conversation, it is
-given it once more with these as the user's words. They stay where they are: moved to the front, every reminder would
-change the beginning of the prompt, whose KV is in the cache.
+Clients send histories of every kind: system messages anywhere (Claude Code's reminders), two turns of the user in a
+row, calls with other servers' ids, tools that a template has no place for. A template refuses some of these, and leaves
+out others without a word. So a form counts only if the template takes it *and* every text of it is found in what the
+template writes. To find them, the form is written a second time with a word of its own in the place of each text: a
+template may trim a text, or write it as JSON, and a text as short as "a" is found anywhere.
+
+Each step of the ladder is a function (``STEPS``, in the order in which they are applied), and changes only those turns
+that it is about, so that the beginning of a conversation stays as it was when the conversation grows, and its KV is
+found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps
+are taken; then one after another is left out again, first those that change most, as long as the template goes on
+taking everything.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from splitinfer.errors import RequestError
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
 _BETWEEN = "\n\n"
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
+_NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"})
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+_CALL = "<tool_call>\n{}\n</tool_call>"
+_RESULT = "<tool_response>\n{}\n</tool_response>"
+_TOOLS = (
+    "You can call these functions:\n\n{}\n\nTo call one, write:\n\n"
+    '<tool_call>\n{{"name": ..., "arguments": {{...}}}}\n</tool_call>'
+)
+OWN_SYNTAX = "json_tools"
+"""mlx-lm's name of the syntax in which tools and calls are told where a template knows none."""
 
 
-def simpler_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Forms of a conversation that more templates take, the closest first; none if it has no system messages.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A conversation in one form, and the tools that the template is given."""
 
-    >>> said = [("system", "s"), ("user", "u"), ("system", "t")]
-    >>> for form in simpler_forms([{"role": role, "content": text} for role, text in said]):
-    ...     [(one["role"], one["content"]) for one in form]
-    [('system', 's'), ('user', 'u\\n\\nt')]
-    [('user', 's\\n\\nu\\n\\nt')]
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+Step = Callable[[Form], Form]
+
+
+def fitting(asked: Form, write: Callable[[Form], str]) -> tuple[Form, str]:
+    """The closest form of a conversation that a template takes as a whole, and what it writes for it. ``write``: the
+    template; it may raise anything.
+
+    Raises:
+        RequestError: there is none; with what the template makes of the conversation itself.
     """
-    first, rest = list(messages[:1]), messages[1:]
-    if any(message.get("role") == "system" for message in rest):
-        yield _joined([*first, *map(_as_user, rest)])
-    if first and first[0].get("role") == "system":
-        yield _joined(list(map(_as_user, messages)))
+    for goes_on in (True, False):
+        if (found := _closest(asked, write, goes_on=goes_on)) is not None:
+            return found
+    raise RequestError(f"the model's chat template {_tried(asked, write, goes_on=False)[1]}")
 
 
-def _as_user(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**message, "role": "user"} if message.get("role") == "system" else message
+def _closest(asked: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[Form, str] | None:
+    """As ``fitting``; ``None``: there is none. ``goes_on``: the template must take what may follow, too."""
+    text, _ = _tried(asked, write, goes_on=goes_on)
+    if text is not None:
+        return asked, text
+    kept, form = list(STEPS), _taken(STEPS, asked)
+    text, _ = _tried(form, write, goes_on=goes_on)
+    for step in _MOST_FIRST:
+        fewer = [one for one in kept if one is not step]
+        closer = _taken(fewer, asked)
+        if closer == form:
+            kept = fewer
+        elif closer != asked and (found := _tried(closer, write, goes_on=goes_on)[0]) is not None:
+            kept, form, text = fewer, closer, found
+    return None if text is None else (form, text)
 
 
-def _joined(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with turns of the user that follow each other as one."""
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        if made and made[-1].get("role") == message.get("role") == "user":
-            made[-1]["content"] = _BETWEEN.join((made[-1].get("content") or "", message.get("content") or ""))
-        else:
-            made.append(dict(message))
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the results of a turn's calls in the order of the calls: many templates write no ids.
+
+    >>> calls = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    >>> results = [{"role": "tool", "tool_call_id": "b"}, {"role": "tool", "tool_call_id": "a"}]
+    >>> [one["tool_call_id"] for one in in_order([calls, *results])[1:]]
+    ['a', 'b']
+    """
+    made, at = list[Message](), 0
+    while at < len(messages):
+        message = messages[at]
+        results = _results_of(messages, at)
+        order = {call.get("id"): i for i, call in enumerate(_calls_of(message))}
+        made += [message, *sorted(results, key=lambda one: order.get(one.get("tool_call_id"), len(order)))]
+        at += 1 + len(results)
     return made
+
+
+# -- whether a template takes everything -----------------------------------------------------------
+
+
+def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[str | None, str]:
+    """What a template writes for a form; ``None`` and the reason if it does not take everything. ``goes_on``: nor an
+    answer and a question behind it."""
+    answered = not form.messages or form.messages[-1].get("role") == "assistant"
+    marked, texts = _marked(form if answered or not goes_on else replace(form, messages=(*form.messages, *_NEXT)))
+    try:
+        text = write(form)
+    except Exception as error:  # noqa: BLE001 - a template is a program, and may raise anything
+        return None, f"refuses these messages: {error}"
+    try:
+        found = write(marked)
+    except Exception as error:  # noqa: BLE001 - it does not go on, or looks into the texts and does not like the words
+        if goes_on:
+            return None, f"refuses what may follow: {error}"
+        lost = (what for said, what in _marked(form)[1].values() if said.strip() not in text)
+    else:
+        lost = (what for word, (_, what) in texts.items() if word not in found)
+    if (first := next(lost, None)) is None:
+        return text, ""
+    return None, f"leaves out {first}"
+
+
+def _marked(form: Form) -> tuple[Form, dict[str, tuple[str, str]]]:
+    """A form with a word of its own for each text that must be found, and by that word the text and what it is."""
+    texts = dict[str, tuple[str, str]]()
+
+    def word(said: Any, what: str) -> Any:
+        if not isinstance(said, str) or not said.strip():
+            return said
+        made = f"zq{len(texts)}qz"
+        texts[made] = said, what
+        return made
+
+    def call(one: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = _function_of(one)
+        told = {"name": word(function.get("name"), "a call of a tool")}
+        match function.get("arguments"):
+            case Mapping() as given:
+                told["arguments"] = {key: word(value, "a call's arguments") for key, value in given.items()}
+            case str(given):
+                told["arguments"] = word(given, "a call's arguments")
+        return _with_function(one, told)
+
+    def message(one: Message) -> Message:
+        said = one.get("content")
+        made = {**one, "content": word(said, f"what the {one.get('role')} says: {str(said).strip()!r:.60}")}
+        return made | ({"tool_calls": [*map(call, calls)]} if (calls := _calls_of(one)) else {})
+
+    messages = tuple(map(message, form.messages))
+    tools = tuple(
+        _with_function(tool, {"name": word(_function_of(tool).get("name"), "the tools")}) for tool in form.tools
+    )
+    return Form(messages, tools), texts
+
+
+def _function_of(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function of a tool or of a call, whose name and arguments some programs write beside its id."""
+    return found if isinstance(found := one.get("function"), Mapping) else one
+
+
+def _with_function(one: Mapping[str, Any], told: Mapping[str, Any]) -> Mapping[str, Any]:
+    changed = {key: value for key, value in told.items() if key in _function_of(one)}
+    return {**one, "function": {**one["function"], **changed}} if "function" in one else {**one, **changed}
+
+
+# -- the ladder ------------------------------------------------------------------------------------
+
+
+def _taken(steps: Iterable[Step], form: Form) -> Form:
+    for step in steps:
+        form = step(form)
+    return form
+
+
+def _of_messages(change: Callable[[tuple[Message, ...]], Iterable[Message]]) -> Step:
+    return lambda form: replace(form, messages=tuple(change(form.messages)))
+
+
+def _known_roles(messages: Sequence[Message]) -> Iterable[Message]:
+    for message in messages:
+        role = message.get("role")
+        yield message if role in _ROLES else {**message, "role": "system" if role == "developer" else "user"}
+
+
+def _arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
+    def told(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = _function_of(call).get("arguments")
+        return call if isinstance(arguments, Mapping) else _with_function(call, {"arguments": _object_of(arguments)})
+
+    return _with_calls(messages, told)
+
+
+def _object_of(arguments: Any) -> Mapping[str, Any]:
+    """Arguments that are no object as one: JSON that is one, or else an object that holds them."""
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(arguments or "null")
+        except ValueError:
+            found = arguments
+        arguments = found if isinstance(found, Mapping | None) else arguments
+    return arguments if isinstance(arguments, Mapping) else {} if arguments is None else {"arguments": arguments}
+
+
+def _short_ids(messages: Sequence[Message]) -> Iterable[Message]:
+    """Calls and results with ids of nine letters and digits, as Mistral's templates demand."""
+    for message in _with_calls(messages, lambda call: {**call, "id": _short_id(call.get("id"))}):
+        is_result = message.get("role") == "tool"
+        yield {**message, "tool_call_id": _short_id(message.get("tool_call_id"))} if is_result else message
+
+
+def _short_id(given: Any) -> str:
+    text = str(given or "")
+    return text if _SHORT_ID.fullmatch(text) else hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _begun_by_user(messages: Sequence[Message]) -> Iterable[Message]:
+    first = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+    if first < len(messages) and messages[first].get("role") == "user":
+        return messages
+    return [*messages[:first], {"role": "user", "content": _GO_ON}, *messages[first:]]
+
+
+def _pairs_alone(messages: Sequence[Message]) -> Iterable[Message]:
+    """Calls without a result, and results without a call, as text."""
+    made, asked = list[Message](), set[Any]()
+    for i, message in enumerate(messages):
+        if message.get("role") == "tool":
+            made.append(message if message.get("tool_call_id") in asked else _told_result(message))
+            continue
+        came = {result.get("tool_call_id") for result in _results_of(messages, i)}
+        asked = {call.get("id") for call in _calls_of(message)}
+        made.append(_told_calls(message, lambda call, came=came: call.get("id") not in came))  # type: ignore[misc]
+    return made
+
+
+def _one_call_a_turn(messages: Sequence[Message]) -> Iterable[Message]:
+    at = 0
+    while at < len(messages):
+        message, calls = messages[at], _calls_of(messages[at])
+        results = _results_of(messages, at) if len(calls) > 1 else []
+        at += 1 + len(results)
+        for i, call in enumerate(calls if len(calls) > 1 else ()):
+            yield {**({"role": "assistant", "content": ""} if i else message), "tool_calls": [call]}
+            came = [one for one in results if one.get("tool_call_id") == call.get("id")][:1]
+            yield from came
+            results = [one for one in results if one not in came]
+        yield from results if len(calls) > 1 else [message]
+
+
+def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
+    """What is said beside calls as a turn before them."""
+    for message in messages:
+        if _calls_of(message) and _text_of(message).strip():
+            yield {key: value for key, value in message.items() if key != "tool_calls"}
+            yield {"role": "user", "content": _GO_ON}
+            yield {**message, "content": ""}
+        else:
+            yield message
+
+
+def _tools_told(form: Form) -> Form:
+    """The tools in the system's words."""
+    if not form.tools:
+        return form
+    functions = "\n".join(json.dumps(_function_of(tool), ensure_ascii=False) for tool in form.tools)
+    first, told = form.messages[:1], _TOOLS.format(functions)
+    if first and first[0].get("role") == "system":
+        system = {**first[0], "content": _together(_text_of(first[0]), told)}
+        return Form((system, *form.messages[1:]))
+    return Form(({"role": "system", "content": told}, *form.messages))
+
+
+def _exchanges_told(messages: Sequence[Message]) -> Iterable[Message]:
+    """Calls as the assistant's words, and results as the user's."""
+    return _as_users([_told_calls(one, lambda _: True) for one in messages], lambda one: one.get("role") == "tool")
+
+
+def _later_systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
+    first = next((i for i, one in enumerate(messages) if one.get("role") != "system"), len(messages))
+    return [*messages[:first], *_as_users(messages[first:], lambda one: one.get("role") == "system")]
+
+
+def _systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
+    return _as_users(messages, lambda one: one.get("role") == "system")
+
+
+def _results_answered(messages: Sequence[Message]) -> Iterable[Message]:
+    """A turn of the assistant between results and the user's next turn."""
+    for i, message in enumerate(messages):
+        if i and message.get("role") == "user" and messages[i - 1].get("role") == "tool":
+            yield {"role": "assistant", "content": _HEARD}
+        yield message
+
+
+def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
+    made = list[Message]()
+    for message in messages:
+        if made and made[-1].get("role") == message.get("role") != "tool":
+            made[-1] = _joined(made[-1], message)
+        else:
+            made.append(message)
+    return made
+
+
+_roles, _objects, _ids, _begun, _pairs, _single, _alone, _exchanges, _later, _systems, _answered, _neighbours = map(
+    _of_messages,
+    (
+        _known_roles, _arguments_as_objects, _short_ids, _begun_by_user, _pairs_alone, _one_call_a_turn, _calls_alone,
+        _exchanges_told, _later_systems_as_users, _systems_as_users, _results_answered, _neighbours_joined,
+    ),
+)  # fmt: skip
+
+STEPS: tuple[Step, ...] = (
+    _roles, _objects, _ids, _begun, _pairs, _single, _alone, _tools_told, _exchanges, _later, _systems, _answered,
+    _neighbours,
+)  # fmt: skip
+_MOST_FIRST: tuple[Step, ...] = (
+    _systems, _exchanges, _tools_told, _later, _pairs, _alone, _single, _answered, _begun, _neighbours, _ids, _objects,
+    _roles,
+)  # fmt: skip
+"""The same, those first that change most of what a conversation means."""
+
+
+# -- parts of messages -----------------------------------------------------------------------------
+
+
+def _text_of(message: Message) -> str:
+    return str(message.get("content") or "")
+
+
+def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    return message.get("tool_calls") or ()
+
+
+def _results_of(messages: Sequence[Message], at: int) -> list[Message]:
+    """The results right behind the calls of a message."""
+    found = list[Message]()
+    for message in messages[at + 1 :] if _calls_of(messages[at]) else ():
+        if message.get("role") != "tool":
+            break
+        found.append(message)
+    return found
+
+
+def _with_calls(
+    messages: Sequence[Message], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Iterable[Message]:
+    for message in messages:
+        yield {**message, "tool_calls": [*map(change, calls)]} if (calls := _calls_of(message)) else message
+
+
+def _told_calls(message: Message, is_told: Callable[[Mapping[str, Any]], bool]) -> Message:
+    """A message with some of its calls as a part of its text."""
+    told = [call for call in _calls_of(message) if is_told(call)]
+    if not told:
+        return message
+    texts = [
+        _CALL.format(
+            json.dumps({key: _function_of(call).get(key) for key in ("name", "arguments")}, ensure_ascii=False)
+        )
+        for call in told
+    ]
+    left = [call for call in _calls_of(message) if not is_told(call)]
+    made = {key: value for key, value in message.items() if key != "tool_calls" or left}
+    return made | {"content": _together(_text_of(message), *texts)} | ({"tool_calls": left} if left else {})
+
+
+def _told_result(message: Message) -> Message:
+    return {"role": "user", "content": _RESULT.format(_text_of(message))}
+
+
+def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]) -> list[Message]:
+    """Some messages as the user's, together with the user's own before and behind them."""
+    made, is_open = list[Message](), False
+    for message in messages:
+        changes = is_changed(message)
+        if changes:
+            message = _told_result(message) if message.get("role") == "tool" else {**message, "role": "user"}
+        if made and made[-1].get("role") == message.get("role") == "user" and (changes or is_open):
+            made[-1] = _joined(made[-1], message)
+        else:
+            made.append(message)
+        is_open = changes
+    return made
+
+
+def _joined(one: Message, other: Message) -> Message:
+    made = {**one, "content": _together(_text_of(one), _text_of(other))}
+    if thought := _together(one.get("reasoning_content") or "", other.get("reasoning_content") or ""):
+        made["reasoning_content"] = thought
+    return made | ({"tool_calls": calls} if (calls := [*_calls_of(one), *_calls_of(other)]) else {})
+
+
+def _together(*texts: str) -> str:
+    return _BETWEEN.join(filter(None, texts))

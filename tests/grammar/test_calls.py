@@ -276,3 +276,37 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
 def test_what_cannot_be_enforced_is_refused(syntax: str | None, function: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         call_grammar(syntax, [function], json.dumps)
+
+
+NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}, "f": {"type": "number"}}, "required": ["n", "f"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "are_taken"),
+    [
+        ('{"n": 1, "f": 2.5}', True),
+        ('{"n":1,"f":-2.5}', True),
+        ('{"n":  1, "f": 2}', False),
+        ('{"n":\r1, "f": 2}', False),
+        ('{ "n": 1, "f": 2}', False),
+        ('{"n": 1 , "f": 2}', False),
+        ('{"n": 1, "f": 2} ', False),
+        (f'{{"n": {"1" * 17}, "f": 2}}', False),
+        (f'{{"n": 1, "f": {"1" * 17}}}', False),
+        (f'{{"n": 1, "f": 0.{"3" * 10}}}', False),
+    ],
+)
+def test_blanks_and_digits_come_to_an_end(made: AnswerForms, arguments: str, are_taken: bool) -> None:
+    functions = [{"name": "f", "parameters": {**NUMBERS, "additionalProperties": False}}]
+    walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", functions, json.dumps)))
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    answer = made._prompts.needed.encode(text, adds_special=False)
+    taken = [token in allowed(walking.masks(answer[:i], i)[0]) for i, token in enumerate(answer)]
+    assert all(taken) is are_taken
+
+
+@pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
+def test_whole_numbers_of_forms_come_to_an_end(made: AnswerForms, kind: Any) -> None:
+    walking = rules(made, SamplingParams(grammar=Grammar.json({"type": kind})))
+    ones = made._prompts.needed.encode("1" * 40, adds_special=False)
+    assert not all(token in allowed(walking.masks(ones[:i], i)[0]) for i, token in enumerate(ones))

@@ -21,7 +21,7 @@ class Model:
     context_length, fingerprint, has_tokenizer, max_running = 4096, "0", False, 4
     no_tools, codec = None, Codec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
-    seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None)
+    seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None, mark="")
 
     def __init__(self, failure: str | None = None, error: Exception | None = None) -> None:
         self.failure, self.error, self.num_letters = failure, error, 0

@@ -113,12 +113,25 @@ def test_answers_have_the_form_of_a_model(client: openai.OpenAI, claude: anthrop
     assert Hero.model_validate_json(said.content[0].text)  # type: ignore[union-attr]
 
 
+def test_a_model_whose_template_knows_no_tools_calls_them_and_goes_on(client: openai.OpenAI):
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    ping = {"type": "function", "function": {"name": "ping", "parameters": schema}}
+    more: Any = {"model": "demo", "tools": [ping], "temperature": 0, "max_tokens": 60}
+    (first,) = client.chat.completions.create(messages=TALE, tool_choice="required", **more).choices  # type: ignore[call-overload]
+    assert first.finish_reason == "tool_calls"
+    (call,) = first.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("ping", "{}")
+    result = {"role": "tool", "tool_call_id": call.id, "content": "pong"}
+    turns: Any = [*TALE, first.message.model_dump(exclude_none=True), result]
+    second = client.chat.completions.create(messages=turns, **{**more, "max_tokens": 2})
+    assert second.usage.prompt_tokens_details.cached_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "n", "schema": {"type": "array", "uniqueItems": True}}}}, "uniqueItems"),
-        ({"tools": [{"type": "function", "function": {"name": "ping"}}], "tool_choice": "required"}, "no syntax for"),
         ({"extra_body": {"chat_template_kwargs": {"max_length": 10**9}}}, "max_length is not a chat template setting"),
         ({"messages": [{"role": "user", "content": "a b " * 5000}]}, "tokens, but the context is"),
     ],

@@ -7,6 +7,7 @@ A row: a route; what its body has beside the least of it, or its bytes; and word
 import asyncio
 import copy
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from stub_model import Model
 from valid_requests import BODIES, JSON, Asked, places, trouble_with
 
 from splitinfer.errors import WorkerLost
-from splitinfer.server.body import Bodies, read_json
+from splitinfer.server.body import Bodies, parsed, read_json
 from splitinfer.server.gate import Gate
 from splitinfer.server.guard import Guard
 from splitinfer.server.openai.messages import arguments_of
@@ -146,7 +147,6 @@ BOUNDS: list[tuple[str, Any, str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "w", "description": LONG}}]}, "over 8,192 tokens"),
     (CHAT, {"chat_template_kwargs": {LONG: True}}, "over 8,192 tokens"),
 ]  # fmt: skip
-HALF = "half a character"
 NO_JSON: list[tuple[bytes, str]] = [
     (b"", "not JSON"),
     (b"[]", "JSON object"),
@@ -154,9 +154,7 @@ NO_JSON: list[tuple[bytes, str]] = [
     (b'{"a": NaN}', "NaN"),
     (b'{"a": 1e999}', "1e999"),
     (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
-    (b'{"a": "\\ud800"}', HALF),
-    (b'{"\\uDFFF": 1}', HALF),
-    (b'{"a": "\xed\xa0\x80"}', "not JSON"),
+    (b'{"a": "\xff"}', "not JSON"),
     ('{"a": 1}'.encode("utf-16"), "not JSON"),
     (b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested"),
     (b'{"a": ' + b"[" * 100_000, "nested"),
@@ -391,8 +389,26 @@ def test_a_failure_is_told_without_addresses_and_logged_with_them(route: str, ca
         ("", {}),
         ('{"a": "\\ud83d\\ude00 \\\\ud800"}', {"a": "\U0001f600 \\ud800"}),
         *((text, text) for text in ("{oops", "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}", '{"a": NaN}',
-                                    '{"a": 1e999}', '{"a": "\\ud800"}', '{"\\udfff": 1}')),
+                                    '{"a": 1e999}')),
+        ('{"a": "\\ud800"}', {"a": "\ufffd"}),
     ],
 )  # fmt: skip
 def test_arguments_of_a_call_are_an_object_unless_no_body_could_be_it(text: str, arguments: Any):
     assert arguments_of(text) == arguments
+
+
+@pytest.mark.parametrize(
+    ("body", "whole", "where"),
+    [
+        (b'{"messages": [{"content": "a\\ud83d b"}]}', {"messages": [{"content": "a\ufffd b"}]}, "messages[0].content"),
+        (b'{"a": ["\\ude00", "\\ud83d\\ude00"]}', {"a": ["\ufffd", "\U0001f600"]}, "a[0]"),
+        (b'{"a": "\xed\xa0\x80"}', {"a": "\ufffd"}, "a"),
+        (b'{"a": {"\\uDFFF": "\\uDFFF"}}', {"a": {"\ufffd": "\ufffd"}}, "a."),
+    ],
+)
+def test_half_a_character_is_read_as_a_broken_one(
+    body: bytes, whole: Any, where: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO, "splitinfer.server.body"):
+        assert parsed(body) == whole
+    assert [where in one for one in caplog.messages] == [True]

@@ -7,6 +7,7 @@ import pytest
 
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.llm import LLM
+from splitinfer.server.ask import without_lines
 from splitinfer.server.gate import Gate
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
@@ -129,3 +130,44 @@ def test_a_fault_is_logged_without_what_it_quotes(
     assert (failed.status_code, "heron" in failed.text) == (500, False)
     assert "KeyError" in caplog.text
     assert "heron" not in caplog.text
+
+
+def test_lines_that_differ_in_every_request_are_left_out_everywhere(http: httpx.Client):
+    def header(number: int) -> str:
+        return f"x-anthropic-billing-header: cc_version=2.1.{number}; cc_entrypoint=cli; cch={number};"
+
+    def asked(path: str, body: object) -> object:
+        answer = http.post(path, headers=KEY, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def prompts(system: str | None, blocks: list[str]) -> list[object]:
+        first = [] if system is None else [{"role": "system", "content": system}]
+        told = [{"type": "text", "text": one} for one in blocks]
+        chat = {"messages": [*first, *TALE]}
+        return [
+            asked("/apply-template", chat),
+            asked("/tokenize", chat)["tokens"],  # type: ignore[index]
+            asked("/v1/messages/count_tokens", {"messages": TALE, "system": told}),
+            asked("/v1/responses/input_tokens", {"instructions": system, "input": TALE}),
+        ]
+
+    plain = prompts("Be kind.", ["Be kind."])
+    for number in (1, 23):
+        assert prompts(f"{header(number)}\nBe kind.", [header(number), "Be kind."]) == plain
+    assert prompts(header(4), [header(4)]) == prompts(None, [])
+    assert prompts(f"Be kind.\n{header(5)}", ["Be kind.", header(5)]) != plain, "elsewhere it is a text"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "left"),
+    [
+        ("x:.*", "x: 1\n\nX: 2  \nBe kind.", "Be kind."),
+        ("x:.*|today: .*", "today: May\nx: 1\n  Be kind.", "Be kind."),
+        ("x:", "x: 1\nBe kind.", "x: 1\nBe kind."),
+        ("", "x: 1\nBe kind.", "x: 1\nBe kind."),
+        ("x:.*", "Be x: 1\nkind.", "Be x: 1\nkind."),
+    ],
+)
+def test_only_whole_lines_at_the_beginning_are_left_out(pattern: str, text: str, left: str):
+    assert without_lines([{"role": "system", "content": text}], pattern)[0]["content"] == left

@@ -16,6 +16,8 @@ from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.responses import ResponseRequest, response_ask
+from splitinfer.text.turns import Form, fitting, in_order
+from tests.text.templates import SHAPES, writer
 
 RECORDED = {
     one["client"]: one
@@ -99,3 +101,18 @@ def test_what_changes_nothing_may_be_left_out(client: str):
 def test_what_others_send_is_taken(client: str):
     _, chat = asked(client)
     assert any(message["content"] == "Hello" for message in chat.messages)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("client", RECORDED)
+def test_every_template_gets_all_of_it(client: str, shape: str):
+    chat = asked(client)[1]
+    form, text = fitting(Form(tuple(in_order(chat.messages)), tuple(chat.tools)), writer(shape))
+    names = [tool["function"]["name"] for tool in chat.tools]
+    contents = [json.dumps(one["content"].strip(), ensure_ascii=False)[1:-1] for one in chat.messages]
+    found = json.dumps(text, ensure_ascii=False).replace("\\\\", "\\")
+    assert not [one for one in (*names, *contents) if one not in found and one not in text]
+    if (before := client.replace("hands the outcome back", "asks")) != client:
+        asks = asked(before)[1]
+        first, _ = fitting(Form(tuple(asks.messages), tuple(asks.tools)), writer(shape))
+        assert form.messages[: len(first.messages)] == first.messages

@@ -182,6 +182,8 @@ class MessageRequest(CountRequest, Sampling):
             found["stop"] = tuple(filter(None, stops))
         if self.thinking is not None and self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
             found["thinking_budget"] = self.thinking.budget_tokens
+        if self.thinking is not None and self.thinking.type == "disabled":
+            found["thinking_budget"] = 0
         form = self.output_config.format or self.output_format
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")

@@ -209,7 +209,10 @@ class ForTemplate(Fields):
         return {"enable_thinking": effort != "none", **options, "reasoning_effort": effort}
 
     def budget(self) -> dict[str, Any]:
-        """The field of ``SamplingParams`` for the most tokens of reasoning, if there is a bound."""
+        """The field of ``SamplingParams`` for the most tokens of reasoning, if there is a bound: none where reasoning
+        is off, whatever the template makes of that."""
+        if self.template_options().get("enable_thinking") is False:
+            return {"thinking_budget": 0}
         most = None if self.reasoning is None else self.reasoning.max_tokens
         return {} if most is None else {"thinking_budget": most}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from splitinfer.pictures.marks import marked
+from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
 from splitinfer.server.fields import Fields, Kinds, Parts, Several
@@ -63,10 +63,10 @@ Content = Parts[Annotated[TextPart | RefusalPart | PicturePart | InputPicturePar
 
 
 class CalledFunction(Fields):
-    """``arguments``: JSON; other text is passed on unchanged."""
+    """``arguments``: JSON, or an object; other text is passed on unchanged."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class Call(Fields):
@@ -106,7 +106,7 @@ class Answered(_Message):
     reasoning: str | None = None
 
     def told(self) -> dict[str, Any]:
-        content = self.refusal or "" if self.content is None else content_text(self.content)
+        content = self.refusal or "" if self.content is None else content_text(self.content, self.role)
         made = self._told("assistant", content)
         if reasoning := self.reasoning_content or self.reasoning:
             made["reasoning_content"] = reasoning
@@ -117,11 +117,11 @@ class Answered(_Message):
 
 class Outcome(_Message):
     role: Literal["tool"]
-    content: Content
+    content: Content | None = None
     tool_call_id: str
 
     def told(self) -> dict[str, Any]:
-        return {**self._told("tool", content_text(self.content)), "tool_call_id": self.tool_call_id}
+        return {**self._told("tool", content_text(self.content or ())), "tool_call_id": self.tool_call_id}
 
 
 Messages = Annotated[
@@ -143,15 +143,20 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [{"role": "system", "content": content}, *messages[first:]]
 
 
-def arguments_of(text: str) -> Any:
-    """A call's arguments as an object, where its JSON is one that a body may be; else as they are, for they may be the
-    model's own."""
+def arguments_of(given: str | dict[str, Any] | None) -> Any:
+    """A call's arguments as an object, where their JSON is one that a body may be, or null; else as they are, for they
+    may be the model's own."""
+    if isinstance(given, dict):
+        return given
     try:
-        found = plain_json(text or "{}")
+        found = plain_json(given or "null")
     except ValueError:
-        return text
-    return found if isinstance(found, dict) else text
+        return given
+    return {} if found is None else found if isinstance(found, dict) else given
 
 
-def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart]) -> str:
-    return "".join(part.text for part in content)
+def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart], role: str = "") -> str:
+    """The text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others are
+    lines, as in Anthropic's API."""
+    texts = [part.text for part in content]
+    return "".join(texts) if role == "assistant" else in_lines(texts)

@@ -218,7 +218,7 @@ def _told(item: Item) -> dict[str, Any]:
     match item:
         case MessageItem():
             role = item.role if item.role in ("user", "assistant") else "system"
-            return {"role": role, "content": content_text(item.content)}
+            return {"role": role, "content": content_text(item.content, role)}
         case ReasoningItem():
             return {"role": "assistant", "content": "", "reasoning_content": item.text}
         case FunctionCallItem() | CustomCallItem():

@@ -12,11 +12,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
 from splitinfer.server.answer import ChoiceReader, Piece
+from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter, Shape
 from splitinfer.server.openai.completions import Completions, CompletionWriter
+from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.openai.routes import _events
 from splitinfer.server.problem import Problem
 from splitinfer.server.spans import Usage
@@ -94,6 +96,8 @@ def test_tools_are_told_unless_none_shall_be_called():
 )
 def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
+    sampling = asked(messages=[{"role": "user", "content": "Hi"}], **fields)[0].sampling
+    assert sampling.get("thinking_budget") == (0 if options.get("enable_thinking") is False else None)
 
 
 def test_a_schema_may_stand_beside_json_object():
@@ -101,6 +105,21 @@ def test_a_schema_may_stand_beside_json_object():
     named = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
     assert params(response_format=form).grammar == params(response_format=named).grammar
     assert params(response_format={"type": "json_object"}).grammar != params(response_format=form).grammar
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, {}), ({"arguments": None}, {}), ({"arguments": "null"}, {}), ({"arguments": ""}, {}),
+        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": '}, '{"a": '), ({"arguments": "[1]"}, "[1]"),
+    ],
+)  # fmt: skip
+def test_arguments_may_be_what_a_model_wrote(given: dict[str, Any], told: Any):
+    turn = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "w", **given}}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": None}
+    calls, empty = chat(messages=[turn, result]).messages
+    assert calls["tool_calls"][0]["function"]["arguments"] == told
+    assert empty["content"] == ""
 
 
 def test_a_conversation_as_templates_take_it():
@@ -116,13 +135,31 @@ def test_a_conversation_as_templates_take_it():
     ]
     told = {**call, "function": {"name": "w", "arguments": {"city": "Oslo"}}}
     assert list(chat(messages=given).messages) == [
-        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "system", "content": "Be brief.\n\nBe \nkind."},
         {"role": "user", "content": "Weather?", "name": "ann"},
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [told]},
         {"role": "tool", "content": "sun", "tool_call_id": "c1"},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "No."},
     ]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_parts_are_joined_alike_in_all_apis(role: str):
+    """The assistant's were one text of the model's; others' are lines."""
+    parts, go = (
+        [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}],
+        {"role": "user", "content": "go"},
+    )
+    result = {"tool_use_id": "1", "type": "tool_result", "content": parts}
+    turns = [{"role": "user", "content": [result]}] if role == "tool" else [{"role": role, "content": parts}]
+    more: dict[str, Any] = {"system": parts} if role == "system" else {}
+    claude = read(CountRequest, {"messages": [*([] if more else turns), go], **more}).chat().messages
+    one = {"role": role, "content": parts, **({"tool_call_id": "1"} if role == "tool" else {})}
+    item = {"type": "function_call_output", "call_id": "1", "output": parts} if role == "tool" else one
+    responses = read(InputRequest, {"input": [item, go]}).chat().messages
+    told = [told[0]["content"] for told in (chat(messages=[one, go]).messages, claude, responses)]
+    assert told == ["helloworld" if role == "assistant" else "hello\nworld"] * 3
 
 
 # -- answers ---------------------------------------------------------------------------------------
