@@ -21,9 +21,8 @@ from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.pipeline import Pipeline, StageEvent
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
-from splitinfer.engine.coordinator.worker_handle import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
@@ -62,7 +61,7 @@ class PipelineSetup:
     context_length: int
     make_drafter: MakeDrafter | None = None
 
-    def pipeline(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
+    def pipeline(self, notice: Notice) -> Callable[[Callable[[StageEvent], None]], Pipeline]:
         """Return a function that makes the pipeline, given where to put its events."""
         config = PipelineConfig(
             layout=self.layout,
@@ -82,7 +81,7 @@ class PipelineSetup:
             trained=self._trained,
         )
 
-        def make(put: Callable[[Event], None]) -> Pipeline:
+        def make(put: Callable[[StageEvent], None]) -> Pipeline:
             made = Pipeline(config, put, lambda stage, progress: notice(made.layout.stages[stage].name, progress))
             return made
 

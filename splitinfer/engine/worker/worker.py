@@ -31,6 +31,7 @@ from functools import partial
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.next_stage import connect
@@ -42,7 +43,6 @@ from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.threads import clears_streams
-from splitinfer.engine.upkeep import Upkeep
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
@@ -110,7 +110,7 @@ class Worker:
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
-        self._upkeep = Upkeep(self._inbox)
+        self._housekeeping = Housekeeping(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -134,7 +134,7 @@ class Worker:
         qos.serve_requests()
         while self._take(self._next_event()):
             pass
-        self._upkeep.close()
+        self._housekeeping.close()
         self._holder.close()
         self._steps.close()
         self._ended()
@@ -144,8 +144,7 @@ class Worker:
         self._expecting = False
         try:
             if isinstance(event, StepFailed):
-                if not event.is_late():
-                    raise event.error
+                event.raise_if_due()
             elif isinstance(event, tuple):
                 self._handle(*event)
             elif event is _STOP:
@@ -178,9 +177,9 @@ class Worker:
         try:
             self._watch_machine()
             if runner is not None:
-                self._upkeep.build_ahead(runner)
-            release = None if self._owner is not None else self._upkeep.until_release()
-            return self._upkeep.next_event(runner, release, expecting=self._expecting)
+                self._housekeeping.build_ahead(runner)
+            release = None if self._owner is not None else self._housekeeping.until_release()
+            return self._housekeeping.next_event(runner, release, expecting=self._expecting)
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
 
@@ -190,7 +189,7 @@ class Worker:
 
         Whether requests are open is not enough: a machine that sleeps between two of them is lost to its coordinator,
         which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
-        self._upkeep.watch_machine(is_needed=self._owner is not None)
+        self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
