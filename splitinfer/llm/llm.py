@@ -156,7 +156,8 @@ class LLM(Operated):
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
-            setup.pipeline(notice),
+            setup.pipeline,
+            notice,
             setup.scheduler_config,
             self.settings.rejoin_timeout,
             self._trace,

@@ -35,16 +35,16 @@ class Request:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
-                yield self._read(self._state.events.get())
+                yield self._read(self._state.get())
         finally:
             if self.output.finish_reason is None:
                 self.abort()
 
     def all_nowait(self) -> list[StreamEvent]:
         """The events that have come and are not read yet, up to the last one of all."""
-        found, events = list[StreamEvent](), self._state.events
-        while self.output.finish_reason is None and not events.is_empty:
-            found.append(self._read(events.get()))
+        found = list[StreamEvent]()
+        while self.output.finish_reason is None and not self._state.is_empty:
+            found.append(self._read(self._state.get()))
         return found
 
     def _read(self, event: StreamEvent) -> StreamEvent:

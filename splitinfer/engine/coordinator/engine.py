@@ -24,13 +24,15 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.engine.coordinator.loop import WATCH_EVERY, Call, Loop, Stop, WantedCut, stop
+from splitinfer.engine.coordinator.loop import Call, Loop, Stop, WantedCut, stop
 from splitinfer.engine.coordinator.pipeline import Pipeline, StageEvent
+from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.mailbox import Mailbox
@@ -44,20 +46,22 @@ T = TypeVar("T")
 
 _SAVE = 5.0  # seconds for the KV of the last answers to be saved, at the end; a machine that is idle takes a moment
 _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
+_LOOK_EVERY = 0.2  # seconds between looks at whether what is waited for can still come
 
 
 class Engine:
     """Runs a pipeline for many requests.
 
-    ``build`` makes the pipeline, given where to put its events; ``configure`` makes the scheduler's
-    bounds once the stages are known. Both run on the engine's thread. ``rejoin_timeout``: seconds that
-    requests wait for a lost worker to come back; 0 ends them at once. ``trace``: where every step is drawn.
-    ``draft``: makes the drafter, if there is one, on the engine's thread.
+    ``config``: what the pipeline is opened with. ``notice``: told of the stages' progress while they load, from several
+    threads. ``configure``: makes the scheduler's bounds once the stages are known, and ``draft`` the drafter, if there
+    is one, both on the engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker to come back;
+    0 ends them at once. ``trace``: where every step is drawn.
     """
 
     def __init__(
         self,
-        build: Callable[[Callable[[StageEvent], None]], Pipeline],
+        config: PipelineConfig,
+        notice: Notice,
         configure: Callable[[Pipeline], SchedulerConfig],
         rejoin_timeout: float,
         trace: Trace | None = None,
@@ -66,7 +70,7 @@ class Engine:
         self._shared = Shared(Mailbox())
         self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
         self._started = threading.Event()
-        self.pipeline = build(self._shared.inbox.put)
+        self.pipeline = Pipeline(config, self._shared.inbox.put, notice)
         self.figures = Figures([spec.name for spec in self.pipeline.layout.stages], time.monotonic(), trace)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -153,7 +157,7 @@ class Engine:
 
     def _result(self, future: Future[T]) -> T:
         """What the engine's thread puts there, unless it ends before. Raises what it puts there, or why it ended."""
-        while self._shared.failure is None and not wait([future], timeout=WATCH_EVERY).done:
+        while self._shared.failure is None and not wait([future], timeout=_LOOK_EVERY).done:
             pass
         if not future.done() and self._shared.failure is not None:
             raise self._shared.failure

@@ -38,7 +38,7 @@ from splitinfer.errors import SplitinferError
 Call = Callable[["Loop"], object]
 """What another thread has the loop do, between two steps."""
 
-WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
+_WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 
 
 def _nothing(_loop: "Loop") -> None:
@@ -256,7 +256,7 @@ class Loop:
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, or a request's deadline."""
         deadline = self.scheduler.next_deadline
-        return WATCH_EVERY if deadline is None else min(WATCH_EVERY, max(0.0, deadline - time.monotonic()))
+        return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
     def _watch_machine(self) -> None:
         """Keep the machine awake while requests are open, and let its other processes know what this one holds."""

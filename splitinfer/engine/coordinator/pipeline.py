@@ -74,7 +74,7 @@ class Pipeline:
     """All stages of one layout. For the loop's thread, but for ``close``, and for what only reads.
 
     ``put`` receives an event for every message of a worker and for every link's end, once the pipeline is open, and for
-    what becomes of steps here. ``notice`` receives a stage's number and its progress while it loads.
+    what becomes of steps here. ``notice`` receives a stage's name and its progress while it loads.
     """
 
     def __init__(self, config: PipelineConfig, put: Callable[[StageEvent], None], notice: Notice) -> None:
@@ -96,7 +96,7 @@ class Pipeline:
 
     def _new_group(self) -> WorkerGroup:
         config = self._config
-        here = ((config.checkpoint, config.model), (config.trained, config.drafter))
+        here = ((config.checkpoint, config.first.model), (config.trained, config.first.drafter))
         running = tuple((checkpoint, model) for checkpoint, model in here if checkpoint is not None)
         own = {} if config.keys is None else {"own": config.keys.own}
         return WorkerGroup(self._put, self._notice, running=running, **own)
@@ -196,7 +196,7 @@ class Pipeline:
 
     def _local_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""
-        self._notice(0, progress)
+        self._notice(self.layout.stages[0].name, progress)
         self._meanwhile()
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
@@ -274,7 +274,7 @@ class Pipeline:
 
     def _read_later(self, masks: Future[RawMasks]) -> Masks:
         """The masks of a step whose last stage is here."""
-        return cache(lambda: read_masks(masks.result(), self._config.vocab_size))
+        return cache(lambda: read_masks(masks.result(), self._config.first.vocab_size))
 
     def _send(
         self,

@@ -20,7 +20,7 @@ from splitinfer.core.endpoint import is_loopback
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
@@ -30,8 +30,6 @@ from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
 from splitinfer.wire.messages import Probed, Profile, Profiled, Progress
 from transports import KeyPair, TransportError
-
-Notice = Callable[[str, Progress], None]  # a machine's name, its progress
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Surveyor:
     @contextmanager
     def _group(self, specs: Sequence[StageSpec]) -> Iterator[WorkerGroup]:
         """A session with some workers."""
-        group = WorkerGroup(lambda _event: None, lambda _stage, _progress: None, self.own)
+        group = WorkerGroup(lambda _event: None, lambda _name, _progress: None, self.own)
         try:
             for stage, spec in enumerate(specs, 1):
                 address = self._locals[spec.name].address() if spec.is_local else str(spec.address)

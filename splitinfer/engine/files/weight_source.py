@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.files.copying import Channel, Remote, ask_manifest, copy, copy_small
-from splitinfer.engine.stage.supply import FromHub, Report
+from splitinfer.engine.stage.weight_source import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 OpenReader = Callable[[Peer], AbstractContextManager[Channel]]
 
 
-class PeerSupply:
-    """A ``Supply`` for a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
+class FromPeers:
+    """A ``WeightSource`` for a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
 
     def __init__(self, channel: Channel, store: ModelStore, reader: OpenReader) -> None:
         self._channel, self._store, self._reader = channel, store, reader
         self._coordinator: Remote | None = None
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``Supply.open``."""
+        """As ``WeightSource.open``."""
         here = open_local(command.model, command.fingerprint.revision)
         if here is not None:
             return here
@@ -76,7 +76,7 @@ class PeerSupply:
         return known
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
-        """As ``Supply.fetch``."""
+        """As ``WeightSource.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
             return FromHub().fetch(command, checkpoint, tensors, report)
@@ -136,10 +136,10 @@ class PeerSupply:
 
 
 class NoCopies(FromHub):
-    """A ``Supply`` for a worker that keeps no copies."""
+    """A ``WeightSource`` for a worker that keeps no copies."""
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``Supply.open``."""
+        """As ``WeightSource.open``."""
         try:
             return super().open(command)
         except ModelError as error:
