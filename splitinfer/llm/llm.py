@@ -314,8 +314,9 @@ class LLM(Operated):
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
-        handling, seen = Handling(session, priority, timeout, flight), self._seen(prompt, pictures)
-        return self._submit(seen, params, handling, rules=self._rules(seen.plain, params, handling))
+        handling = Handling(session, priority, timeout, flight)
+        seen, rules = self._prepared(prompt, pictures, params, handling)
+        return self._submit(seen, rules, params, handling)
 
     async def asubmit(
         self,
@@ -338,25 +339,23 @@ class LLM(Operated):
             SplitinferError: as ``submit``.
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
-        seen = await asyncio.to_thread(self._seen, prompt, pictures) if pictures or isinstance(prompt, str) else prompt
-        seen = seen if isinstance(seen, SeenPrompt) else SeenPrompt(tuple(map(int, seen)))
-        rules = await asyncio.to_thread(self._rules, seen.plain, params, handling)
-        return AsyncRequest(
-            lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
-        )
+        seen, rules = await asyncio.to_thread(self._prepared, prompt, pictures, params, handling)
+        return AsyncRequest(lambda notify: self._submit(seen, rules, params, handling, notify, shows_markers))
 
-    def _seen(self, prompt: Prompt | SeenPrompt, seen: Sequence[Source]) -> SeenPrompt:
-        """A prompt with its pictures, if it has not got them already."""
-        if isinstance(prompt, SeenPrompt):
-            return prompt
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return self.seeing.prompt(tokens, seen, self.context_length)
-
-    def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
-        """What holds for an answer; compiling a grammar may take a second."""
+    def _prepared(
+        self,
+        prompt: Prompt | SeenPrompt,
+        pictures: Sequence[Source],
+        params: SamplingParams | None,
+        handling: Handling,
+    ) -> tuple[SeenPrompt, AnswerRules | None]:
+        """A prompt with its pictures, and what holds for its answer. Compiling a grammar may take a second."""
+        if not isinstance(prompt, SeenPrompt):
+            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            prompt = self.seeing.prompt(tokens, pictures, self.context_length)
         if params is None or not params.has_rules:
-            return None
-        return self._forms.rules(params, prompt, may_think=handling.may_think)
+            return prompt, None
+        return prompt, self._forms.rules(params, prompt.plain, may_think=handling.may_think)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
@@ -370,11 +369,10 @@ class LLM(Operated):
     def _submit(
         self,
         prompt: SeenPrompt,
+        rules: AnswerRules | None,
         params: SamplingParams | None,
         handling: Handling,
         notify: Callable[[], None] | None = None,
-        *,
-        rules: AnswerRules | None = None,
         shows_markers: bool = False,
     ) -> Request:
         params = params or SamplingParams()

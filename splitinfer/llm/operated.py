@@ -9,6 +9,8 @@ from typing import Any
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.metrics.requests import RequestFigures
+from splitinfer.core.scheduler.room import seconds_until_room
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
@@ -38,7 +40,7 @@ class Operated:
 
     def forget(self, session: str) -> None:
         """Free the cached KV of a session's requests."""
-        self._engine.drop_session(session)
+        self._engine.call(lambda loop: loop.scheduler.forget(session))
 
     def tune(self, **serving_options: Any) -> None:
         """Change serving options (``Settings``) while requests are under way. They hold from the next step on, and
@@ -55,11 +57,13 @@ class Operated:
             changed = replace(self.serving_options, **serving_options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{error}") from error
-        self._engine.tune(
-            changed.policy_config,
-            lambda pipeline: token_budget_of(changed, (ready.device for ready in pipeline.ready)),
-            changed.max_running or MAX_RUNNING,
-        )
+        pipeline = self._engine.pipeline
+
+        def change(scheduler: Scheduler) -> None:  # also of another cut, whose stages may have other devices
+            budget = token_budget_of(changed, (ready.device for ready in pipeline.ready))
+            scheduler.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
+
+        self._engine.call(lambda loop: loop.tune("rules", change))
         self.serving_options = changed
 
     def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:
@@ -120,7 +124,10 @@ class Operated:
     def seconds_until_room(self, nth: int = 1) -> float:
         """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
         have cost and answers have lasted so far; between 1 and 60. From any thread."""
-        return self._engine.seconds_until_room(nth)
+        scheduler = self._engine.scheduler
+        running = list(scheduler.running.values())  # at once, as the engine's thread changes it
+        usual = self._engine.figures.usual_request
+        return seconds_until_room(running, scheduler.config, scheduler.costs, usual, nth)
 
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -28,6 +29,7 @@ from splitinfer.bench.shared.printing import say
 from splitinfer.bench.shared.systems import open_stages, plain_layout, together, whole
 from splitinfer.bench.shared.workload import alternating, made_up
 from splitinfer.bench.speculation.replay import Replay
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Request
@@ -159,7 +161,8 @@ class _Several:
         }
 
     def _use(self, system: Choice) -> None:
-        self.llm._engine.fix_groups(system.groups)
+        change = partial(Scheduler.fix_groups, count=system.groups)
+        self.llm._engine.call(lambda loop: loop.tune("groups", change))
 
     # -- requests that come and go -----------------------------------------------------------------
 

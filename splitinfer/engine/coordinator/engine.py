@@ -18,8 +18,6 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.metrics.requests import RequestFigures
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.policy import PolicyConfig
-from splitinfer.core.scheduler.room import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.figures import Figures
@@ -103,26 +101,8 @@ class Engine:
         self.call(lambda loop: loop.requests.abort(seq_id))
 
     def call(self, act: Call) -> None:
-        """Have the engine's thread do something between two steps."""
+        """Have the engine's thread do something between two steps, with its loop."""
         self._shared.inbox.put(act)
-
-    def drop_session(self, session: str) -> None:
-        """Free what a session keeps."""
-        self.call(lambda loop: loop.scheduler.forget(session))
-
-    def tune(self, policy_config: PolicyConfig, token_budget: Callable[[Pipeline], int], max_running: int) -> None:
-        """Go by other rules from the next step on, also after another cut. ``token_budget``: what it is with the open
-        stages; called on the engine's thread."""
-
-        def change(scheduler: Scheduler) -> None:
-            scheduler.tune(policy_config, token_budget(self.pipeline), max_running)
-
-        self.call(lambda loop: loop.tune("rules", change))
-
-    def fix_groups(self, count: int | None) -> None:
-        """Have requests decode in so many groups from the next step on, however fast that is, also after another cut;
-        ``None``: as the layout has it, by cost. For measurements."""
-        self.call(lambda loop: loop.tune("groups", lambda scheduler: scheduler.fix_groups(count)))
 
     def recut(self, layout: Layout) -> float:
         """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
@@ -200,12 +180,6 @@ class Engine:
     def watch_steps(self, recent: RecentSteps | None) -> None:
         """Put every step that is launched from now on into ``recent``; ``None`` ends that."""
         self.figures.watch(recent)
-
-    def seconds_until_room(self, nth: int) -> float:
-        """Seconds until ``nth`` requests more could be queued, if the queue is full."""
-        scheduler = self.scheduler
-        running = list(scheduler.running.values())  # at once, as the engine's thread changes it
-        return seconds_until_room(running, scheduler.config, scheduler.costs, self.figures.usual_request, nth)
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""

@@ -82,7 +82,6 @@ class Loop:
         """Other cuts that were asked for, and are not loaded yet."""
         self._watch = StallDetector()
         self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
-        self._is_emptying = False
         self.use(scheduler)
 
     def use(self, scheduler: Scheduler) -> None:
@@ -122,7 +121,8 @@ class Loop:
             self._launch(plan)
             self.scheduler.learn()  # while the device computes
         self._watch_machine()  # after the launch: the device need not wait for it
-        if plan is None and not self._has_more_to_do():
+        # The event that asked for another cut may have been taken in by this turn.
+        if plan is None and not self.wanted and not (self._drafting is not None and self.scheduler.proposals()):
             self._idle()
 
     def _plan(self) -> StepPlan | None:
@@ -134,13 +134,6 @@ class Loop:
             self.requests.tell()  # drafts take a while
             self._drafting.make(self.scheduler, self._receive_and_tell)
         return self.scheduler.schedule(time.monotonic())
-
-    def _has_more_to_do(self) -> bool:
-        """Whether a turn without a step must not wait: the event that asked for another cut, or after which nothing is
-        left to empty, may have been taken in by this turn."""
-        if self.wanted or (self._is_emptying and self.scheduler.is_idle):
-            return True
-        return self._drafting is not None and bool(self.scheduler.proposals())
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
@@ -284,10 +277,13 @@ class Loop:
     def empty(self, seconds: float) -> None:
         """Abort all requests and run until nothing is left to do, for some seconds at most: the KV of the last answers
         is saved that way."""
-        give_up, self._is_emptying = time.monotonic() + seconds, True
+        give_up = time.monotonic() + seconds
         self.requests.abort_all()
         while not self.scheduler.is_idle and time.monotonic() < give_up:
-            self.turn()
+            if (plan := self._plan()) is not None:
+                self._launch(plan)
+            elif not self.scheduler.is_idle:  # the last event may have been taken in by this plan
+                self._handle(self._next_event())
         if self.scheduler.is_idle:
             self._pipeline.drain()  # the results are here, but blocks may still be on their way to the disk
 

@@ -1,5 +1,5 @@
-"""An engine over a toy of stages, in milliseconds: no other thread touches what its own one has, whatever is asked of it
-at the same time; and a loss, another cut and the end get in each other's way."""
+"""An engine over a toy of stages, in milliseconds: what its thread owns no other thread touches, whatever is asked at
+the same time; and a loss, another cut and the end get in each other's way."""
 
 import threading
 import time
@@ -150,10 +150,9 @@ def test_what_the_thread_owns_no_other_thread_touches(monkeypatch: pytest.Monkey
         states = [request(i) for i in range(20)]
         asked: list[Future[Any]] = [pool.submit(engine.submit, state) for state in states]
         asked += [pool.submit(engine.recut, cut(3 + i)) for i in range(2)]
-        asked += [pool.submit(engine.call, lose), pool.submit(engine.abort, 19), pool.submit(engine.drop_session, "a")]
-        asked += [pool.submit(engine.tune, PolicyConfig(), lambda _: 4, 3), pool.submit(engine.carry_out, int)]
+        asked += [pool.submit(engine.call, lose), pool.submit(engine.abort, 19), pool.submit(engine.carry_out, int)]
+        asked += [pool.submit(engine.call, lambda loop: loop.tune("rules", lambda it: it.tune(PolicyConfig(), 4, 3)))]
         asked += [pool.submit(look) for look in (engine.stats, engine.health, engine.request_figures) for _ in range(9)]
-        asked += [pool.submit(engine.seconds_until_room, 1)]
         for one in asked:
             one.result(SECONDS)
         for state in states:
