@@ -38,7 +38,7 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.grammar.rules import AnswerRules
-from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.async_request import AsyncRequest, bell_of_running_loop
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.operated import Operated
@@ -316,7 +316,7 @@ class LLM(Operated):
         """
         handling = Handling(session, priority, timeout, flight)
         seen, rules = self._prepared(prompt, pictures, params, handling)
-        return self._submit(seen, rules, params, handling)
+        return Request(self._submit(seen, rules, params, handling), self._engine)
 
     async def asubmit(
         self,
@@ -340,7 +340,9 @@ class LLM(Operated):
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
         seen, rules = await asyncio.to_thread(self._prepared, prompt, pictures, params, handling)
-        return AsyncRequest(lambda notify: self._submit(seen, rules, params, handling, notify, shows_markers))
+        has_events, bell = asyncio.Event(), bell_of_running_loop()
+        state = self._submit(seen, rules, params, handling, lambda: bell.ring(has_events), shows_markers)
+        return AsyncRequest(state, self._engine, has_events)
 
     def _prepared(
         self,
@@ -374,7 +376,7 @@ class LLM(Operated):
         handling: Handling,
         notify: Callable[[], None] | None = None,
         shows_markers: bool = False,
-    ) -> Request:
+    ) -> RequestState:
         params = params or SamplingParams()
         self._prompts.check(prompt.plain, self.context_length)
         self._prompts.check_biases(params)
@@ -394,7 +396,7 @@ class LLM(Operated):
         )
         state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
         self._engine.submit(state)
-        return Request(state, self._engine)
+        return state
 
     # -- ending ------------------------------------------------------------------------------
 
