@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.recent import RecentSteps
@@ -35,7 +35,7 @@ from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import clears_streams
-from splitinfer.errors import DeviceFailed, PeerError, SplitinferError, WorkerLost
+from splitinfer.errors import PeerError, SplitinferError
 from splitinfer.system import qos
 
 log = logging.getLogger(__name__)
@@ -209,27 +209,30 @@ class Engine:
     @clears_streams
     def _run(self) -> None:
         qos.serve_requests()
-        housekeeping, loop, reason = Housekeeping(self._shared.inbox), None, FinishReason.ERROR
+        shared, loop, reason = self._shared, None, FinishReason.ERROR
+        housekeeping = Housekeeping(shared.inbox)
         housekeeping.watch_machine(is_needed=True)  # loading takes minutes
         failure: SplitinferError = PeerError("the pipeline was closed")
         try:
             loop = self._opened(housekeeping)
             self._started.set()
-            self._serve(loop)
+            reopening = Reopening(loop, shared, self.pipeline, self.figures, self._configure, self._rejoin_timeout)
+            while True:
+                reopening.turn()
         except Stop:
             reason = FinishReason.ABORT
-            self._shared.failure = failure  # nobody waits for what will not be
+            shared.failure = failure  # nobody waits for what will not be
             if loop is not None:
                 self._save_last_kv(loop)
         except SplitinferError as error:
             failure = error
         except Exception as error:
-            if not self._shared.is_closing:  # else the pipeline was closed under it, on purpose
+            if not shared.is_closing:  # else the pipeline was closed under it, on purpose
                 log.exception("the engine failed")
             failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
             if loop is None:
-                self._shared.fail(failure)
+                shared.fail(failure)
             else:
                 loop.requests.end_all(reason, failure)
                 loop.close()
@@ -245,18 +248,6 @@ class Engine:
         self.figures.opened(self.pipeline.clocks, time.monotonic())
         scheduler = Scheduler(self._configure(self.pipeline))
         return Loop(self._shared, self.pipeline, self.figures, housekeeping, drafter, scheduler)
-
-    def _serve(self, loop: Loop) -> NoReturn:
-        """Turn for turn, until the loop is asked to end or the pipeline fails."""
-        reopening = Reopening(loop, self._shared, self.pipeline, self.figures, self._configure, self._rejoin_timeout)
-        while True:
-            try:
-                if loop.wanted:
-                    reopening.load_wanted()
-                else:
-                    loop.turn()
-            except (WorkerLost, DeviceFailed) as loss:
-                reopening.recover(loss)
 
     def _save_last_kv(self, loop: Loop) -> None:
         """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""

@@ -53,23 +53,27 @@ class Reopening:
         self._configure, self._timeout = configure, timeout
         self._losses = LossCounter()
 
-    def load_wanted(self) -> None:
-        """Load the cut that was asked for first, or again the one in force, when the steps under way have come back.
+    def turn(self) -> None:
+        """Have the loop turn; if that loses a stage, or another cut is wanted, open the pipeline again.
 
         Raises:
-            as ``Loop.turn``; WorkerLost: neither can be opened.
+            WorkerLost, DeviceFailed: that took too long, or the same loss was repeated without a token in between.
+            Stop, SplitinferError: as ``Loop.turn``.
         """
-        self._loop.settle()
+        try:
+            if not self._loop.wanted:
+                self._loop.turn()
+                return
+            self._loop.settle()
+        except (WorkerLost, DeviceFailed) as loss:
+            self._recover(loss)
+            return
         if (wanted := self._next_wanted()) is not None:
             self._figures.lost(time.monotonic())
             self._open(WorkerLost(f"the cut {self._pipeline.layout.cut} cannot be loaded again"), wanted)
 
-    def recover(self, loss: WorkerLost | DeviceFailed) -> None:
-        """Wait until all stages are back, then have them compute what they held.
-
-        Raises:
-            WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
-        """
+    def _recover(self, loss: WorkerLost | DeviceFailed) -> None:
+        """Wait until all stages are back, then have them compute what they held."""
         pipeline, totals, is_local = self._pipeline, self._figures.totals, isinstance(loss, DeviceFailed)
         name = pipeline.layout.stages[0].name if is_local else pipeline.lost_name
         if isinstance(loss, DeviceFailed):
