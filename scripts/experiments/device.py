@@ -33,9 +33,12 @@ from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.systems import whole
+from splitinfer.bench.shared.throughput import since
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.metrics.histogram import LogHistogram
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.histogram import Histogram
+from splitinfer.core.metrics.records import StepRecord
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
@@ -165,7 +168,7 @@ class Trials:
             every = _results(streams)
         finally:
             self.llm.tune(itl_slo_ms=None)
-        during = LogHistogram()
+        during = Histogram()
         for times in every:
             for before, at in pairwise(times):
                 if at > long.at and before < answer[0]:
@@ -187,14 +190,24 @@ class Trials:
         return Stream(at, self.llm.submit(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)))
 
     def _window(self, stream: "Stream") -> list[dict[str, Any]]:
-        """Each stage's figures from the stream's token number ``_WARM`` for ``_COUNTED`` tokens."""
+        """Each stage's duty from the stream's token number ``_WARM`` for ``_COUNTED`` tokens, and the seconds before
+        its steps that links and hosts took."""
+        steps = list[StepRecord]()
         _until(stream, _WARM)
-        self.llm.stats(reset=True)
+        before = self.llm.stats()
+        self.llm.watch_steps(steps.append)
         _until(stream, _COUNTED - 1)
+        window = since(before, self.llm.stats())
+        self.llm.watch_steps(None)
+        overheads = [Histogram() for _ in window["stages"]]
+        for step in steps:
+            for overhead, gap in zip(overheads, step.gaps, strict=True):
+                overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
         return [
-            {"name": stage["name"], "duty": stage["duty_percent"] / 100, "overhead": stage["overhead"]}
-            for stage in self.llm.stats()["window"]["stages"]
-        ]
+            {"name": spec.name, "duty": stage["duty_percent"] / 100,
+             "overhead": {"seconds": overhead.total, **overhead.as_dict(50, 99)}}
+            for spec, stage, overhead in zip(self.llm.layout.stages, window["stages"], overheads, strict=True)
+        ]  # fmt: skip
 
 
 @dataclass(slots=True)

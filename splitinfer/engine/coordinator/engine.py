@@ -14,14 +14,13 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from splitinfer.core.layout import Layout
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures
+from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.room import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
-from splitinfer.engine.coordinator.figures import Figures
+from splitinfer.engine.coordinator.figures import Figures, Watch
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.loop import WATCH_EVERY, Loop, LoopEvent, Stop
 from splitinfer.engine.coordinator.open_requests import OpenRequests
@@ -67,7 +66,7 @@ class Engine:
         self._started = threading.Event()
         self._is_closing = False
         self.pipeline = build(self._inbox.put)
-        self.figures = Figures([spec.name for spec in self.pipeline.layout.stages], time.monotonic(), trace)
+        self.figures = Figures(self.pipeline.layout, time.monotonic(), trace)
         self._requests = OpenRequests(self.figures, lambda seq_id: self._loop.forget_drafts(seq_id))
         self._loop = Loop(
             self._inbox,
@@ -187,19 +186,19 @@ class Engine:
         in_force = self._requests.in_force
         return in_force is not None and in_force.scheduler.config.blocks.on_disk
 
-    def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as plain numbers."""
         scheduler, layout = self._requests.in_force or (None, self.pipeline.layout)
         drafter, now = self._loop.drafter, time.monotonic()
-        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now, reset=reset)
+        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now)
 
-    def request_figures(self) -> RequestFigures:
+    def request_figures(self) -> dict[str, Histogram]:
         """Distributions of requests' times and sizes, since the start."""
-        return self.figures.of_requests()
+        return self.figures.histograms()
 
-    def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``; ``None`` ends that."""
-        self.figures.watch(recent)
+    def watch_steps(self, watch: Watch | None) -> None:
+        """Give every step that comes back from now on to ``watch``; ``None`` ends that."""
+        self.figures.watch = watch
 
     def seconds_until_room(self, nth: int) -> float:
         """Seconds until ``nth`` requests more could be queued, if the queue is full."""
@@ -245,7 +244,7 @@ class Engine:
         try:
             loop.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
-            self.figures.opened(self.pipeline.clocks, time.monotonic())
+            self.figures.opened(self.pipeline.layout, time.monotonic())
             loop.use(Scheduler(self._configure(self.pipeline)))
             self._started.set()
             while True:

@@ -146,7 +146,6 @@ class Loop:
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to this machine's device. It is sent when the device is done with it."""
         step, at = self.scheduler.newest, time.monotonic()
-        self._figures.launched(step)
         self.own_steps.launch(step, self._receive_and_tell, self.masking.begin(plan, self.scheduler.running))
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
@@ -159,7 +158,6 @@ class Loop:
 
     def _idle(self) -> None:
         """Nothing can be planned: do what is of use later, then wait for an event."""
-        self._figures.blocked()
         has_read = self._reads_ahead()
         self._use_idle_time()
         if not has_read:
@@ -225,7 +223,6 @@ class Loop:
             if not event.is_late():
                 raise event.error
         else:
-            self._figures.heard(time.monotonic())
             event()
 
     # -- learn -------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ class Loop:
         if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
             self._pipeline.send_void(void)
         self.watch.answered_at = now
-        self._figures.returned(step, result, heard)
+        self._figures.returned(step, result, events, heard, now)
         self._requests.take(events, now)
 
     # -- while the pipeline is opened again ----------------------------------------------------

@@ -106,7 +106,7 @@ class Reopening:
             self._refuse(error)
             return
         self._loop.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
-        self._figures.lost(began)
+        self._figures.paused(began)
         error = self._attempt(wanted.layout)
         if error is None:
             self._wanted.popleft().paused.set_result(time.monotonic() - began)
@@ -160,7 +160,7 @@ class Reopening:
         moved = loop.scheduler.moved_to(self._configure(pipeline))
         self._tune_again(moved)
         loop.use(moved)
-        self._figures.relaid([spec.name for spec in layout.stages], pipeline.clocks, time.monotonic())
+        self._figures.opened(layout, time.monotonic())
 
     # -- a stage is lost ---------------------------------------------------------------------
 
@@ -170,15 +170,14 @@ class Reopening:
         Raises:
             WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
         """
-        pipeline, totals = self._pipeline, self._figures.totals
+        pipeline = self._pipeline
         own_name = pipeline.layout.stages[0].name
         if isinstance(loss, DeviceFailed):
             loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
         lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
         self.lost_stage = lost or "of a worker"
-        totals.lost(lost)
         log.warning("%s; %s", loss, self._remedy(loss))
-        self._figures.lost(time.monotonic())
+        self._figures.lost(lost, time.monotonic())
         pipeline.regroup(str(loss))
         self._loop.own_steps.drop()
         if isinstance(loss, DeviceFailed):
@@ -188,7 +187,6 @@ class Reopening:
         if reason is not None:
             self._wait(loss, reason, patience)
         self._resume()
-        totals.rejoins += 1
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
@@ -247,7 +245,7 @@ class Reopening:
         scheduler.replay(self._pipeline.kept())
         self._tune_again(scheduler)  # what was tuned while no stage was there to go by
         self._loop.use(scheduler)
-        self._figures.resumed(self._pipeline.clocks, time.monotonic())
+        self._figures.opened(self._pipeline.layout, time.monotonic())
         self.lost_stage = None
 
 

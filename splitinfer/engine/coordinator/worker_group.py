@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
-from splitinfer.core.metrics.clocks import ClockReading, best, exchange
+from splitinfer.core.metrics.clocks import ClockReading, exchange
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links.keys import options_to, upstream_key
@@ -171,7 +171,7 @@ class WorkerGroup:
         give_up = time.monotonic() + _CLOCK_SECONDS
         while not readings or (len(readings) < _CLOCK_EXCHANGES and time.monotonic() < give_up):
             readings.append(self._exchange_clock(worker))
-        return best(readings)
+        return min(readings, key=lambda reading: reading.uncertainty)
 
     def _exchange_clock(self, worker: WorkerHandle) -> ClockReading:
         asked = time.monotonic()
