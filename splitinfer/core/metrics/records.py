@@ -1,5 +1,5 @@
 """One record of a step that has ended, and one of a request. All that is counted, drawn or shown is made of these two
-(``core.metrics.recorder`` makes them).
+(``engine.coordinator.figures`` makes them).
 
     request   submitted --- queue --- begun --- prefill --- first token --- decode --- last token ... ended
     step      made | sent | received | start --- end      on each stage (``core.metrics.gaps``); its result is heard
@@ -83,15 +83,18 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request that has ended. ``begun``: its first step was planned; ``first``, ``last``: its tokens came. ``None``:
-    it did not come to that. ``prompt``, ``cached``, ``generated``, ``forced``: tokens; ``forced``: those that its form
-    left no choice of, and that went as drafts."""
+    """A request that has ended.
+
+    begun: its first step was planned; ``None``: none was. first: its first token came; ``None``: none did.
+    last: its last token came; without any, it was submitted.
+    prompt, cached, generated: tokens. forced: those that its form left no choice of, and that went as drafts.
+    """
 
     reason: FinishReason
     submitted: float
     begun: float | None
     first: float | None
-    last: float | None
+    last: float
     ended: float
     prompt: int
     cached: int

@@ -11,15 +11,18 @@ step that it allows, so it is put off until there is time or somebody asks. One 
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from splitinfer.core.layout import Layout
+from splitinfer.core.metrics.arrivals import Arrivals
+from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageTime, Visit
 from splitinfer.core.metrics.histogram import Histogram
-from splitinfer.core.metrics.recorder import Recorder
-from splitinfer.core.metrics.records import StepRecord
-from splitinfer.core.plan import StepResult
+from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRecord
+from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.room import UsualRequest
@@ -27,102 +30,198 @@ from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.totals import StageTotals, Totals
 from splitinfer.engine.coordinator.trace import Trace
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Watch = Callable[[StepRecord], object]
+_Came = tuple[float, float, float]  # when a result was made, sent and heard
 
 _MOST = 256  # events that are counted later; a loop that is never idle counts them then
+_NOT_WAITED_FOR: _Came = (ALWAYS, ALWAYS, ALWAYS)
+
+
+def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concatenate[Figures, P], None]":
+    """Have a method count its event later, in order."""
+
+    @wraps(count)
+    def put(self: "Figures", /, *args: P.args, **named: P.kwargs) -> None:
+        self.events.append(partial(count, self, *args, **named))
+        if len(self.events) > _MOST:
+            self.count()
+
+    return put
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A request under way. ``last``: when its last token came; before, when it was submitted. ``computed``: positions
+    that steps have brought so far."""
+
+    sequence: Sequence
+    submitted: float
+    last: float
+    first: float | None = None
+    computed: int = 0
 
 
 class Figures:
     """Counts what the loop's thread tells; any thread may read.
 
-    now: seconds on the monotonic clock, as all times here. trace: where every step is drawn. watch: is given each step
-    that is counted, on whichever thread that is; ``None``: nobody watches.
+    now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    ``watch``: is given each step that is counted, on whichever thread that is; ``None``: nobody watches.
+    ``events``: those told and not yet counted.
     """
 
     def __init__(self, layout: Layout, now: float, trace: Trace | None = None) -> None:
         self.watch: Watch | None = None
-        self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.events: deque[Callable[[], None]] = deque()
         self._counting = threading.Lock()
-        self._layout, self._trace = layout, trace
-        self._recorder = Recorder(layout.num_stages, now)
-        self._totals = Totals([StageTotals() for _ in layout.stages])
-        self._is_lost = False
-        self._begin_trace()
+        self._trace = trace
+        self._requests: dict[int, _UnderWay] = {}
+        self._activity = Activity()
+        self._totals = Totals()
+        self._cut, self._is_whole, self._is_lost = -1, True, False
+        self._begin_cut(layout, now)
+        self._begin_again(now)
 
     # -- told by the loop --------------------------------------------------------------------
 
+    @_later
     def submitted(self, sequence: Sequence, at: float, now: float) -> None:
         """A request was submitted at ``at``, and has reached the loop."""
-        self._put(self._submitted, sequence, at, now)
+        self._requests[sequence.seq_id] = _UnderWay(sequence, at, at)
+        self._totals.is_active(True, now)
+        if self._is_whole:
+            self._activity.begin(now)
 
+    @_later
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """A request has ended."""
-        self._put(self._ended, sequence, reason, now)
+        self._totals.request(_record(self._requests.pop(sequence.seq_id), reason, now))
+        if not self._requests:
+            self._totals.is_active(False, now)
+            self._activity.stop(now)
 
+    @_later
     def returned(
-        self, step: StepInFlight, result: StepResult, tokens: Seq[TokenEvent], heard: float, now: float
+        self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
     ) -> None:
         """A step's result arrived at ``heard``; its ``tokens`` go to their readers ``now``."""
-        self._put(self._returned, step, result, tokens, heard, now)
+        rows, useful = self._rows(step.planned, result)
+        visits = self._visits(self._trigger(step), result.figures, heard)
+        gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
+        self._activity.forget(min(stage.until for stage in self._stages))
+        self._tell(
+            StepRecord(
+                number=step.planned.step,
+                num_sequences=len(step.planned.slices),
+                rows=rows,
+                useful=useful,
+                gained=self._gained(tokens, now),
+                visits=visits,
+                figures=result.figures,
+                gaps=gaps,
+                sent=self._results[-1][1],
+                heard=heard,
+                cut=self._cut,
+            )
+        )
 
+    @_later
     def opened(self, layout: Layout, now: float) -> None:
         """All stages are there, for the first time or again, or others are."""
-        self._put(self._opened, layout, now)
+        if layout != self._layout:
+            self._begin_cut(layout, now)
+        self._begin_again(now)
+        self._totals.rejoins += self._is_lost
+        self._is_whole, self._is_lost = True, False
 
+    @_later
     def paused(self, now: float) -> None:
-        """The stages are closed for others."""
-        self._put(self._recorder.lost, now)
+        """The stages are closed for others: until all are there, no time counts as active."""
+        self._is_whole = False
+        self._activity.stop(now)
 
+    @_later
     def lost(self, stage: str | None, now: float) -> None:
         """A stage is lost, and the steps under way with it. ``None``: it is not known which one."""
-        self._put(self._lost, stage, now)
-
-    def _put(self, count: Callable[..., None], *about: Any) -> None:
-        self._events.append((count, about))
-        if len(self._events) > _MOST:
-            self.count()
+        self._is_whole, self._is_lost = False, True
+        self._activity.stop(now)
+        self._totals.lost(stage)
 
     # -- counted later -----------------------------------------------------------------------
 
-    def _submitted(self, sequence: Sequence, at: float, now: float) -> None:
-        self._recorder.submitted(sequence, at, now)
-        self._totals.is_active(True, now)
-
-    def _ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self._totals.request(self._recorder.ended(sequence, reason, now))
-        self._totals.is_active(bool(self._recorder.under_way), now)
-
-    def _returned(
-        self, step: StepInFlight, result: StepResult, tokens: Seq[TokenEvent], heard: float, now: float
-    ) -> None:
-        record = self._recorder.returned(step, result, [each.seq_id for each in tokens], heard, now)
-        self._totals.step(record)
+    def _begin_cut(self, layout: Layout, now: float) -> None:
+        self._layout, count = layout, layout.num_stages
+        self._cut += 1
+        self._stages = [StageTime(Cause.UPSTREAM if stage else Cause.DOWNSTREAM, now) for stage in range(count)]
+        self._totals.stages = [StageTotals() for _ in range(count)]
         if self._trace is not None:
-            self._trace.step(record)
+            self._trace.begin([spec.name for spec in layout.stages])
+
+    def _begin_again(self, now: float) -> None:
+        self._arrivals = Arrivals()
+        self._results: deque[_Came] = deque()  # of those since a launch
+        self._launched_at = ALWAYS
+        if self._requests:
+            self._activity.begin(now)
+
+    def _tell(self, step: StepRecord) -> None:
+        self._totals.step(step)
+        if self._trace is not None:
+            self._trace.step(step)
         watch = self.watch  # read once: another thread may change it
         if watch is not None:
-            watch(record)
+            watch(step)
 
-    def _opened(self, layout: Layout, now: float) -> None:
-        if layout == self._layout:
-            self._recorder.resumed(now)
-        else:
-            self._layout = layout
-            self._recorder.begin_cut(layout.num_stages, now)
-            self._totals.stages = [StageTotals() for _ in layout.stages]
-            self._begin_trace()
-        self._totals.rejoins += self._is_lost
-        self._is_lost = False
+    def _rows(self, plan: StepPlan, result: StepResult) -> tuple[Rows, int]:
+        """What a step's rows were, and how many of them are useful: those that a request still wanted and that had not
+        been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
+        sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
+        decode = draft = useful = 0
+        for part in plan.slices:
+            request, size = self._requests.get(part.seq_id), len(part.token_ids)
+            is_answer = request is None or part.start >= request.sequence.num_prompt_tokens
+            if is_answer and (part.num_drafts or size == 1):
+                decode += size - part.num_drafts
+                draft += part.num_drafts
+            if request is not None:
+                useful += _new_rows(part, sampled.get(part.seq_id, 0), request)
+        return Rows(plan.num_tokens - decode - draft, decode, draft), useful
 
-    def _lost(self, stage: str | None, now: float) -> None:
-        self._recorder.lost(now)
-        self._totals.lost(stage)
-        self._is_lost = True
+    def _gained(self, tokens: Iterable[TokenEvent], now: float) -> list[Gained]:
+        counts: dict[int, int] = {}
+        for each in tokens:
+            counts[each.seq_id] = counts.get(each.seq_id, 0) + 1
+        gained: list[Gained] = []
+        for seq_id, count in counts.items():
+            request = self._requests[seq_id]
+            seq, seconds, request.last = request.sequence, now - request.last, now
+            if request.first is None:
+                request.first = now
+                gained.append(Gained(seq_id, count, seconds, seq.num_prompt_tokens, seq.num_cached or 0))
+            else:
+                gained.append(Gained(seq_id, count, seconds))
+        return gained
 
-    def _begin_trace(self) -> None:
-        if self._trace is not None:
-            self._trace.begin([spec.name for spec in self._layout.stages])
+    def _trigger(self, step: StepInFlight) -> _Came:
+        """The result that made a step possible: the first one heard since the launch before."""
+        results, at = self._results, ALWAYS if step.launched_at is None else step.launched_at
+        while results and results[0][2] <= self._launched_at:
+            results.popleft()
+        self._launched_at = at
+        return results[0] if results and results[0][2] <= at else _NOT_WAITED_FOR
+
+    def _visits(self, trigger: _Came, figures: Seq[StageFigures], heard: float) -> list[Visit]:
+        """A step on each stage; notes when its result came."""
+        first, sent = figures[0], figures[0].sent
+        visits = [Visit(*trigger, first.started, first.ended)]
+        for each, received in zip(figures[1:], self._arrivals.of(figures, heard), strict=True):
+            ahead = each.received - received
+            visits.append(Visit(visits[-1].end, sent, received, each.started - ahead, each.ended - ahead))
+            sent = each.sent - ahead
+        end = visits[-1].end
+        self._results.append((end, sent, heard) if len(visits) > 1 else (end, end, end))
+        return visits
 
     # -- readings ----------------------------------------------------------------------------
 
@@ -133,9 +232,8 @@ class Figures:
     def _after_counting(self, read: Callable[[], T]) -> T:
         """Count everything told so far; the result of ``read``, during which nothing is counted."""
         with self._counting:
-            while self._events:
-                count, about = self._events.popleft()
-                count(*about)
+            while self.events:
+                self.events.popleft()()
             return read()
 
     def as_dict(self, now: float) -> dict[str, Any]:
@@ -150,19 +248,15 @@ class Figures:
                 "busy_seconds": time.busy,
                 "busy_percent": 100 * time.busy / active if active else 0.0,
                 "idle_seconds": {cause.value: seconds for cause, seconds in time.idle.items()},
-                "steps": sums.steps,
-                "bytes_sent": sums.bytes_sent,
-                "rows_unfit": sums.rows_unfit,
-                "bytes_copied": sums.bytes_copied,
-                "copy_seconds": sums.copying,
+                **sums.as_dict(),
             }
-            for spec, time, sums in zip(self._layout.stages, self._recorder.stages, self._totals.stages, strict=True)
+            for spec, time, sums in zip(self._layout.stages, self._stages, self._totals.stages, strict=True)
         ]
-        return {"cut": self._recorder.cut, "stages": stages}
+        return {"cut": self._cut, "stages": stages}
 
     @property
     def generated_tokens(self) -> int:
-        """Sequence that readers got since the start."""
+        """Tokens that readers got since the start."""
         return self._after_counting(lambda: self._totals.generated_tokens)
 
     @property
@@ -173,3 +267,34 @@ class Figures:
     def histograms(self) -> dict[str, Histogram]:
         """Times and sizes of requests, since the start."""
         return self._after_counting(self._totals.read_histograms)
+
+
+def _record(request: _UnderWay, reason: FinishReason, now: float) -> RequestRecord:
+    sequence = request.sequence
+    return RequestRecord(
+        reason=reason,
+        submitted=request.submitted,
+        begun=sequence.begun_at,
+        first=request.first,
+        last=request.last,
+        ended=now,
+        prompt=sequence.num_prompt_tokens,
+        cached=sequence.num_cached or 0,
+        generated=sequence.num_generated,
+        forced=sequence.drafts.num_forced,
+        max_tokens=sequence.params.max_tokens,
+        preemptions=sequence.num_preemptions,
+    )
+
+
+def _new_rows(part: Slice, num_sampled: int, request: _UnderWay) -> int:
+    """Rows of a slice that are useful; notes them."""
+    if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
+        return 0
+    end, before = part.end, request.computed
+    if part.num_drafts:
+        end += num_sampled - part.num_logits
+    if end <= before:
+        return 0
+    request.computed = end
+    return end - max(part.start, before)

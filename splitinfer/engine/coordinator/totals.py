@@ -46,6 +46,16 @@ class StageTotals:
     bytes_copied: int = 0
     copying: float = 0.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """The sums as plain numbers."""
+        return {
+            "steps": self.steps,
+            "bytes_sent": self.bytes_sent,
+            "rows_unfit": self.rows_unfit,
+            "bytes_copied": self.bytes_copied,
+            "copy_seconds": self.copying,
+        }
+
 
 @dataclass(slots=True)
 class Totals:
@@ -58,7 +68,7 @@ class Totals:
     losses: by stage, times its worker was lost, or its device failed; rejoins: times that all stages were back.
     """
 
-    stages: list[StageTotals]
+    stages: list[StageTotals] = field(default_factory=list)
     away: float = 0.0
     rows: int = 0
     useful_rows: int = 0
@@ -159,7 +169,7 @@ def _phases(request: RequestRecord) -> dict[str, float]:
     if request.begun is None:
         return found
     found["queue"] = request.begun - request.submitted
-    if request.first is None or request.last is None:
+    if request.first is None:
         return found
     found |= {
         "prefill": request.first - request.begun,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from processes import until
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.metrics.arrivals import Arrivals
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.core.metrics.recorder import Arrivals
 from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams

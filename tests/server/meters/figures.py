@@ -41,7 +41,7 @@ class Model:
         return copy.deepcopy(STATS)
 
     def request_figures(self) -> dict[str, Histogram]:
-        return Totals([]).read_histograms()
+        return Totals().read_histograms()
 
     def health(self) -> PipelineHealth:
         return HEALTH
