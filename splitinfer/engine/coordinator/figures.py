@@ -27,7 +27,7 @@ from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.engine.coordinator.totals import StageTotals, Totals
+from splitinfer.engine.coordinator.totals import Totals
 from splitinfer.engine.coordinator.trace import Trace
 
 P = ParamSpec("P")
@@ -132,7 +132,7 @@ class Figures:
         if layout != self._layout:
             self._begin_cut(layout, now)
         self._begin_again(now)
-        self._totals.rejoins += self._is_lost
+        self._totals.counts["rejoins"] += self._is_lost
         self._is_whole, self._is_lost = True, False
 
     @_later
@@ -154,7 +154,7 @@ class Figures:
         self._layout, count = layout, layout.num_stages
         self._cut += 1
         self._stages = [StageTime(Cause.UPSTREAM if stage else Cause.DOWNSTREAM, now) for stage in range(count)]
-        self._totals.stages = [StageTotals() for _ in range(count)]
+        self._totals.begin_cut(count)
         if self._trace is not None:
             self._trace.begin([spec.name for spec in layout.stages])
 
@@ -248,7 +248,7 @@ class Figures:
                 "busy_seconds": time.busy,
                 "busy_percent": 100 * time.busy / active if active else 0.0,
                 "idle_seconds": {cause.value: seconds for cause, seconds in time.idle.items()},
-                **sums.as_dict(),
+                **sums,
             }
             for spec, time, sums in zip(self._layout.stages, self._stages, self._totals.stages, strict=True)
         ]
@@ -257,7 +257,7 @@ class Figures:
     @property
     def generated_tokens(self) -> int:
         """Tokens that readers got since the start."""
-        return self._after_counting(lambda: self._totals.generated_tokens)
+        return self._after_counting(lambda: int(self._totals.counts["generated_tokens"]))
 
     @property
     def usual_request(self) -> UsualRequest:
