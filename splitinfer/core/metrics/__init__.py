@@ -1,1 +1,1 @@
-"""Measurements as values: records of steps and requests, gaps of stages, histograms, clocks, speeds of links."""
+"""Measurements as values: records of steps and requests, gaps of stages, histograms, speeds of links."""

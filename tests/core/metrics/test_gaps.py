@@ -3,7 +3,6 @@
 import math
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,29 +41,6 @@ def test_marks_before_the_gap_cost_nothing():
 
 def test_what_was_never_waited_for_is_the_host_s():
     assert split(10, Visit(ALWAYS, ALWAYS, ALWAYS, start=11, end=12), DOWN) == {HOST: 1}
-
-
-def test_a_lone_stream_on_two_stages():
-    """One request from 0 to 10, three steps; each stage computes 1 s, a frame takes 0.25 s, the loop 0.5 s.
-
-        first stage   0.5-1.5            3.5-4.5             6.5-7.5
-        second stage         1.75-2.75          4.75-5.75           7.75-8.75
-        results                  heard at 3         at 6                at 9
-
-    First: 0.5 host; then twice 1.25 s until the result is made, 0.25 link, 0.5 host. Busy 3 of 7.5.
-    Second: 1.5 upstream, of which 0.5 before the first stage began, 0.25 link; then twice 1.75 upstream and
-    0.25 link. Busy 3 of 8.75.
-    """
-    activity, first, second = active((0, 10)), StageTime(DOWN, 0.0), StageTime(UP, 0.0)
-    changes = (ALWAYS, ALWAYS, ALWAYS)
-    for begin in (0.5, 3.5, 6.5):
-        end = begin + 1
-        first.add(Visit(*changes, begin, end), activity)
-        second.add(Visit(end, end, end + 0.25, end + 0.25, end + 1.25), activity)
-        changes = (end + 1.25, end + 1.25, end + 1.5)
-    assert seconds(first) == pytest.approx({HOST: 1.5, DOWN: 2.5, LINK: 0.5})
-    assert first.busy == second.busy == pytest.approx(3)
-    assert seconds(second) == pytest.approx({UP: 1.5 + 3.5, LINK: 0.75})
 
 
 def test_without_requests_there_is_no_gap():
