@@ -20,7 +20,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -33,7 +33,6 @@ from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.bench.shared.systems import whole
-from splitinfer.bench.shared.throughput import since
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.gaps import Cause
@@ -194,20 +193,26 @@ class Trials:
         its steps that links and hosts took."""
         steps = list[StepRecord]()
         _until(stream, _WARM)
-        before = self.llm.stats()
+        before = self.llm.stats()["stages"]
         self.llm.watch_steps(steps.append)
         _until(stream, _COUNTED - 1)
-        window = since(before, self.llm.stats())
+        after = self.llm.stats()["stages"]
         self.llm.watch_steps(None)
-        overheads = [Histogram() for _ in window["stages"]]
-        for step in steps:
-            for overhead, gap in zip(overheads, step.gaps, strict=True):
-                overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
         return [
-            {"name": spec.name, "duty": stage["duty_percent"] / 100,
-             "overhead": {"seconds": overhead.total, **overhead.as_dict(50, 99)}}
-            for spec, stage, overhead in zip(self.llm.layout.stages, window["stages"], overheads, strict=True)
-        ]  # fmt: skip
+            _window(was, now, [step.gaps[i] for step in steps])
+            for i, (was, now) in enumerate(zip(before, after, strict=True))
+        ]
+
+
+def _window(was: dict[str, Any], now: dict[str, Any], gaps: Sequence[Mapping[Cause, float]]) -> dict[str, Any]:
+    """A stage's figures between two readings of its counters. ``gaps``: before each of its steps."""
+    busy = now["busy_seconds"] - was["busy_seconds"]
+    idle = sum(now["idle_seconds"].values()) - sum(was["idle_seconds"].values())
+    overhead = Histogram()
+    for gap in gaps:
+        overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
+    figures = {"seconds": overhead.total, **overhead.as_dict(50, 99)}
+    return {"name": now["name"], "duty": busy / (busy + idle), "overhead": figures}
 
 
 @dataclass(slots=True)
