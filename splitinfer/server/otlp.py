@@ -63,10 +63,7 @@ class OtlpSpans:
             f"POST {arrival.route}",
             self._propagator.extract({name: arrival.headers[name] for name in _PARENT if name in arrival.headers}),
             kind=SpanKind.SERVER,
-            start_time=at(arrival.began),
-        )
-        span.set_attributes(
-            {
+            attributes={
                 "http.request.method": "POST",
                 "http.route": arrival.route,
                 "gen_ai.operation.name": "text_completion" if arrival.route == _COMPLETIONS else "chat",
@@ -79,7 +76,8 @@ class OtlpSpans:
                 "gen_ai.usage.output_tokens": usage.generated,
                 "splitinfer.request_id": arrival.request_id,
                 "splitinfer.preparing_seconds": marks["queued"] - arrival.began,
-            }
+            },
+            start_time=at(arrival.began),
         )
         last = max((each.last for each in choices if each.last is not None), default=ended)
         untils = [*list(marks.values())[1:], last if "decode" in marks else ended]

@@ -34,5 +34,12 @@ def test_a_value_that_equals_a_bound_is_up_to_it():
     assert TOKENS[:7] == (1, 2, 5, 10, 20, 50, 100)
 
 
+def test_a_reading_stays_as_it_is():
+    counted = filled([0.5])
+    read = counted.copy()
+    counted.add(1.0)
+    assert (read.count, read.total, read.longest) == (1, 0.5, 0.5)
+
+
 def test_plain_numbers():
     assert filled([0.25]).as_dict(50, 99) == {"count": 1, "p50": 0.25, "p99": 0.25, "max": 0.25}
