@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.core.layout import Layout as PlainLayout
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures
+from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.scheduler.room import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.figures import Watch
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import ConfigError
 from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
@@ -100,22 +100,19 @@ class Operated:
             self.layout = layout
         return paused
 
-    def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each.
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each. Counters begin
+        with the pipeline and never go back: what a while has brought is the difference of two readings."""
+        return self._engine.stats()
 
-        ``reset``: begin a new "window" after this; counters are never reset.
-        """
-        return self._engine.stats(reset=reset)
-
-    def request_figures(self) -> RequestFigures:
+    def request_figures(self) -> dict[str, Histogram]:
         """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
         return self._engine.request_figures()
 
-    def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``, once it has come back; ``None``: no more.
-        There is one place for them, and the last caller has it. Call ``stats`` before they are taken: it counts what
-        has come back."""
-        self._engine.watch_steps(recent)
+    def watch_steps(self, watch: Watch | None) -> None:
+        """Call ``watch`` with the record of every step that comes back from now on; ``None``: no more. The last caller
+        has them. It is called on any thread, and must return at once; after ``stats`` it has had all that came back."""
+        self._engine.watch_steps(watch)
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""

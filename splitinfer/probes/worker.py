@@ -72,7 +72,6 @@ def _link(worker: WorkerAddress) -> dict[str, Any]:
         "problem": link["problem"] or seen["problem"],
         "welcome": said,
         "own_versions": asdict(own_versions()),
-        "clock": seen["clock"],
         "figures": link["figures"],
     }
 

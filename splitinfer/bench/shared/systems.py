@@ -12,7 +12,7 @@ from splitinfer.bench.shared.measure import Counters, Run
 from splitinfer.bench.shared.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.bench.shared.options import Options
 from splitinfer.bench.shared.printing import say
-from splitinfer.bench.shared.throughput import BEGINS_AT, BatchRun
+from splitinfer.bench.shared.throughput import BEGINS_AT, BatchRun, since
 from splitinfer.bench.shared.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -101,6 +101,7 @@ class _WindowReader:
     def __init__(self, llm: LLM, num_requests: int) -> None:
         self._llm, self._to_begin = llm, num_requests
         self._lock = threading.Lock()
+        self._before: Mapping[str, Any] | None = None
         self.stats: Mapping[str, Any] | None = None
 
     def read(self, request: Request) -> list[float]:
@@ -119,12 +120,12 @@ class _WindowReader:
         with self._lock:
             self._to_begin -= 1
             if self._to_begin == 0:
-                self._llm.stats(reset=True)
+                self._before = self._llm.stats()
 
     def _ends(self) -> None:
         with self._lock:
-            if self.stats is None:
-                self.stats = self._llm.stats()["window"]
+            if self.stats is None and self._before is not None:
+                self.stats = since(self._before, self._llm.stats())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ BEGINS_AT = 3  # a sequence with so many tokens decodes for certain
 class BatchRun:
     """The outcome of many sequences. Times are seconds since the first was submitted, one for each token.
 
-    ``window``: the statistics of the stages in the window (``LLM.stats``), where there are stages.
+    ``window``: what the stages did in the window (``since``), where there are stages.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -80,6 +80,20 @@ class BatchRun:
                 f"{len(self.token_times)} answers of {len(self.token_times[0])} tokens never all went on at once: "
                 "the first were over before the last had begun; give more with --stream-tokens"
             )
+
+
+def since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What the stages did between two readings of ``LLM.stats``: steps, and each stage's seconds and shares."""
+    rows, useful = (after[key] - before[key] for key in ("computed_tokens", "useful_tokens"))
+    stages = []
+    for was, now in zip(before["stages"], after["stages"], strict=True):
+        busy = now["busy_seconds"] - was["busy_seconds"]
+        gaps = {cause: seconds - was["idle_seconds"][cause] for cause, seconds in now["idle_seconds"].items()}
+        whole = busy + sum(gaps.values())
+        duty = 100 * busy / whole if whole else 0.0
+        goodput = duty * useful / rows if rows else 0.0
+        stages.append({"busy_seconds": busy, "gaps": gaps, "duty_percent": duty, "goodput_duty_percent": goodput})
+    return {"steps": after["stages"][0]["steps"] - before["stages"][0]["steps"], "stages": stages}
 
 
 def step_seconds(window: Mapping[str, Any]) -> tuple[float, ...]:

@@ -77,9 +77,6 @@ FIGURES = {
     "systems.*.throughput.*.duty_percent.*": "of the time in which all decode, the share in which the stage computed",
     "systems.*.throughput.*.goodput_duty_percent.*": "the same for rows whose result was kept",
     "systems.*.throughput.*.gaps.*.*.percent": "of that time, the gaps of the stage by this cause",
-    "systems.*.throughput.*.gaps.*.*.p50_ms": "the median of single gaps of this cause; 0 if there were none",
-    "systems.*.throughput.*.gaps.*.*.p99_ms": "the same: what 99 % do not exceed",
-    "systems.*.throughput.*.gaps.*.*.max_ms": "the same: the longest",
     "ratios.*.decode_speed": "tokens_per_second, the first to the second, trial by trial; over 1 is faster",
     "ratios.*.ttft": "ttft_seconds of the long prompt, the first to the second, trial by trial; under 1 is faster",
     "ratios.*.throughput.*.tokens_per_second": "many sequences, the first to the second, trial by trial; over 1 is "
@@ -233,12 +230,9 @@ def _throughput(n: int, runs: Sequence[BatchRun], stages: Sequence[str] | None) 
 
 def _gaps(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One stage's gaps by cause, from its windows of all trials."""
-    whole = [window["busy_seconds"] + window["gap_seconds"] for window in windows]
+    whole = [window["busy_seconds"] + sum(window["gaps"].values()) for window in windows]
     return {
-        cause: {
-            "percent": _over(100 * w["gaps"][cause]["seconds"] / all_ for w, all_ in zip(windows, whole, strict=True)),
-            **{f"{key}_ms": _over(1000 * w["gaps"][cause][key] for w in windows) for key in ("p50", "p99", "max")},
-        }
+        cause: {"percent": _over(100 * w["gaps"][cause] / all_ for w, all_ in zip(windows, whole, strict=True))}
         for cause in windows[0]["gaps"]
     }
 

@@ -102,7 +102,7 @@ def _throughput_rows(systems: Mapping[str, Any], n: str) -> Iterator[_Row]:
 
 
 def gap_tables(found: Mapping[str, Any]) -> list[Table]:
-    """For each throughput of the pipeline, a table of the causes for which each stage was idle, and for how long."""
+    """For each throughput of the pipeline, a table of the causes for which each stage was idle."""
     throughputs: Mapping[str, Any] = found["systems"][PIPELINE]["throughput"]
     return [_gap_table(n, figures["gaps"]) for n, figures in throughputs.items() if "gaps" in figures]
 
@@ -111,13 +111,11 @@ def _gap_table(n: str, gaps: Mapping[str, Any]) -> Table:
     drawn = Table(title=f"throughput at {n}: what the pipeline's stages stood still for", title_justify="left")
     for heading in ("stage", "cause"):
         drawn.add_column(heading)
-    for heading in ("% of the time", "ms, median", "ms, 99 %", "ms, longest"):
-        drawn.add_column(heading, justify="right")
+    drawn.add_column("% of the time", justify="right")
     for stage, by_cause in gaps.items():
         for cause, figures in by_cause.items():
-            if figures["max_ms"]["high"] > 0:
-                cells = (_cell(figures[key]) for key in ("percent", "p50_ms", "p99_ms", "max_ms"))
-                drawn.add_row(stage, cause.replace("_", " "), *cells)
+            if figures["percent"]["high"] > 0:
+                drawn.add_row(stage, cause.replace("_", " "), _cell(figures["percent"]))
     return drawn
 
 

@@ -2,17 +2,7 @@
 
 from dataclasses import dataclass
 
-from splitinfer.core.metrics.recent import Rows
 from splitinfer.core.plan import StageFigures, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """The event that made a step possible: made, sent and heard at these seconds on the coordinator's clock."""
-
-    made: float
-    sent: float
-    heard: float
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +16,6 @@ class StepInFlight:
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
     is_sent: whether it has left the first stage, so that its plan stays as it is (the link).
     figures: the first stage's, which stay here while the step is on its way (the link).
-    trigger, rows: what it had waited for, and what its rows are, if anybody looks at single steps (the figures).
     """
 
     planned: StepPlan
@@ -36,8 +25,6 @@ class StepInFlight:
     limit: float = 0.0
     is_sent: bool = False
     figures: StageFigures | None = None
-    trigger: Trigger | None = None
-    rows: Rows | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepInFlight":

@@ -15,12 +15,11 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from splitinfer.core.layout import Layout
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures
+from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
-from splitinfer.engine.coordinator.figures import Figures
+from splitinfer.engine.coordinator.figures import Figures, Watch
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.loop import Call, Loop, Stop, WantedCut, stop
 from splitinfer.engine.coordinator.pipeline import Pipeline, StageEvent
@@ -69,7 +68,7 @@ class Engine:
         self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
         self._started = threading.Event()
         self.pipeline = Pipeline(config, self._shared.inbox.put, notice)
-        self.figures = Figures([spec.name for spec in self.pipeline.layout.stages], time.monotonic(), trace)
+        self.figures = Figures(self.pipeline.layout, time.monotonic(), trace)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -167,19 +166,19 @@ class Engine:
         in_force = self._shared.in_force
         return in_force is not None and in_force.scheduler.config.blocks.on_disk
 
-    def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as plain numbers."""
         scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
         drafter, now = self._shared.drafter, time.monotonic()
-        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now, reset=reset)
+        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now)
 
-    def request_figures(self) -> RequestFigures:
+    def request_figures(self) -> dict[str, Histogram]:
         """Distributions of requests' times and sizes, since the start."""
-        return self.figures.of_requests()
+        return self.figures.histograms()
 
-    def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``; ``None`` ends that."""
-        self.figures.watch(recent)
+    def watch_steps(self, watch: Watch | None) -> None:
+        """Give every step that comes back from now on to ``watch``; ``None`` ends that."""
+        self.figures.watch = watch
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""
@@ -245,7 +244,7 @@ class Engine:
         """The loop of the pipeline, which is open."""
         drafter = self._shared.drafter = self._draft()  # before the stages say what memory is free
         self.pipeline.open()
-        self.figures.opened(self.pipeline.clocks, time.monotonic())
+        self.figures.opened(self.pipeline.layout, time.monotonic())
         scheduler = Scheduler(self._configure(self.pipeline))
         return Loop(self._shared, self.pipeline, self.figures, housekeeping, drafter, scheduler)
 

@@ -138,7 +138,6 @@ class Loop:
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
         step, at = self.scheduler.newest, time.monotonic()
-        self._figures.launched(step)
         self._pipeline.launch(step, self._masking.begin(plan, self.scheduler.running), self._receive_and_tell)
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
@@ -173,7 +172,6 @@ class Loop:
         elif isinstance(event, StepFailed):
             event.raise_if_due()
         else:
-            self._figures.heard(time.monotonic())
             event(self)
 
     def _learn(self, result: StepResult, heard: float) -> None:
@@ -187,7 +185,7 @@ class Loop:
         if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
             self._pipeline.send_void(void)
         self._watch.answered_at = now
-        self._figures.returned(step, result, heard)
+        self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)
 
     def hear(self, seconds: float = 0.0) -> None:
@@ -209,7 +207,6 @@ class Loop:
 
     def _idle(self) -> None:
         """Do what is of use later, then wait for an event."""
-        self._figures.blocked()
         has_read = self._reads_ahead()
         self._use_idle_time()
         if not has_read:

@@ -57,7 +57,6 @@ class OpenRequests:
             state = self._states.get(event.seq_id)
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
-            self._figures.token(event.seq_id, now)
             rules = state.sequence.rules
             if rules is not None and rules.refuses(state.sequence.answer):
                 self._end(event.seq_id, FinishReason.ERROR, _NOT_KEPT)

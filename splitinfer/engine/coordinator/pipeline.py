@@ -1,7 +1,7 @@
 """The coordinator's view of all stages: opens them, launches a step through them, receives its result.
 
 Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
-time), wait until all are ready, connect each worker to the next, read the workers' clocks. Then a step goes
+time), wait until all are ready, connect each worker to the next. Then a step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
@@ -28,7 +28,6 @@ from typing import NamedTuple
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
@@ -91,7 +90,6 @@ class Pipeline:
         """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
-        self.clocks = Clocks(())
         self._meanwhile: Callable[[], None] = _nothing
 
     def _new_group(self) -> WorkerGroup:
@@ -128,7 +126,6 @@ class Pipeline:
             if self.codecs:
                 local.runner.use_codec(self.codecs[0])
             worker_group.connect_stages(self.codecs[1:], silence)
-            self.clocks = Clocks(worker_group.read_clocks())
             self.is_open = True
         except TransportError as error:
             worker_group.close("the pipeline could not be opened")

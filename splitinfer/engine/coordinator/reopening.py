@@ -69,24 +69,22 @@ class Reopening:
             self._recover(loss)
             return
         if (wanted := self._next_wanted()) is not None:
-            self._figures.lost(time.monotonic())
+            self._figures.paused(time.monotonic())
             self._open(WorkerLost(f"the cut {self._pipeline.layout.cut} cannot be loaded again"), wanted)
 
     def _recover(self, loss: WorkerLost | DeviceFailed) -> None:
         """Wait until all stages are back, then have them compute what they held."""
-        pipeline, totals, is_local = self._pipeline, self._figures.totals, isinstance(loss, DeviceFailed)
+        pipeline, is_local = self._pipeline, isinstance(loss, DeviceFailed)
         name = pipeline.layout.stages[0].name if is_local else pipeline.lost_name
         if isinstance(loss, DeviceFailed):
             loss = DeviceFailed(f"stage {name} cannot go on: {loss}", loss.no_memory)
         self._shared.lost_stage = name or "of a worker"
-        totals.lost(name)
+        self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        self._figures.lost(time.monotonic())
         pipeline.regroup(str(loss))
         if is_local:
             self._loop.draft_again()
         self._open(loss, self._next_wanted())
-        totals.rejoins += 1
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
@@ -158,7 +156,7 @@ class Reopening:
         pipeline.open(meanwhile=loop.hear)
         loop.scheduler.replay()
         loop.use(loop.scheduler.moved_to(self._configure(pipeline)))
-        self._figures.relaid([spec.name for spec in layout.stages], pipeline.clocks, time.monotonic())
+        self._figures.opened(layout, time.monotonic())
         self._shared.lost_stage = None
 
     def _open_again(self, cut: Layout, patience: RejoinDeadline) -> str | None:
@@ -172,7 +170,7 @@ class Reopening:
             return str(error)
         loop.scheduler.replay(pipeline.kept())
         loop.use(loop.scheduler)
-        self._figures.resumed(pipeline.clocks, time.monotonic())
+        self._figures.opened(cut, time.monotonic())
         self._shared.lost_stage = None
         return None
 

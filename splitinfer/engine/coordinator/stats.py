@@ -17,12 +17,10 @@ def stats_of(
     drafter: Drafter | None,
     figures: Figures,
     now: float,
-    *,
-    reset: bool,
 ) -> dict[str, Any]:
     """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
-    ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
-    stats = figures.as_dict([spec.name for spec in layout.stages], now, reset=reset)
+    ``layout``: the cut in force. ``now``: seconds on the monotonic clock."""
+    stats = figures.as_dict(now)
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
-from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links.keys import options_to, upstream_key
@@ -25,8 +24,6 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    ClockAsk,
-    ClockTell,
     Connect,
     Connected,
     Hello,
@@ -56,7 +53,6 @@ from transports import (
 Notice = Callable[[str, Progress], None]  # the name of a stage or machine, its progress
 Reply = TypeVar("Reply", bound=Message)
 
-_CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at least one exchange is made
 _MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
 SILENCE = 300.0  # seconds in which a worker that loads or measures may say nothing; each tensor that is read is told
@@ -169,23 +165,6 @@ class WorkerGroup:
         """Report a note about the link to a stage."""
         if note:
             self._notice(spec.name, Progress("link", 0, 0, note[:_MAX_NOTE]))
-
-    def read_clocks(self) -> list[ClockReading]:
-        """Read every worker's clock: a few milliseconds each, or one exchange where that takes longer."""
-        return [self._read_clock(worker) for worker in self.workers]
-
-    def _read_clock(self, worker: WorkerHandle) -> ClockReading:
-        readings: list[ClockReading] = []
-        give_up = time.monotonic() + _CLOCK_SECONDS
-        while not readings or (len(readings) < _CLOCK_EXCHANGES and time.monotonic() < give_up):
-            readings.append(self._exchange_clock(worker))
-        return best(readings)
-
-    def _exchange_clock(self, worker: WorkerHandle) -> ClockReading:
-        asked = time.monotonic()
-        worker.send(ClockAsk())
-        (reply,) = self._from_each([worker], ClockTell, _REPLY_SECONDS)
-        return exchange(asked, reply.received, reply.told, worker.spoken_at)
 
     def probe(self, worker: WorkerHandle) -> Probed:
         """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: some

@@ -8,7 +8,6 @@ a step; so neither the device nor the link waits for the other. Where the device
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
-          -> ClockAsk  -> ClockTell
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Void      -> forget slices that wait to be computed
@@ -54,8 +53,6 @@ from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    ClockAsk,
-    ClockTell,
     Connect,
     Connected,
     Fault,
@@ -219,8 +216,6 @@ class Worker:
                 self._connect_next(connection, message)
             case Probe():
                 connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
-            case ClockAsk():
-                connection.send(ClockTell(received, time.monotonic()))
 
     def _is_in_session(self, connection: Connection) -> bool:
         """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of

@@ -15,7 +15,6 @@ from core.toy import VOCAB, ToyStage, alone, config_of
 from processes import until
 
 from splitinfer.core.layout import Layout, lay_out
-from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.plan import StageFigures
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.policy import PolicyConfig
@@ -49,7 +48,7 @@ class Toy:
 
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
-        self.stage, self.clocks, self.local = ToyStage(), Clocks((ClockReading(0.0, 0.0),) * 2), self
+        self.stage, self.local = ToyStage(), self
         self.is_open, self.is_free, self.device, self.refuses = False, True, self, set[str]()
 
     def open(self, *_: object, meanwhile: Callable[[], None] = lambda: None, **_named: object) -> None:
