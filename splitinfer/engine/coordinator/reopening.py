@@ -176,8 +176,8 @@ class Reopening:
             loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
         lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
         self.lost_stage = lost or "of a worker"
-        log.warning("%s; %s", loss, self._remedy(loss))
         self._figures.lost(lost, time.monotonic())
+        log.warning("%s; %s", loss, self._remedy(loss))
         pipeline.regroup(str(loss))
         self._loop.own_steps.drop()
         if isinstance(loss, DeviceFailed):
