@@ -2,12 +2,15 @@
 
 A worker's monotonic clock begins anywhere. A step shows by how much it is ahead: the step was on its ways while no
 stage had it, from the first stage's sending to the result's arrival, and each way is taken to be as long as the others.
-That is wrong by as much as they differ, so the step that took least is gone by, until it is old: clocks drift apart.
+That is wrong by half of all of them at most. So the step that took least is gone by, mostly one of a few rows, whose
+ways are alike, until clocks may have drifted apart by as much as another one would be wrong.
 """
 
 from collections.abc import Sequence as Seq
 
 from splitinfer.core.plan import StageFigures
+
+_DRIFT = 1e-4  # seconds a second, that clocks drift apart at most
 
 
 class Arrivals:
@@ -15,7 +18,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._ahead: Seq[float] = ()  # by which each worker's clock is
-        self._least = self._heard = 0.0
+        self._wrong = self._heard = 0.0  # by how much that may be wrong, and since when
 
     def of(self, figures: Seq[StageFigures], heard: float) -> list[float]:
         """When each worker received a step whose result was heard at ``heard``: none before it was sent, and early
@@ -23,10 +26,8 @@ class Arrivals:
         sent, workers = figures[0].sent, figures[1:]
         latest = heard - sum(each.sent - each.received for each in workers)
         ways = latest - sent
-        self._least *= 1 + heard - self._heard
-        self._heard = heard
-        if ways <= self._least or len(self._ahead) != len(workers):
-            self._least, self._ahead = ways, _clocks_ahead(workers, sent, ways / len(figures))
+        if ways / 2 <= self._wrong + _DRIFT * (heard - self._heard) or not self._ahead:
+            self._wrong, self._heard, self._ahead = ways / 2, heard, _clocks_ahead(workers, sent, ways / len(figures))
         found: list[float] = []
         for each, ahead in zip(workers, self._ahead, strict=True):
             found.append(min(max(each.received - ahead, sent), latest))
