@@ -238,8 +238,8 @@ class Loop:
             result = result.after(step.figures)
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
-        self.own_steps.reduce(self.scheduler.leave_out_void)
-        if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
+        self.own_steps.reduce(self.scheduler.leave_out_rejected)
+        if self._pipeline.num_stages > 2 and (void := self.scheduler.rejected_slices()):
             self._pipeline.send_void(void)
         self.watch.answered_at = now
         self._figures.returned(step, result, heard)

@@ -56,7 +56,7 @@ class OwnSteps:
             self._steps.drain()
         launched = own.launch(plan, None, self._own_masks(masks), self._steps.under_way())
         is_done = own.device.computes_at_launch
-        if is_done and step.can_be_void:
+        if is_done and step.can_be_rejected:
             receive()
         for_last = masks if self._pipeline.num_stages > 1 else None
         self._steps.add(launched, own.wait, partial(self._send, own, step, for_last), is_done=is_done)

@@ -69,7 +69,7 @@ class Totals:
         """Count a request that has ended."""
         self.prompt_tokens += sequence.num_prompt_tokens
         self.cached_tokens += sequence.num_cached or 0
-        self.forced_tokens += sequence.drafts.num_forced
+        self.forced_tokens += sequence.drafts.num_jumped
         self.finished[reason.value] = self.finished.get(reason.value, 0) + 1
 
     def lost(self, stage: str | None) -> None:

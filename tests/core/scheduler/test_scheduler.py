@@ -10,7 +10,7 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants, planner
+from splitinfer.core.scheduler import invariants, scheduler
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
@@ -151,7 +151,7 @@ class AnyOrder:
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3), st.sampled_from([3, 1024]))
 def test_any_order(random: Random, block: int, min_chunk: int, opened_first: int):
     with small(block=block, min_chunk=min_chunk), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "OPENED_FIRST", opened_first)  # between opening and slices anything may happen
+        patch.setattr(scheduler, "OPENED_FIRST", opened_first)  # between opening and slices anything may happen
         AnyOrder(random).run(80)
 
 

@@ -26,11 +26,11 @@ def test_only_what_has_not_left_is_reduced(is_sent: bool) -> None:
     assert second.slices[0].begins_with_draft
     step = house.scheduler.newest
     step.is_sent = is_sent
-    house.scheduler.leave_out_void()
+    house.scheduler.leave_out_rejected()
     assert step.plan is second, "no result has made it void yet"
     house.deliver()
-    house.scheduler.leave_out_void()
+    house.scheduler.leave_out_rejected()
     assert step.plan.slices == (second.slices if is_sent else ())
     assert step.planned is second
-    house.scheduler.leave_out_void()
+    house.scheduler.leave_out_rejected()
     assert house.sequences[0].num_in_flight == int(is_sent)

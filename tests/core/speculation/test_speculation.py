@@ -125,7 +125,7 @@ def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
     assert not part.begins_with_draft
     assert (part.token_ids[0], part.start) == (seq.tokens[-1], len(seq.tokens) - 1)
     assert found.deliver() == [], "the void block says nothing"
-    assert found.scheduler.speculation.counts.void == 1
+    assert found.scheduler.speculation.counts.rejected == 1
     found.run()
     found.check_answers()
 
@@ -164,7 +164,7 @@ def test_a_result_that_agrees_overtakes_a_proposal() -> None:
     proposal.drafts = right_guesses(proposal)
     found.deliver()  # with the token in the place of the first of them
     assert proposal.stands
-    assert len(proposal.left) == len(proposal.drafts) - 1
+    assert len(proposal.unsampled) == len(proposal.drafts) - 1
     found.scheduler.take(proposal)
     plan = found.scheduler.schedule()
     assert plan is not None
