@@ -151,7 +151,7 @@ class TokenRules(Protocol):
         ...
 
     def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
-        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether it is the only one that may come."""
+        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether no other may come."""
         ...
 
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:

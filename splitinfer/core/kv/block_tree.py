@@ -17,7 +17,7 @@ import hashlib
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from splitinfer.core.kv.budget import BLOCK

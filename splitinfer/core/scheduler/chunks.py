@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from splitinfer.core.costs.model import CostModel, most_rows, quickest_size
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.microbatches import even_share
+from splitinfer.core.scheduler.microbatches import MicroBatches, even_share
 from splitinfer.core.scheduler.policy import PolicyDecision
 from splitinfer.core.sequence import Sequence
 
@@ -33,6 +33,7 @@ class ChunkSizes:
     """``share``: that of the last step; ``num_in_row``: consecutive steps with prompts in them."""
 
     costs: CostModel
+    batches: MicroBatches
     share: Share = Share()
     num_in_row: int = 0
 
@@ -46,10 +47,29 @@ class ChunkSizes:
         self.share = Share()
 
     def room(
+        self,
+        config: SchedulerConfig,
+        rules: PolicyDecision,
+        going: Seq[Sequence],
+        prompts: Seq[Prompt],
+        num_decoding: int,
+        *,
+        begins: bool,
+    ) -> tuple[int, Share]:
+        """Tokens of prompts that a step may contain beside the decodes that are ``going``, and its share of them.
+        ``begins``: whether one of the prompts was just admitted."""
+        if not prompts:
+            return 0, Share()
+        most = self._beside(config, rules, going, prompts[0][1], num_decoding)
+        # The largest group determines how many tokens every step of the round has left.
+        others = max(config.token_budget - self.batches.largest, config.min_chunk) if rules.decodes_go else most
+        share = self._share(config, prompts, min(most, others), begins=begins)
+        return min(most, max(share.tokens, config.min_chunk if len(self.batches) else 0)), share
+
+    def _beside(
         self, config: SchedulerConfig, rules: PolicyDecision, going: Seq[Sequence], start: int, num_decoding: int
     ) -> int:
-        """Prompt tokens that a step may contain beside the decodes that go. ``start``: where the first prompt goes
-        on."""
+        """Tokens beside the decodes. ``start``: where the first prompt goes on."""
         rows = [1 + len(seq.drafts.waiting) for seq in going]
         room = config.token_budget - sum(rows)
         objective = config.policy_config.itl_slo
@@ -66,16 +86,15 @@ class ChunkSizes:
             objective *= groups / (groups + 1)
         return min(room, most_rows(self.costs, decodes, start, room, groups, objective))
 
-    def next_share(
-        self, config: SchedulerConfig, prompts: Seq[Prompt], most: int, *, begins: bool, decodes: bool
-    ) -> Share:
-        """The share of the next step. It stays for a round, or for a prompt while no sequence ``decodes``, so that the
-        steps are equal. An admission ``begins`` another one."""
+    def _share(self, config: SchedulerConfig, prompts: Seq[Prompt], most: int, *, begins: bool) -> Share:
+        """The share stays for a round, or for a prompt while no sequence decodes, so that the steps are equal. An
+        admission begins another one."""
         if self.share.to_come and not begins:
             return Share(self.share.tokens, self.share.to_come - 1)
-        remaining, most = sum(len(seq.tokens) - start for seq, start in prompts), max(most, 1)
-        share = even_share(remaining, most, config.num_groups, rounds=decodes, least=config.min_chunk)
-        if not decodes and not config.blocks.whole_blocks:
+        rounds, most = len(self.batches) > 0, max(most, 1)
+        remaining = sum(len(seq.tokens) - start for seq, start in prompts)
+        share = even_share(remaining, most, config.num_groups, rounds=rounds, least=config.min_chunk)
+        if not rounds and not config.blocks.whole_blocks:
             share = quickest_size(self.costs, prompts[0][1], remaining, most, share)
-        steps = config.num_groups if decodes else -(-remaining // max(share, 1))
+        steps = config.num_groups if rounds else -(-remaining // max(share, 1))
         return Share(share, max(steps - 1, 0))

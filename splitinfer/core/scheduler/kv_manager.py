@@ -1,5 +1,11 @@
 """The KV of all sequences on the stages: what they have, what a step may add, and who gives way where memory is short.
 
+A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
+reserved. It begins with the stored blocks that it matches (``core.kv.prefix_cache``); where there is no room for both,
+it takes them over, that is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk
+waits until they are read, if reading is faster than computing; a sequence whose next block is just being computed by
+another waits for that.
+
 Where a sequence's KV has to grow and memory is short, in this order:
 
     1. stored blocks are evicted, those of open conversations last, the least recently used first, except those that
@@ -18,25 +24,33 @@ comes next is the next turn of its conversation, which takes the arrays over and
 frees them, so they never take memory from anybody.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as Seq
 
-from splitinfer.core.kv.block_tree import Block, DiskBlock, Match
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, Match
 from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.sequence import FinishReason, Sequence
+
+MAX_PREFIXES = 1 << 20  # tokens of stored prefixes in a plan, which has them all; a stage takes 8 MiB for damage
+
+Admission = tuple[Sequence, Match]
 
 
 class KVManager:
     """``cache``: the stored blocks, and the budget of all; ``used``: the KV of all running sequences; ``retained``: the
     sequence that ended last, alone, as long as nothing runs."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, costs: CostModel, batches: MicroBatches) -> None:
         self.cache = PrefixCache(config.blocks, config.kv or KVBudget())
         self.used = NOTHING
         self.retained: Sequence | None = None
-        self._rewind, self._drafts_at_end = config.rewind, config.drafts_at_end
+        self._config, self._costs, self._batches = config, costs, batches
         self._can_roll_back = config.rewind is UNLIMITED and not config.blocks.whole_blocks  # to any token
         self.freed: list[int] = []  # ids for the next plan, and so is the other
         self._newly_retained: list[int] = []
@@ -66,15 +80,6 @@ class KVManager:
         self._granted = set[int]()
         self._pinned = set[Block]()  # what sequences of this step begin with
         self._is_short = False
-
-    def admit(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
-        """Whether there is room for what is ``reserved`` for all running sequences and one more, and for blocks that
-        are fetched. Stored blocks are evicted for it, except those that it ``begins_with``."""
-        pinned = self._pinned | set(begins_with)
-        if self.cache.make_room(reserved + self.cache.use + KVUse(stored=num_fetched), pinned) is None:
-            return False
-        self._pinned = pinned
-        return True
 
     def allocate(self, seq: Sequence, end: int, running: Iterable[Sequence]) -> list[Sequence] | None:
         """Promise a sequence KV for ``end`` tokens. Returns the sequences that have to be preempted for it, at once;
@@ -111,6 +116,90 @@ class KVManager:
         victims = sorted((one for one in idle if one.rank > seq.rank), key=lambda one: one.rank, reverse=True)
         return self.cache.make_room(self.used + self._promised + self.cache.use + need, self._pinned, victims)
 
+    # -- admission -----------------------------------------------------------------------------
+
+    def admissible(
+        self, waiting: Iterable[Sequence], running: Collection[Sequence], most: int, rows: int
+    ) -> Iterator[Admission]:
+        """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
+        all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
+        ``_reads_faster``."""
+        num_places = most - len(running) - self.cache.num_awaiting
+        if num_places <= 0:
+            return
+        use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0
+        for seq in running:
+            reserved += use_of(self.reservation(seq))
+            coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
+        for seq in waiting:
+            if seq.kv.awaits:
+                reserved += use_of(self.reservation(seq))
+                continue
+            match = self.cache.match(seq)
+            if self._is_being_computed(seq, match, coming):
+                continue
+            if told and told + match.num_tokens > MAX_PREFIXES:
+                return  # the next plan has room for it
+            told += match.num_tokens
+            reserved += use_of(self.reservation(seq))
+            if num_places <= 0:
+                return
+            num_places -= 1
+            if self._fetches_first(seq, match, reserved, rows):
+                coming.update(self.cache.coming())
+                continue
+            # Where memory is so short that its own blocks must be evicted, too, it takes them over.
+            if not self._reserve(reserved, match.blocks) and not self._reserve(reserved, ()):
+                return
+            coming.update(self._keys_to_store(seq, match.num_tokens // self.budget.block))
+            yield seq, match
+
+    def _reserve(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
+        """Whether there is room for what is ``reserved`` for all running sequences and one more, and for blocks that
+        are fetched. Stored blocks are evicted for it, except those that it ``begins_with``."""
+        pinned = self._pinned | set(begins_with)
+        if self.cache.make_room(reserved + self.cache.use + KVUse(stored=num_fetched), pinned) is None:
+            return False
+        self._pinned = pinned
+        return True
+
+    def reservation(self, seq: Sequence) -> int:
+        """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
+        if seq in self._batches:
+            return max(seq.kv_tokens, len(seq.tokens))
+        return max(seq.kv_tokens, min(len(seq.tokens) + self.budget.block, self._config.longest(seq)))
+
+    def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse, rows: int) -> bool:
+        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
+        ahead = self.cache.ahead(seq, match)
+        if not ahead or not self._reads_faster(ahead[-1].end, rows):
+            return False
+        num_lacking = self.cache.num_lacking(ahead)
+        if num_lacking and not self._reserve(reserved, match.blocks, num_lacking):
+            return False
+        if num_lacking:  # else they are being read for another sequence
+            self.cache.fetch(seq, ahead)
+        return True
+
+    def _reads_faster(self, num_tokens: int, rows: int) -> bool:
+        """Whether reading a sequence's first ``num_tokens`` from disk is faster than computing them in chunks of so
+        many ``rows``, by the times measured so far; True where there are none yet, so that reading gets measured."""
+        reading = self.cache.seconds_per_token
+        if reading is None or not self._costs.trusted_rows:
+            return True
+        # Chunks of a prompt are computed on all stages at once, and blocks are read on all at once.
+        chunk = Shape().plus(max(0, num_tokens - rows) // 2, rows)
+        return reading < self._costs.slowest(chunk) / rows
+
+    def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
+        """The keys of the prompt blocks that a sequence computes and that will then be stored."""
+        return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self._batches else ()
+
+    def _is_being_computed(self, seq: Sequence, match: Match, coming: Collection[Key]) -> bool:
+        """Whether the first block that a sequence lacks is being computed or read for another."""
+        at = match.num_tokens // self.budget.block
+        return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
+
     # -- what happens to sequences -------------------------------------------------------------
 
     def begin(self, seq: Sequence, match: Match) -> int | None:
@@ -139,9 +228,10 @@ class KVManager:
         if need is not NOTHING:
             self.used += need
 
-    def preempt(self, seq: Sequence, *, writes: bool) -> None:
-        """Have the next plan free a running sequence's KV; it begins again. ``writes``: its blocks to disk before."""
-        if writes and self._rewind is UNLIMITED:
+    def preempt(self, seq: Sequence, rows: int) -> None:
+        """Have the next plan free a running sequence's KV, and write its blocks to disk before if they are read faster
+        than computed. ``rows``: see ``_reads_faster``."""
+        if self._config.rewind is UNLIMITED and self._reads_faster(seq.num_sure, rows):
             self.cache.swap_out(seq)
         self.used -= self.budget.use_of(seq.kv_tokens)
         self.freed.append(seq.seq_id)
@@ -151,10 +241,10 @@ class KVManager:
         ``is_alone``: whether nobody else runs or waits."""
         # Its KV is freed by the plan that stores it, so the blocks may take its place.
         self.used -= self.budget.use_of(seq.kv_tokens)
-        if self._rewind == WITHIN_DRAFTS and seq.drafts.were_planned:
+        if self._config.rewind == WITHIN_DRAFTS and seq.drafts.were_planned:
             self.cache.keep_no_more(seq)  # its state may be one behind its last token
         if seq.finish_reason is not FinishReason.ERROR:
-            self.cache.store_rest(seq, self.used, again=self._rewind is UNLIMITED)
+            self.cache.store_rest(seq, self.used, again=self._config.rewind is UNLIMITED)
             if is_alone and self._can_be_retained(seq):
                 self.retained = seq
                 self._newly_retained.append(seq.seq_id)
@@ -164,7 +254,7 @@ class KVManager:
     def _can_be_retained(self, seq: Sequence) -> bool:
         """Whether the KV of a sequence that ends alone may stay: there is room for it beside all blocks, and it can be
         rolled back to their end."""
-        if self._drafts_at_end or not seq.kv.blocks:
+        if self._config.drafts_at_end or not seq.kv.blocks:
             return False
         if not self._can_roll_back and (seq.drafts.were_planned or seq.num_in_flight):
             return False

@@ -17,15 +17,11 @@ are under way as there are groups: one more would only delay the next decode. Wh
 keep one waiting in front of each stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
-at once (``core.scheduler.kv_manager``); if that leaves no slice for the group whose turn it is, the next group gets its
+at once (``core.scheduler.kv_manager``, also for who is admitted); if that leaves no slice for the group whose turn it is, the next group gets its
 turn. A preempted sequence waits, keeps its tokens, and is computed again later. A token's random key depends on its
 position alone, so preemption does not change the tokens.
 
-A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
-reserved. It begins with the stored blocks that it matches (``core.kv.prefix_cache``); where there is no room for both,
-it takes them over, that is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk
-waits until they are read, if reading is faster than computing; a sequence whose next block is just being computed by
-another waits for that. Where a stage's device had no memory left although the budget was kept, the budget is lowered
+Where a stage's device had no memory left although the budget was kept, the budget is lowered
 (``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
@@ -36,21 +32,21 @@ begins at once.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.kv.block_tree import DiskBlock, Key, Match, full_keys
+from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
 from splitinfer.core.kv.budget import NOTHING, KVUse, NeverFits
 from splitinfer.core.picture import chunk_end
 from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.scheduler.kv_manager import KVManager
+from splitinfer.core.scheduler.kv_manager import Admission, KVManager
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, longest_chunk
 from splitinfer.core.scheduler.results import TokenEvent, check_result
@@ -60,14 +56,12 @@ from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.chooser import Chooser, Member
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
-MAX_PREFIXES = 1 << 20  # tokens of stored prefixes in a plan, which has them all; a stage takes 8 MiB for damage
 OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
 
 _NO_DRAFTS: Mapping[int, int] = {}
 
 Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
-Admission = tuple[Sequence, Match]
 
 
 class Scheduler:
@@ -85,13 +79,14 @@ class Scheduler:
         self.costs.drafts_at_end, self.costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
         self.waiting, self.running = WaitingQueue(), dict[int, Sequence]()
         self.in_flight = deque[StepInFlight]()
-        self.kv, self.batches = KVManager(config), MicroBatches(config.num_groups)
+        self.batches = MicroBatches(config.num_groups)
+        self.kv = KVManager(config, self.costs, self.batches)
         self.prefix_cache = self.kv.cache
         self.chooser = Chooser(self.costs, config.num_groups, fixed=config.fixed_groups)
         self.speculation = self._speculation()
         self.num_preemptions = 0
         self._deadlines = Deadlines()
-        self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs)
+        self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
         self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
         self._next_step = 0
         self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
@@ -162,7 +157,7 @@ class Scheduler:
         found = list[tuple[Sequence, NeverFits]]()
         for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
             try:
-                self.kv.budget.check(self._reservation(seq))
+                self.kv.budget.check(self.kv.reservation(seq))
             except NeverFits as error:
                 found.append((seq, error))
         return found
@@ -180,7 +175,7 @@ class Scheduler:
         """Free a running sequence's KV and queue it again, with its tokens."""
         del self.running[seq.seq_id]
         self.batches.leave(seq)
-        self.kv.preempt(seq, writes=self._reads_faster(seq.num_sure))
+        self.kv.preempt(seq, self.config.token_budget)
         self._forget_drafts(seq)
         seq.forget_stages()
         seq.num_preemptions += 1
@@ -408,15 +403,7 @@ class Scheduler:
         """Those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
         assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
-        room = room // 2 if self._reads_prompts else room
-        found = list[Proposal]()
-        for seq in members:
-            ask = self.speculation.further if seq.num_awaited else self.speculation.first
-            proposal = ask(seq, self.config.longest(seq))
-            if proposal is not None and room > 0:
-                found.append(proposal if proposal.count <= room else replace(proposal, count=room))
-                room -= found[-1].count
-        return found
+        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
 
     def take(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
@@ -485,14 +472,18 @@ class Scheduler:
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        admissions = list(self._admissible()) if rules.admits else []
+        admissions = (
+            list(self.kv.admissible(self.waiting, self.running.values(), self.config.max_running, budget))
+            if rules.admits and self.waiting
+            else []
+        )
         ready = [(seq, seq.num_scheduled) for seq in self.running.values() if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # Decodes of all groups: lower ranks must not take the KV they need next.
         ready.sort(key=lambda one: one[0].rank)
         prompts = [one for one in ready if one[0] not in self.batches]
-        room, share = self._prompt_room(
-            rules, going, prompts, situation.num_decoding, begins=bool(admissions)
+        room, share = self._chunks.room(
+            self.config, rules, going, prompts, situation.num_decoding, begins=bool(admissions)
         )
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
@@ -511,7 +502,8 @@ class Scheduler:
         drafts = self._allocate_drafts(decodes, room)
         if chunks and self.speculation is not None:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
-        self._had_turn(group, situation, share, late=late, has_chunks=bool(chunks))
+        self._chunks.note(share, has_chunks=bool(chunks))
+        self._had_turn(group, situation, late)
         return self._issue(admissions, work, drafts)
 
     def _is_opened_first(self, admissions: Seq[Admission]) -> bool:
@@ -522,19 +514,6 @@ class Scheduler:
             return False
         copying = (match.num_tokens for seq, match in admissions if self.kv.retained_for(seq, match) is None)
         return max(copying, default=0) >= OPENED_FIRST
-
-    def _prompt_room(
-        self, rules: PolicyDecision, going: Seq[Sequence], prompts: Seq[Prompt], num_decoding: int, *, begins: bool
-    ) -> tuple[int, Share]:
-        """Prompt tokens of this step, and the share of the round's others."""
-        if not prompts:
-            return 0, Share()
-        config, decodes = self.config, len(self.batches) > 0
-        most = self._chunks.room(config, rules, going, prompts[0][1], num_decoding)
-        # The largest group determines how many tokens every step of the round has left.
-        others = max(config.token_budget - self.batches.largest, config.min_chunk) if rules.decodes_go else most
-        share = self._chunks.next_share(config, prompts, min(most, others), begins=begins, decodes=decodes)
-        return min(most, max(share.tokens, config.min_chunk if decodes else 0)), share
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
         """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
@@ -630,7 +609,8 @@ class Scheduler:
             drafts = self._allocate_drafts(decodes, budget - sum(seq.num_to_compute for seq in decodes))
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
-                self._had_turn(group, situation, Share())
+                self._chunks.note(Share(), has_chunks=False)
+                self._had_turn(group, situation)
                 return self._issue((), work, drafts)
         return None
 
@@ -638,11 +618,8 @@ class Scheduler:
         """Whether a block that waits may go behind those of its sequence that are under way."""
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
 
-    def _had_turn(
-        self, group: int, situation: PolicyInput, share: Share, *, late: Iterable[Sequence] = (), has_chunks: bool = False
-    ) -> None:
-        """Note what the next steps go by. ``late``: members that the step had no room for."""
-        self._chunks.note(share, has_chunks=has_chunks)
+    def _had_turn(self, group: int, situation: PolicyInput, late: Iterable[Sequence] = ()) -> None:
+        """Note that a step of a group was planned. ``late``: members that it had no room for."""
         self.batches.had_turn(group, late)
         self._policy.scheduled(situation)
 
@@ -679,80 +656,6 @@ class Scheduler:
                 num_next = self.speculation.num_next(seq, self.config.longest(seq))
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
-
-    # -- admission -----------------------------------------------------------------------------
-
-    def _admissible(self) -> Iterator[Admission]:
-        """The sequences that may start with this step, and what they match. None overtakes one that does not fit, so
-        none starves."""
-        num_places = self.config.max_running - len(self.running) - self.prefix_cache.num_awaiting
-        if not self.waiting or num_places <= 0:
-            return
-        use_of, block = self.kv.budget.use_of, self.kv.budget.block
-        reserved, coming, told = NOTHING, set(self.prefix_cache.coming()), 0
-        for seq in self.running.values():
-            reserved += use_of(self._reservation(seq))
-            coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
-        for seq in self.waiting:
-            if seq.kv.awaits:
-                reserved += use_of(self._reservation(seq))
-                continue
-            match = self.prefix_cache.match(seq)
-            if self._is_being_computed(seq, match, coming):
-                continue
-            if told and told + match.num_tokens > MAX_PREFIXES:
-                return  # the next plan has room for it
-            told += match.num_tokens
-            reserved += use_of(self._reservation(seq))
-            if num_places <= 0 or seq.seq_id in self._preempted:
-                return
-            num_places -= 1
-            if self._fetches_first(seq, match, reserved):
-                coming.update(self.prefix_cache.coming())
-                continue
-            # Where memory is so short that its own blocks must be evicted, too, it takes them over.
-            if not self.kv.admit(reserved, match.blocks) and not self.kv.admit(reserved, ()):
-                return
-            coming.update(self._keys_to_store(seq, match.num_tokens // block))
-            yield seq, match
-
-    def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse) -> bool:
-        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
-        ahead = self.prefix_cache.ahead(seq, match)
-        if not ahead or not self._reads_faster(ahead[-1].end):
-            return False
-        num_lacking = self.prefix_cache.num_lacking(ahead)
-        if not num_lacking:
-            return True  # they are being read for another sequence
-        if not self.kv.admit(reserved, match.blocks, num_lacking):
-            return False
-        self.prefix_cache.fetch(seq, ahead)
-        return True
-
-    def _reads_faster(self, num_tokens: int) -> bool:
-        """Whether reading a sequence's first ``num_tokens`` from disk is faster than computing them, by the times
-        measured so far; True where there are none yet, so that reading gets measured."""
-        reading, rows = self.prefix_cache.seconds_per_token, self.config.token_budget
-        if reading is None or not self.costs.trusted_rows:
-            return True
-        # Chunks of a prompt are computed on all stages at once, and blocks are read on all at once.
-        chunk = Shape().plus(max(0, num_tokens - rows) // 2, rows)
-        return reading < self.costs.slowest(chunk) / rows
-
-    def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
-        """The keys of the prompt blocks that a sequence computes and that will then be stored."""
-        return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self.batches else ()
-
-    def _is_being_computed(self, seq: Sequence, match: Match, coming: Collection[Key]) -> bool:
-        """Whether the first block that a sequence lacks is being computed or read for another."""
-        at = match.num_tokens // self.kv.budget.block
-        return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
-
-    def _reservation(self, seq: Sequence) -> int:
-        """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
-        if seq in self.batches:
-            return max(seq.kv_tokens, len(seq.tokens))
-        return max(seq.kv_tokens, min(len(seq.tokens) + self.kv.budget.block, self.config.longest(seq)))
 
     # -- what steps go by ----------------------------------------------------------------------
 

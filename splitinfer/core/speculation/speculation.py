@@ -13,12 +13,13 @@ no block of drafts goes beyond the end of a block of KV, and none follows one th
 verdict.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import BLOCK
-from splitinfer.core.kv.rewind import WITHIN_DRAFTS, UNLIMITED
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
@@ -108,6 +109,16 @@ class Speculation:
     def _next_flight(self, seq: Sequence) -> Flight:
         """The flight of a sequence's next blocks."""
         return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
+
+    def proposals(self, members: Seq[Sequence], room: int, longest: Callable[[Sequence], int]) -> list[Proposal]:
+        """Those for sequences of one step with ``room`` for so many drafts. ``longest``: see ``first``."""
+        found = list[Proposal]()
+        for seq in members:
+            proposal = (self.further if seq.num_awaited else self.first)(seq, longest(seq))
+            if proposal is not None and room > 0:
+                found.append(replace(proposal, count=min(proposal.count, room)))
+                room -= found[-1].count
+        return found
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
         """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""

@@ -143,7 +143,7 @@ def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
     assert plan is not None
     assert plan.slices[0].begins_with_draft
     found.deliver()
-    scheduler.leave_out_void()
+    scheduler.leave_out_rejected()
     reduced = scheduler.newest.plan
     assert reduced.slices == ()
     assert reduced.step == plan.step
@@ -379,8 +379,8 @@ def test_a_result_may_lack_what_is_void() -> None:
     plan = found.step()
     assert plan is not None
     found.deliver()
-    assert found.scheduler.void_slices() == ((plan.step, seq_id),)
-    assert found.scheduler.void_slices() == (), "it is told once"
+    assert found.scheduler.rejected_slices() == ((plan.step, seq_id),)
+    assert found.scheduler.rejected_slices() == (), "it is told once"
     found.toy.under_way.popleft()
     assert found.scheduler.update(StepResult(plan.step)) == []
     found.run()
