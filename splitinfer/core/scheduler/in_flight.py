@@ -39,6 +39,11 @@ class StepInFlight:
     trigger: Trigger | None = None
     rows: Rows | None = None
 
+    @classmethod
+    def of(cls, plan: StepPlan, idle_since: float | None = None) -> "StepInFlight":
+        """A step that was just planned."""
+        return cls(plan, plan, idle_since)
+
     @property
     def can_be_rejected(self) -> bool:
         """Whether a result could reject a part of it."""

@@ -17,12 +17,12 @@ are under way as there are groups: one more would only delay the next decode. Wh
 keep one waiting in front of each stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
-at once (``core.scheduler.kv_manager``, also for who is admitted); if that leaves no slice for the group whose turn it is, the next group gets its
-turn. A preempted sequence waits, keeps its tokens, and is computed again later. A token's random key depends on its
-position alone, so preemption does not change the tokens.
+at once (``core.scheduler.kv_manager``, which also says who is admitted). If that leaves no slice for the group whose
+turn it is, the next group gets its turn. A preempted sequence waits, keeps its tokens, and is computed again later. A
+token's random key depends on its position alone, so preemption does not change the tokens.
 
-Where a stage's device had no memory left although the budget was kept, the budget is lowered
-(``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
+Where a stage's device had no memory left although the budget was kept, the budget is lowered (``lower_budget``) before
+the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
@@ -472,12 +472,10 @@ class Scheduler:
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        admissions = (
-            list(self.kv.admissible(self.waiting, self.running.values(), self.config.max_running, budget))
-            if rules.admits and self.waiting
-            else []
-        )
-        ready = [(seq, seq.num_scheduled) for seq in self.running.values() if seq.num_to_compute]
+        running, most = self.running.values(), self.config.max_running
+        admits = rules.admits and self.waiting
+        admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
+        ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # Decodes of all groups: lower ranks must not take the KV they need next.
         ready.sort(key=lambda one: one[0].rank)
@@ -637,7 +635,7 @@ class Scheduler:
         self._next_step += 1
         for part in slices:
             self.prefix_cache.store_full_blocks(self.running[part.seq_id], self.kv.used)
-        self.in_flight.append(StepInFlight(plan, plan, self._idle_since(plan, drafts)))
+        self.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, drafts)))
         return plan
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
