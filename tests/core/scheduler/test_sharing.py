@@ -4,7 +4,7 @@ import pytest
 from toy import VOCAB, House, blocks, drain, small
 
 from splitinfer.core.plan import StepPlan
-from splitinfer.core.scheduler import scheduler
+from splitinfer.core.scheduler import kv_manager, scheduler
 from splitinfer.core.sequence import FinishReason
 
 
@@ -187,7 +187,7 @@ def test_where_states_are_kept_chunks_end_with_blocks():
 
 def test_a_plan_has_no_more_of_prefixes_than_a_frame_can_carry(monkeypatch: pytest.MonkeyPatch):
     """Each sequence comes with its prefix's tokens, however many share them: 16 answers to a prompt of 100,000."""
-    monkeypatch.setattr(scheduler, "MAX_PREFIXES", 70)
+    monkeypatch.setattr(kv_manager, "MAX_PREFIXES", 70)
     house = House(token_budget=1000, max_running=40)
     prompt = [1, 2, 3, 4] * 8
     house.add(prompt, max_tokens=1)
