@@ -264,8 +264,8 @@ class Sequence:
         """Have tokens that must follow its stream by its rules wait for its next plan."""
         self.hold(token_ids, [True] * len(token_ids))
 
-    def returned(self, start: int, scored: Seq[SampledToken]) -> None:
-        """Take in that a slice from ``start`` on has come back. ``scored``: the log probabilities of its prompt's
+    def returned(self, start: int, scored: Seq[SampledToken] = ()) -> None:
+        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of its prompt's
         tokens; it may have begun before the first that is missing."""
         self.num_in_flight -= 1
         if scored:

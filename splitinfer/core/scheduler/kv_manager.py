@@ -123,7 +123,7 @@ class KVManager:
     ) -> Iterator[Admission]:
         """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
         all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
-        ``_reads_faster``."""
+        ``reads_faster``."""
         num_places = most - len(running) - self.cache.num_awaiting
         if num_places <= 0:
             return
@@ -169,19 +169,7 @@ class KVManager:
             return max(seq.kv_tokens, len(seq.tokens))
         return max(seq.kv_tokens, min(len(seq.tokens) + self.budget.block, self._config.longest(seq)))
 
-    def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse, rows: int) -> bool:
-        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
-        ahead = self.cache.ahead(seq, match)
-        if not ahead or not self._reads_faster(ahead[-1].end, rows):
-            return False
-        num_lacking = self.cache.num_lacking(ahead)
-        if num_lacking and not self._reserve(reserved, match.blocks, num_lacking):
-            return False
-        if num_lacking:  # else they are being read for another sequence
-            self.cache.fetch(seq, ahead)
-        return True
-
-    def _reads_faster(self, num_tokens: int, rows: int) -> bool:
+    def reads_faster(self, num_tokens: int, rows: int) -> bool:
         """Whether reading a sequence's first ``num_tokens`` from disk is faster than computing them in chunks of so
         many ``rows``, by the times measured so far; True where there are none yet, so that reading gets measured."""
         reading = self.cache.seconds_per_token
@@ -190,6 +178,18 @@ class KVManager:
         # Chunks of a prompt are computed on all stages at once, and blocks are read on all at once.
         chunk = Shape().plus(max(0, num_tokens - rows) // 2, rows)
         return reading < self._costs.slowest(chunk) / rows
+
+    def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse, rows: int) -> bool:
+        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
+        ahead = self.cache.ahead(seq, match)
+        if not ahead or not self.reads_faster(ahead[-1].end, rows):
+            return False
+        num_lacking = self.cache.num_lacking(ahead)
+        if num_lacking and not self._reserve(reserved, match.blocks, num_lacking):
+            return False
+        if num_lacking:  # else they are being read for another sequence
+            self.cache.fetch(seq, ahead)
+        return True
 
     def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
         """The keys of the prompt blocks that a sequence computes and that will then be stored."""
@@ -230,8 +230,8 @@ class KVManager:
 
     def preempt(self, seq: Sequence, rows: int) -> None:
         """Have the next plan free a running sequence's KV, and write its blocks to disk before if they are read faster
-        than computed. ``rows``: see ``_reads_faster``."""
-        if self._config.rewind is UNLIMITED and self._reads_faster(seq.num_sure, rows):
+        than computed. ``rows``: see ``reads_faster``."""
+        if self._config.rewind is UNLIMITED and self.reads_faster(seq.num_sure, rows):
             self.cache.swap_out(seq)
         self.used -= self.budget.use_of(seq.kv_tokens)
         self.freed.append(seq.seq_id)

@@ -361,7 +361,7 @@ class Scheduler:
             if not rejected:
                 continue
             for part in rejected:
-                self.running[part.seq_id].num_in_flight -= 1
+                self.running[part.seq_id].returned(part.start)
                 if self.speculation is not None:
                     self.speculation.counts.unsent += 1
             step.plan = replace(step.plan, slices=tuple(part for part in step.plan.slices if part not in rejected))

@@ -1,5 +1,6 @@
 """The scheduler against the toy: any history, in any order, then one thing at a time."""
 
+import sys
 from random import Random
 
 import pytest
@@ -253,3 +254,27 @@ def test_idle_minutes_are_not_the_coordinators_work():
     assert house.scheduler.schedule(house.now) is not None
     since = house.scheduler.newest.idle_since
     assert since is None or since >= house.now
+
+
+def calls_of_a_plan(num_waiting: int) -> int:
+    house = House(max_running=8, token_budget=64, max_waiting=10_000)
+    for i in range(8 + num_waiting):
+        house.add([i % VOCAB] * 3, max_tokens=100)
+    while len(house.scheduler.batches) < 8 or house.toy.under_way:
+        house.step() or house.deliver()
+    count = 0
+
+    def called(_frame: object, event: str, _what: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        assert house.scheduler.schedule(house.now) is not None
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_who_waits_costs_a_plan_nothing():
+    assert calls_of_a_plan(2000) == calls_of_a_plan(10) < 400

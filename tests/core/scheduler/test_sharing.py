@@ -284,14 +284,6 @@ def test_a_session_can_be_forgotten_and_what_others_need_stays():
     assert not house.toy.blocks
 
 
-def test_names_of_sessions_are_not_collected_for_ever():
-    house = House(max_sessions=2)
-    for session in "abc":
-        house.add([1, 2, 3], max_tokens=1, session=session)
-        house.run()
-    assert list(house.scheduler.prefix_cache.sessions) == ["b", "c"]
-
-
 def test_nothing_is_kept_where_that_is_not_wanted():
     house = House(keeps_blocks=False)
     for _ in range(2):
