@@ -452,8 +452,9 @@ class Scheduler:
         further = self._further_blocks() if self.speculation is not None else None
         if further is not None:
             return further
-        # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow.
-        will_come = self.running and self.in_flight
+        # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow, or where
+        # one gave up its KV for another that cannot go yet.
+        will_come = self.running and self.in_flight and not self._preempted
         return self._issue() if self.kv.has_changes and not will_come else None
 
     def _plan_of(self, group: int) -> StepPlan | None:
