@@ -108,7 +108,7 @@ _RUNNING = (
     Fault(
         "void steps that were not sent are not reduced",
         f"{_COORDINATOR}/pipeline.py",
-        "            leave_out_void()\n",
+        "            leave_out_rejected()\n",
         "            pass\n",
     ),
     Fault(

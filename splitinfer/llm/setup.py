@@ -16,7 +16,7 @@ from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
+from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -111,7 +111,7 @@ class PipelineSetup:
             kv=kv,
             blocks=PrefixCacheConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
-                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
+                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= WITHIN_DRAFTS,
                 prompts_only=_packs(pipeline),
                 root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
@@ -122,7 +122,7 @@ class PipelineSetup:
             drafts_at_end=bool(self._drafter_at_end),
             with_ngrams=bool(self._drafter_at_end) and str(self.layout.draft).endswith(WITH_NGRAMS),
             drafts_at_once=0 if self._trained is None else at_once(self._trained),
-            forces=pipeline.rewind != NEVER,
+            jumps_forward=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,

@@ -32,7 +32,7 @@ def look(server: Server) -> dict[str, Any]:
         found["held"] = {
             **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "plans": len(scheduler.state.in_flight),
+            "plans": scheduler.num_in_flight,
             "requests": len(loop.requests), "arriving": engine._shared.num_arriving,
         }  # fmt: skip
         found["stored"] = len(scheduler.prefix_cache.tree)

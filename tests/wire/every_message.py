@@ -42,7 +42,7 @@ PLAN = StepPlan(
     dropped=(3,),
     fetches=(Fetch(7, b"key", 0, 256),),
     erased=(b"old",),
-    left=(8,),
+    retained=(8,),
 )
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message

@@ -10,7 +10,7 @@ class StepInFlight:
     """A step between its plan and its result. Each note has one writer, and seconds are on the first stage's clock.
 
     planned: what the stages were to do.
-    plan: what is still wanted of it; until it leaves the first stage, results take void slices out (the scheduler).
+    plan: what is still wanted of it; until it leaves the first stage, results take rejected slices out (the scheduler).
     idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
         scheduler).
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
@@ -27,11 +27,11 @@ class StepInFlight:
     figures: StageFigures | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan) -> "StepInFlight":
+    def of(cls, plan: StepPlan, idle_since: float | None = None) -> "StepInFlight":
         """A step that was just planned."""
-        return cls(plan, plan)
+        return cls(plan, plan, idle_since)
 
     @property
-    def can_be_void(self) -> bool:
-        """Whether a result could void a part of it."""
+    def can_be_rejected(self) -> bool:
+        """Whether a result could reject a part of it."""
         return any(part.begins_with_draft for part in self.plan.slices)

@@ -281,7 +281,7 @@ def _record(request: _UnderWay, reason: FinishReason, now: float) -> RequestReco
         prompt=sequence.num_prompt_tokens,
         cached=sequence.num_cached or 0,
         generated=sequence.num_generated,
-        forced=sequence.drafts.num_forced,
+        forced=sequence.drafts.num_jumped,
         max_tokens=sequence.params.max_tokens,
         preemptions=sequence.num_preemptions,
     )

@@ -7,7 +7,7 @@
     learn       a result brings tokens; tokens go to their readers
 
 One thread decides and launches, and what it has is here. Between two draft tokens the loop looks for results: one may
-have made them void. Several plans under way keep every stage busy, and where the device computes while Python goes on,
+have rejected them. Several plans under way keep every stage busy, and where the device computes while Python goes on,
 the next of them is launched behind the one under way.
 """
 
@@ -181,9 +181,9 @@ class Loop:
             result = result.after(step.figures)
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
-        self._pipeline.reduce(self.scheduler.leave_out_void)
-        if self._pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
-            self._pipeline.send_void(void)
+        self._pipeline.reduce(self.scheduler.leave_out_rejected)
+        if self._pipeline.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
+            self._pipeline.send_rejected(rejected)
         self._watch.answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)

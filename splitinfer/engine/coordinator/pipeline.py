@@ -7,7 +7,7 @@ time), wait until all are ready, connect each worker to the next. Then a step go
 
 The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
-What a result has made void in the meantime is not sent.
+What a result has rejected in the meantime is not sent.
 
 Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
 those of the remaining workers. Local workers that died are started anew, and so are those that froze: a child that does
@@ -264,7 +264,7 @@ class Pipeline:
             self._steps.drain()
         launched = local.launch(plan, None, here, self._steps.under_way())
         is_done = local.device.computes_at_launch
-        if is_done and step.can_be_void:
+        if is_done and step.can_be_rejected:
             receive()
         send = partial(self._send, local, self._worker_group, step, masks)
         self._steps.add(launched, local.wait, send, is_done=is_done)
@@ -315,23 +315,25 @@ class Pipeline:
             each.link.beat(done.plan.step + 1)
         yield_own_processor()
 
-    def reduce(self, leave_out_void: Callable[[], None]) -> None:
-        """Have what is void left out of the steps that have not been sent. Call after each result."""
+    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
+        """Have what is rejected left out of the steps that have not been sent. Call after each result."""
         with self._leaving:
-            leave_out_void()
+            leave_out_rejected()
 
     def drain(self) -> None:
         """Block until all steps have been sent."""
         self._steps.drain()
 
-    def send_void(self, slices: tuple[tuple[int, int], ...]) -> None:
-        """Tell the stages between the first and the last which slices are void, given as (step, sequence)."""
+    def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
+        """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
         for handle in self._worker_group.workers[:-1]:
             try:
                 with self._sending:
                     handle.send(Void(slices))
             except TransportError as error:
-                log.info("worker %s was not told of void drafts: %s", handle.spec.name, error)  # its end is an event
+                log.info(
+                    "worker %s was not told of rejected drafts: %s", handle.spec.name, error
+                )  # its end is an event
 
     def receive(self, event: Event | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.

@@ -95,7 +95,7 @@ class Reopening:
         """
         stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
         if stage is not None and scheduler.lower_budget(stage):
-            kv = scheduler.state.budget.stages[stage]
+            kv = scheduler.kv.budget.stages[stage]
             return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
         if self._timeout <= 0 or not self._losses.another(self._figures.generated_tokens):
             raise loss

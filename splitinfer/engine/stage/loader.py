@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK
+from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
@@ -276,7 +276,7 @@ def _ready(
         kv_bytes_fixed=need.kv_fixed,
         kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
         free_bytes=free,
-        rewind=NEVER if found.rewind == PUT_BACK and not runner.rolls_back else found.rewind,
+        rewind=NEVER if found.rewind == WITHIN_DRAFTS and not runner.rolls_back else found.rewind,
         keeps_blocks=keeps_blocks,
         kept=None,
         hidden=_row(model),

@@ -21,20 +21,6 @@ def ids(batches: MicroBatches) -> list[list[int]]:
 # -- the groups alone ------------------------------------------------------------------------------
 
 
-def test_newcomers_join_the_smallest_group():
-    batches = MicroBatches(3)
-    for i in range(7):
-        batches.join(sequence(i))
-    assert ids(batches) == [[0, 3, 6], [1, 4], [2, 5]]
-
-
-def test_of_equal_groups_the_next_one_in_turn_is_joined():
-    batches = MicroBatches(2)
-    batches.had_turn(0, ())
-    batches.join(sequence(0))
-    assert ids(batches) == [[], [0]]
-
-
 def test_the_last_to_join_moves_and_nobody_else():
     batches = MicroBatches(2)
     them = [sequence(i) for i in range(8)]
@@ -59,15 +45,6 @@ def test_who_is_in_flight_stays():
     them[3].num_in_flight = 0
     batches.balance()
     assert ids(batches) == [[4, 3], [1, 5]]
-
-
-def test_who_had_no_place_goes_first_the_next_time():
-    batches = MicroBatches(1)
-    them = [sequence(i) for i in range(5)]
-    for seq in them:
-        batches.join(seq)
-    batches.had_turn(0, them[3:])
-    assert ids(batches) == [[3, 4, 0, 1, 2]]
 
 
 @given(st.integers(0, 10_000), st.integers(MIN_CHUNK, 600), st.integers(1, 8), st.booleans())

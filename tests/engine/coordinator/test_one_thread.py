@@ -81,8 +81,8 @@ class Toy:
     def until_tick(self, _now: float) -> None:
         return None
 
-    def reduce(self, leave_out_void: Callable[[], None]) -> None:
-        leave_out_void()
+    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
+        leave_out_rejected()
 
     def drain(self) -> None:
         pass
