@@ -37,7 +37,7 @@ from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGr
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.links.sending import Outgoing
+from splitinfer.engine.links.sending import outgoing
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
@@ -300,9 +300,7 @@ class Pipeline:
         Raises:
             WorkerLost: it cannot be sent.
         """
-        handle, out = group.workers[0], Outgoing.of(done)
-        step.figures = out.figures
-        message, parts = out.message((), masks)
+        handle, (message, parts, step.figures) = group.workers[0], outgoing(done, masks)
         try:
             with self._sending:
                 handle.send(message, *parts)

@@ -35,7 +35,7 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.next_stage import connect
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.links.sending import Outgoing
+from splitinfer.engine.links.sending import outgoing
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
@@ -290,13 +290,12 @@ class Worker:
         done = stage.runner.finish(launched)
         owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
         if stage.command.is_last:
-            own = replace(done.figures, received=received, sent=time.monotonic())
-            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, own))))
+            here = replace(done.figures, received=received, sent=time.monotonic())
+            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
-            out = Outgoing.of(done, received)
-            message, parts = out.message((*step.figures, out.figures), masks)
+            message, parts, _ = outgoing(done, masks, step.figures, received)
             try:
                 following.send(message, *parts)
             except TransportError as error:
