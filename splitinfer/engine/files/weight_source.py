@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
-from splitinfer.engine.files.copying import Channel, Remote, ask_manifest, copy, copy_small
+from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
 from splitinfer.engine.stage.weight_source import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
@@ -69,7 +69,7 @@ class FromPeers:
         """
         known = self._coordinator
         if known is None or known.manifest.fingerprint.digest() != command.fingerprint.digest():
-            answer = ask_manifest(self._channel, command.fingerprint.digest())
+            answer = request_manifest(self._channel, command.fingerprint.digest())
             if isinstance(answer, Unavailable):
                 raise PeerError(f"{self._channel.peer} has no weights to copy: {answer.reason}")
             self._coordinator = known = answer
@@ -117,7 +117,7 @@ class FromPeers:
         for peer in command.peers:
             with ExitStack() as stack:
                 try:
-                    answer = ask_manifest(stack.enter_context(self._reader(peer)), command.fingerprint.digest())
+                    answer = request_manifest(stack.enter_context(self._reader(peer)), command.fingerprint.digest())
                 except PeerError as error:
                     log.info("%s", error)
                     continue

@@ -98,10 +98,10 @@ class Surveyor:
             waiting[_machine_of(handle)].append(handle)
         here = waiting.pop(_HERE, [])
         for queue in waiting.values():
-            self._ask(queue[0])
+            self._request(queue[0])
         own = profile_here(self.here, self.question, self._own_progress(group), again=self.again)
         if here:
-            self._ask(here[0])
+            self._request(here[0])
         found = self._await(group, [*waiting.values(), here])
         machines = [own, *(found[handle.stage] for handle in group.workers)]
         # Local stages need no share: a plan counts their memory with the coordinator's.
@@ -123,7 +123,7 @@ class Surveyor:
 
         return report
 
-    def _ask(self, handle: WorkerHandle) -> None:
+    def _request(self, handle: WorkerHandle) -> None:
         question = self.question
         command = Profile(question.name, question.dtype, question.kv_format, self.again)
         handle.send(command, memoryview(described(question.checkpoint)))
@@ -142,7 +142,7 @@ class Surveyor:
                 found[handle.stage] = _profile(handle, message)
                 asked.remove(handle)
                 if (after := following.get(handle.stage)) is not None:
-                    self._ask(after)
+                    self._request(after)
                     asked.append(after)
         return found
 
