@@ -265,8 +265,8 @@ class Sequence:
         self.hold(token_ids, [True] * len(token_ids))
 
     def returned(self, start: int, scored: Seq[SampledToken] = ()) -> None:
-        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of its prompt's
-        tokens; it may have begun before the first that is missing."""
+        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of
+        its prompt's tokens; it may have begun before the first that is missing."""
         self.num_in_flight -= 1
         if scored:
             self.scores += scored[len(self.scores) - start :]

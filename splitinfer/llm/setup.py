@@ -16,7 +16,7 @@ from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
-from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, UNLIMITED
+from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
-from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, UNLIMITED, least_rewind
+from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache

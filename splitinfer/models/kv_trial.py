@@ -19,7 +19,7 @@ from typing import cast
 import mlx.core as mx
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.rewind import WITHIN_DRAFTS, UNLIMITED, least_rewind
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.caches import rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel

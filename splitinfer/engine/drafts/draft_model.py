@@ -24,7 +24,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from splitinfer.core.kv.rewind import WITHIN_DRAFTS, UNLIMITED
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
