@@ -141,34 +141,36 @@ class Sequence:
     """
 
     # what it is
-    seq_id: int
-    tokens: list[int]
+    seq_id: int  # counts requests: of equal priority, who came first has the lowest
+    tokens: list[int]  # grow with ``extend``
     params: SamplingParams
     seed: int
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
     session: str | None = None  # the name by which its blocks can be dropped
-    comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
     priority: int = 0  # higher goes first
     pictures: tuple[Picture, ...] = ()  # in its prompt, in their order
     pixels: tuple[object, ...] = ()  # their values, which are held as long as it is
     deadline: float | None = None  # seconds on the caller's clock
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
     rules: TokenRules | None = None  # which tokens its answer may have; None: any
-    # what the scheduler notes of it, with times in seconds on its clock
+    # what the scheduler notes
     keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt
+    num_preemptions: int = 0  # times it was preempted
+    finish_reason: FinishReason | None = None
+    # what the prefix cache and speculation note
+    comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
+    kv: CachedKV = field(default_factory=CachedKV)
+    drafts: DraftNotes = field(default_factory=DraftNotes)
+    # what its own methods note, with times in seconds on the scheduler's clock: of its life
     begun_at: float | None = None  # when its first slice was planned
     num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
-    num_preemptions: int = 0  # times it was preempted
     token_at: float = 0.0  # when its last token came
     scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
-    finish_reason: FinishReason | None = None
-    # what the stages have of it, and are to have by plans under way
+    # and of what the stages have of it, and are to have by plans under way
     num_scheduled: int = 0
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
     num_awaited: int = 0  # how many of them are not rejected
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
-    kv: CachedKV = field(default_factory=CachedKV)  # the prefix cache's notes
-    drafts: DraftNotes = field(default_factory=DraftNotes)  # speculation's notes
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -265,8 +267,8 @@ class Sequence:
         self.hold(token_ids, [True] * len(token_ids))
 
     def returned(self, start: int, scored: Seq[SampledToken] = ()) -> None:
-        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of its prompt's
-        tokens; it may have begun before the first that is missing."""
+        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of
+        its prompt's tokens; it may have begun before the first that is missing."""
         self.num_in_flight -= 1
         if scored:
             self.scores += scored[len(self.scores) - start :]

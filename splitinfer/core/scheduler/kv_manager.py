@@ -44,7 +44,7 @@ Admission = tuple[Sequence, Match]
 
 class KVManager:
     """``cache``: the stored blocks, and the budget of all; ``used``: the KV of all running sequences; ``retained``: the
-    sequence that ended last, alone, as long as nothing runs."""
+    sequence that ended last, alone, as long as nothing runs; ``freed``: ids of those whose KV the next plan frees."""
 
     def __init__(self, config: SchedulerConfig, costs: CostModel, batches: MicroBatches) -> None:
         self.cache = PrefixCache(config.blocks, config.kv or KVBudget())
@@ -52,8 +52,8 @@ class KVManager:
         self.retained: Sequence | None = None
         self._config, self._costs, self._batches = config, costs, batches
         self._can_roll_back = config.rewind is UNLIMITED and not config.blocks.whole_blocks  # to any token
-        self.freed: list[int] = []  # ids for the next plan, and so is the other
-        self._newly_retained: list[int] = []
+        self.freed = list[int]()
+        self._newly_retained = list[int]()  # ids, for the next plan
         self.begin_step()
 
     @property
@@ -85,14 +85,12 @@ class KVManager:
         """Promise a sequence KV for ``end`` tokens. Returns the sequences that have to be preempted for it, at once;
         ``None``: there is no room, and nothing has changed."""
         need, victims = self.budget.growth(seq.kv_tokens, end), list[Sequence]()
-        if need is not NOTHING and not self._has_room(need):
-            found = None if self._is_short else self._make_room(need, seq, running)
+        if need is not NOTHING:
+            found = victims if self._has_room(need) else self._make_room(need, seq, running)
             if found is None:
-                # One block is the least that a sequence needs, and lower ranks have fewer victims.
-                self._is_short |= need == KVUse(0, self.budget.block)
                 return None
             victims = found
-        self._promised += need
+            self._promised += need
         self._granted.add(seq.seq_id)
         return victims
 
@@ -111,10 +109,15 @@ class KVManager:
         return self.budget.fits(self.used + self._promised + self.cache.use + need)
 
     def _make_room(self, need: KVUse, seq: Sequence, running: Iterable[Sequence]) -> list[Sequence] | None:
+        if self._is_short:
+            return None
         # Sequences with KV granted in this step rank higher, or are just being admitted.
         idle = [one for one in running if one.kv_tokens and not one.num_in_flight and one.seq_id not in self._granted]
         victims = sorted((one for one in idle if one.rank > seq.rank), key=lambda one: one.rank, reverse=True)
-        return self.cache.make_room(self.used + self._promised + self.cache.use + need, self._pinned, victims)
+        found = self.cache.make_room(self.used + self._promised + self.cache.use + need, self._pinned, victims)
+        # One block is the least that a sequence needs, and lower ranks have fewer victims.
+        self._is_short = found is None and need == KVUse(0, self.budget.block)
+        return found
 
     # -- admission -----------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step 
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
 
 _NO_DRAFTS: Mapping[int, int] = {}
+_NO_TOKENS = SampledSlice(-1, ())
 
 Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
 
@@ -321,7 +322,7 @@ class Scheduler:
             seq = self.running.get(part.seq_id)
             if seq is None:
                 continue  # it ended while this step was under way
-            found = sampled.get(part.seq_id, SampledSlice(part.seq_id, ()))
+            found = sampled.get(part.seq_id, _NO_TOKENS)
             seq.returned(part.start, found.scored)
             events += self._append(seq, part, found.tokens)
             if seq.finish_reason is not None:

@@ -71,15 +71,6 @@ def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
     assert not len(index)
 
 
-def test_what_only_one_path_needs():
-    index = BlockTree(block=2)
-    one = put(index, [1, 1, 2, 2, 3], 2)
-    other = put(index, [1, 1, 4], 2)
-    assert list(index.only_for(one[-1])) == [one[2], one[1]]
-    assert list(index.only_for(other[-1])) == [other[1]]
-    assert list(index.only_for(one[0])) == []
-
-
 def test_keys_are_chained():
     a, b, c = (full_keys(*each, 2) for each in ((b"", [1, 1, 2, 2]), (b"", [2, 1, 2, 2]), (b"other", [1, 1, 2, 2])))
     assert len({*a, *b, *c}) == 6

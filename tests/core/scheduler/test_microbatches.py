@@ -104,12 +104,6 @@ def test_a_lone_long_prompt_goes_in_as_few_steps_as_possible_all_alike():
     assert [len(part.token_ids) for part in drain(house)] == [440] * 5
 
 
-def test_a_short_prompt_is_not_crumbled():
-    house = House(num_groups=4, max_in_flight=5, token_budget=512, max_running=8)
-    house.add([1] * (2 * MIN_CHUNK - 1), max_tokens=1)
-    assert len(drain(house)) == 1
-
-
 def test_more_decodes_than_tokens_in_a_step_take_turns():
     with small():
         house = House(num_groups=1, token_budget=2, max_running=5, max_in_flight=1)
@@ -124,25 +118,3 @@ def test_more_decodes_than_tokens_in_a_step_take_turns():
                 assert max(made) - min(made) <= most + 1, "somebody stays behind"
         house.run()
         house.check_answers()
-
-
-def test_while_nobody_decodes_chunks_fill_every_place():
-    with small():
-        house = House(num_groups=2, max_in_flight=3, token_budget=4)
-        house.add([1] * 40, max_tokens=3)
-        assert all(house.step() for _ in range(3))
-        assert house.step() is None
-
-
-def test_a_prompt_does_not_stand_in_front_of_a_decode():
-    with small():
-        house = House(num_groups=2, max_in_flight=5, token_budget=4)
-        house.add([1], max_tokens=100)
-        house.step()
-        house.deliver()
-        house.add([2] * 200, max_tokens=1)
-        for _ in range(40):
-            house.step()
-            assert house.scheduler.num_in_flight <= 2
-            if house.step() is None:
-                house.deliver()
