@@ -170,6 +170,20 @@ def _engine_thread(made: list[Engine]) -> threading.Thread:
     return named[-1]
 
 
+@pytest.mark.parametrize(("ending", "deadline"), [("length", None), ("abort", 0.0)])
+def test_a_request_is_counted_before_its_reader_is_told(
+    ending: str, deadline: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the last event may ask for figures at once."""
+    with engine_of(monkeypatch) as (engine, _toy):
+        seen = list[object]()
+        sequence = replace(request(1, 1).sequence, deadline=deadline)
+        state = RequestState(sequence, None, time.monotonic, lambda: seen.append(engine.stats()["finished"]))
+        engine.submit(state)
+        assert read(state)[1] == ending
+        assert seen == [{ending: 1}]
+
+
 def test_a_cut_that_is_refused_leaves_the_one_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(monkeypatch) as (engine, toy):
         toy.refuses = {"6-2"}
