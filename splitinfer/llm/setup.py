@@ -65,11 +65,12 @@ class PipelineSetup:
     @property
     def pipeline(self) -> PipelineConfig:
         """What the pipeline is opened with."""
-        layout, trained = self.layout, self._trained
+        layout, trained, model = self.layout, self._trained, _absolute(model_of(self.layout))
+        running = [(self.checkpoint, model)] + ([] if trained is None else [(trained, self._drafter_at_end)])
         return PipelineConfig(
             layout,
             Load(
-                model=_absolute(model_of(layout)),
+                model=model,
                 dtype=layout.dtype,
                 stage=0,
                 bounds=(0, layout.num_layers),
@@ -86,10 +87,9 @@ class PipelineSetup:
                 mlx_vlm=mlx_vlm_of(self.checkpoint, sees=self.sees),
             ),
             connect_timeout=self.settings.connect_timeout,
-            disk=self.settings.disk,
             keys=Keyring(),  # made when a link needs it: another cut may bring workers that have keys
-            checkpoint=self.checkpoint,
-            trained=trained,
+            disk=self.settings.disk,
+            running=tuple(running),
         )
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:

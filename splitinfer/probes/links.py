@@ -83,7 +83,7 @@ class LinkSurvey:
         """The link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        worker_group = WorkerGroup(lambda _: None, lambda *_: None, self._own)
+        worker_group = WorkerGroup(self._own)
         try:
             if problem := self._connect(worker_group, needed):
                 return replace(link, problem=problem)

@@ -93,11 +93,7 @@ class Pipeline:
         self._meanwhile: Callable[[], None] = _nothing
 
     def _new_group(self) -> WorkerGroup:
-        config = self._config
-        here = ((config.checkpoint, config.first.model), (config.trained, config.first.drafter))
-        running = tuple((checkpoint, model) for checkpoint, model in here if checkpoint is not None)
-        own = {} if config.keys is None else {"own": config.keys.own}
-        return WorkerGroup(self._put, self._notice, running=running, **own)
+        return WorkerGroup(self._config.keys.own, self._put, self._notice, self._config.running)
 
     # -- opening -----------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from splitinfer.core.layout import Layout
+from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.keys import Keys
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.wire.messages import Load, Peer
 from transports import address_for_others
 
@@ -17,10 +17,9 @@ class PipelineConfig:
     layout: Layout
     first: Load
     connect_timeout: float  # seconds to reach a worker
+    keys: Keys  # for encrypted links
     disk: Disk | None = None  # where this machine stores KV
-    keys: Keys | None = None  # for encrypted links
-    checkpoint: Checkpoint | None = None  # the model's, for workers that lack weights
-    trained: Checkpoint | None = None  # the drafter's, if it has a folder of its own
+    running: tuple[Running, ...] = ()  # what workers may copy that lack weights
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""

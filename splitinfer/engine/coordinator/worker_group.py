@@ -63,26 +63,22 @@ def _nothing() -> None:
     pass
 
 
-def _no_key() -> KeyPair:
-    raise PeerError("this pipeline has no key of its own for encrypted links")
-
-
 class WorkerGroup:
     """Links to the workers, in the order of the stages.
 
-    ``put`` receives an ``Event`` for every frame and link's end once ``start_delivery`` was called. ``notice`` receives
-    a stage's name and its progress. ``own``: returns this machine's key pair, where a worker has a key. ``running``:
-    the models that workers may copy.
+    ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``Event`` for every
+    frame and link's end once ``start_delivery`` was called. ``notice`` receives a stage's name and its progress.
+    ``running``: the models that workers may copy.
     """
 
     def __init__(
         self,
-        put: Callable[[Event], None],
-        notice: Notice,
-        own: Callable[[], KeyPair] = _no_key,
+        own_key: Callable[[], KeyPair],
+        put: Callable[[Event], None] = lambda _event: None,
+        notice: Notice = lambda _name, _progress: None,
         running: tuple[Running, ...] = (),
     ) -> None:
-        self._put, self._notice, self._own = put, notice, own
+        self._own_key, self._put, self._notice = own_key, put, notice
         self._find = find_running(lambda: running)
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
@@ -98,11 +94,11 @@ class WorkerGroup:
         """
         # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
         transport = spec.link_transport if stage == 1 else OVER_TCP
-        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own))
+        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own_key))
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
-            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own)
+            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
             worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions(), before))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
@@ -175,7 +171,7 @@ class WorkerGroup:
         """
         address, fallback = worker.spec.link_transport.addresses(worker.address)
         to = NextStage(address, worker.spec.key or "", fallback)
-        return probe_next(to, machine_name(), self._session_id, self._own)
+        return probe_next(to, machine_name(), self._session_id, self._own_key)
 
     def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
         """Have a worker measure a link to another, which was connected right after it; as ``probe``."""

@@ -72,7 +72,7 @@ class Surveyor:
     @contextmanager
     def _group(self, specs: Sequence[StageSpec]) -> Iterator[WorkerGroup]:
         """A session with some workers."""
-        group = WorkerGroup(lambda _event: None, lambda _name, _progress: None, self.own)
+        group = WorkerGroup(self.own)
         try:
             for stage, spec in enumerate(specs, 1):
                 address = self._locals[spec.name].address() if spec.is_local else str(spec.address)

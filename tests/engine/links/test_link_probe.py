@@ -16,6 +16,7 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.probe import ask, measure, probe_next, reply_to
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import PeerError, ProtocolError
+from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     Connect,
@@ -75,7 +76,7 @@ def no_key() -> None:
 
 
 def group_of(addresses: list[str]) -> WorkerGroup:
-    group = WorkerGroup(lambda _: None, lambda *_: None)
+    group = WorkerGroup(Keyring().own)
     for stage, address in enumerate(addresses, 1):
         group.connect(stage, StageSpec(f"w{stage}", stage, stage + 1, address), address, 5)
     return group
