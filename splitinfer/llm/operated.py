@@ -107,12 +107,12 @@ class Operated:
 
     def request_figures(self) -> dict[str, Histogram]:
         """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
-        return self._engine.request_figures()
+        return self._engine.figures.histograms()
 
     def watch_steps(self, watch: Watch | None) -> None:
         """Call ``watch`` with the record of every step that comes back from now on; ``None``: no more. The last caller
         has them. It is called on any thread, and must return at once; after ``stats`` it has had all that came back."""
-        self._engine.watch_steps(watch)
+        self._engine.figures.watch = watch
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""

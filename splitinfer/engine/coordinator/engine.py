@@ -15,11 +15,10 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from splitinfer.core.layout import Layout
-from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
-from splitinfer.engine.coordinator.figures import Figures, Watch
+from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.loop import Call, Loop, Stop, WantedCut, stop
 from splitinfer.engine.coordinator.pipeline import Pipeline, StageEvent
@@ -171,14 +170,6 @@ class Engine:
         scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
         drafter, now = self._shared.drafter, time.monotonic()
         return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now)
-
-    def request_figures(self) -> dict[str, Histogram]:
-        """Distributions of requests' times and sizes, since the start."""
-        return self.figures.histograms()
-
-    def watch_steps(self, watch: Watch | None) -> None:
-        """Give every step that comes back from now on to ``watch``; ``None`` ends that."""
-        self.figures.watch = watch
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""

@@ -151,7 +151,9 @@ def test_what_the_thread_owns_no_other_thread_touches(monkeypatch: pytest.Monkey
         asked += [pool.submit(engine.recut, cut(3 + i)) for i in range(2)]
         asked += [pool.submit(engine.call, lose), pool.submit(engine.abort, 19), pool.submit(engine.carry_out, int)]
         asked += [pool.submit(engine.call, lambda loop: loop.tune("rules", lambda it: it.tune(PolicyConfig(), 4, 3)))]
-        asked += [pool.submit(look) for look in (engine.stats, engine.health, engine.request_figures) for _ in range(9)]
+        asked += [
+            pool.submit(look) for look in (engine.stats, engine.health, engine.figures.histograms) for _ in range(9)
+        ]
         for one in asked:
             one.result(SECONDS)
         for state in states:
