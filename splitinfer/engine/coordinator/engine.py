@@ -226,10 +226,10 @@ class Engine:
             else:
                 loop.requests.end_all(reason, failure)
                 loop.close()
-            self.figures.count()
             self._started.set()
             self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
             housekeeping.close()
+            self.figures.count()  # the last steps are drawn
 
     def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:
         """The loop of the pipeline, which is open."""
