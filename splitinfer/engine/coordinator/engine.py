@@ -227,9 +227,11 @@ class Engine:
                 loop.requests.end_all(reason, failure)
                 loop.close()
             self._started.set()
-            self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
-            housekeeping.close()
-            self.figures.count()  # the last steps are drawn
+            try:
+                self.figures.count()  # the last steps are drawn
+            finally:
+                self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
+                housekeeping.close()
 
     def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:
         """The loop of the pipeline, which is open."""
