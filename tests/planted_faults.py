@@ -39,14 +39,14 @@ _RECOVERY = (
     Fault(
         "what is on disk is forgotten when a stage was lost",
         f"{_COORDINATOR}/reopening.py",
-        "scheduler.replay(self._pipeline.kept())",
+        "scheduler.replay(pipeline.kept())",
         "scheduler.replay()",
     ),
     Fault(
         "a pipeline that has recovered says that it waits",
         f"{_COORDINATOR}/reopening.py",
-        "        self.lost_stage = None\n",
-        "",
+        "        self._shared.lost_stage = None\n        return None\n",
+        "        return None\n",
     ),
     Fault(
         "three losses in all end a pipeline, however many tokens came between them",
@@ -69,7 +69,7 @@ _RECOVERY = (
     Fault(
         "the KV of the last answers is not saved at the end",
         f"{_COORDINATOR}/engine.py",
-        "self._loop.empty(_SAVE)",
+        "loop.empty(_SAVE)",
         "pass",
     ),
     Fault(
@@ -107,8 +107,8 @@ _RUNNING = (
     ),
     Fault(
         "void steps that were not sent are not reduced",
-        f"{_COORDINATOR}/own_steps.py",
-        "            leave_out_void()\n",
+        f"{_COORDINATOR}/pipeline.py",
+        "            leave_out_rejected()\n",
         "            pass\n",
     ),
     Fault(

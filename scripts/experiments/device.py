@@ -20,7 +20,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -32,7 +32,9 @@ from splitinfer.bench.blas import prefer_openblas
 from splitinfer.bench.link_pair import Kind, Pair
 from splitinfer.bench.systems import whole
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.metrics.histogram import LogHistogram
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.histogram import Histogram
+from splitinfer.core.metrics.records import StepRecord
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
@@ -165,7 +167,7 @@ class Trials:
             every = _results(streams)
         finally:
             self.llm.tune(itl_slo_ms=None)
-        during = LogHistogram()
+        during = Histogram()
         for times in every:
             for before, at in pairwise(times):
                 if at > long.at and before < answer[0]:
@@ -187,14 +189,30 @@ class Trials:
         return Stream(at, self.llm.submit(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)))
 
     def _window(self, stream: "Stream") -> list[dict[str, Any]]:
-        """Each stage's figures from the stream's token number ``_WARM`` for ``_COUNTED`` tokens."""
+        """Each stage's duty from the stream's token number ``_WARM`` for ``_COUNTED`` tokens, and the seconds before
+        its steps that links and hosts took."""
+        steps = list[StepRecord]()
         _until(stream, _WARM)
-        self.llm.stats(reset=True)
+        before = self.llm.stats()["stages"]
+        self.llm.watch_steps(steps.append)
         _until(stream, _COUNTED - 1)
+        after = self.llm.stats()["stages"]
+        self.llm.watch_steps(None)
         return [
-            {"name": stage["name"], "duty": stage["duty_percent"] / 100, "overhead": stage["overhead"]}
-            for stage in self.llm.stats()["window"]["stages"]
+            _window(was, now, [step.gaps[i] for step in steps])
+            for i, (was, now) in enumerate(zip(before, after, strict=True))
         ]
+
+
+def _window(was: dict[str, Any], now: dict[str, Any], gaps: Sequence[Mapping[Cause, float]]) -> dict[str, Any]:
+    """A stage's figures between two readings of its counters. ``gaps``: before each of its steps."""
+    busy = now["busy_seconds"] - was["busy_seconds"]
+    idle = sum(now["idle_seconds"].values()) - sum(was["idle_seconds"].values())
+    overhead = Histogram()
+    for gap in gaps:
+        overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
+    figures = {"seconds": overhead.total, **overhead.as_dict(50, 99)}
+    return {"name": now["name"], "duty": busy / (busy + idle), "overhead": figures}
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ A ``Grammar`` is text: a JSON schema, a regular expression, a Lark grammar, or a
 function of the answer's own tokens, so it is matched once, on the coordinator, and on no other machine
 (``splitinfer.grammar``): no cut, batch, draft or lost worker changes it. The scheduler sees it as ``TokenRules``.
 
-    tokens so far ──TokenRules──> forced   the tokens that must come next: drafts that are always right
-                                  mask     the tokens that may come next; the last stage chooses among these alone
+    tokens so far ──TokenRules──> jump forward   the tokens that must come next: drafts that are always right
+                                  mask           the tokens that may come next; the last stage chooses among these alone
 """
 
 import json
@@ -146,12 +146,12 @@ class TokenRules(Protocol):
         """Whether a token of an answer could not follow those before it: then the rules have not been kept."""
         ...
 
-    def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
+    def jump_forward(self, answer: Seq[int], most: int) -> tuple[int, ...]:
         """The tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
         ...
 
     def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
-        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether it is forced."""
+        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether no other may come."""
         ...
 
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:

@@ -27,7 +27,7 @@ class NewSequence:
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
     far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
     to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
-    ``takes_over``: the ``left`` sequence whose KV is that of these tokens, and perhaps more; nothing is copied.
+    ``takes_over``: the ``retained`` sequence whose KV is that of these tokens, and perhaps more; nothing is copied.
 
     Raises:
         ValueError: blocks without a prefix, a prefix without blocks, or pictures that overlap.
@@ -99,10 +99,10 @@ class Slice:
 
     @property
     def begins_with_draft(self) -> bool:
-        """Whether its first token is a draft, so that it is void if another token is sampled in that place."""
+        """Whether its first token is a draft, so that it is rejected if another token is sampled in that place."""
         return self.num_drafts == len(self.token_ids)
 
-    def is_void(self, position: int, token_id: int | None) -> bool:
+    def is_rejected(self, position: int, token_id: int | None) -> bool:
         """Whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``: no
         token was). A slice that begins with a draft is valid only if it begins there with that token."""
         return self.begins_with_draft and (self.start, self.token_ids[0]) != (position, token_id)
@@ -136,8 +136,8 @@ class Slice:
         if not self.num_drafts:
             return len(sampled) == self.num_logits and (found is not None or not self.num_rows)
         if tokens is None and self.begins_with_draft:
-            return True  # whether it was void is no longer known
-        if tokens is not None and self.is_void(len(tokens) - 1, tokens[-1]):
+            return True  # whether it was rejected is no longer known
+        if tokens is not None and self.is_rejected(len(tokens) - 1, tokens[-1]):
             return not sampled
         return self.is_verdict(sampled)
 
@@ -203,7 +203,7 @@ class Fetch:
 class StepPlan:
     """One micro-batch for all stages.
 
-    A stage first makes the ``saves``, then ends the ``left`` sequences but keeps their KV, then frees the ``freed``
+    A stage first makes the ``saves``, then ends the ``retained`` sequences but keeps their KV, then frees the ``freed``
     ones, then adds ``new`` ones, which may begin with ``dropped`` blocks for the last time, then drops those and adds
     ``fetches``, then runs the ``slices``, each of another sequence. ``erased``: keys of files that will not be read
     again.
@@ -220,7 +220,7 @@ class StepPlan:
     dropped: tuple[int, ...] = ()
     fetches: tuple[Fetch, ...] = ()
     erased: tuple[Key, ...] = ()
-    left: tuple[int, ...] = ()
+    retained: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len({part.seq_id for part in self.slices}) != len(self.slices):
@@ -234,7 +234,7 @@ class StepPlan:
     @property
     def ended(self) -> tuple[int, ...]:
         """The sequences that no later slice is of."""
-        return (*self.freed, *self.left)
+        return (*self.freed, *self.retained)
 
     @property
     def num_tokens(self) -> int:
@@ -275,7 +275,7 @@ class SampledToken:
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
     """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one, and
-    there are none if the slice was void. ``drafts``: what the last stage has drafted behind them. ``scored``: the
+    there are none if the slice was rejected. ``drafts``: what the last stage has drafted behind them. ``scored``: the
     slice's own, with their log probabilities."""
 
     seq_id: int

@@ -9,12 +9,12 @@ plans. Prefill, a later chunk, a reused prefix and decode are then the same case
 
 With speculation, drafts follow the tokens: those ``ahead`` are in plans under way, and those ``waiting`` are not yet.
 ``num_scheduled`` includes those ahead. Sampled tokens take the drafts' places as long as they are equal; the first
-that differs voids all drafts after it, and ``num_scheduled`` goes back to its position.
+that differs rejects all drafts after it, and ``num_scheduled`` is rolled back to its position.
 
     tokens ................. | ahead ......... | waiting ...
                              sampled next ^      num_scheduled is here
 
-A preempted sequence goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones: they are
+A preempted sequence begins again at ``num_scheduled = 0`` and keeps its tokens, also the generated ones: they are
 computed again like a prompt.
 
 What the prefix cache and speculation note about a sequence is apart from it (``CachedKV``, ``DraftNotes``).
@@ -84,7 +84,7 @@ class DraftNotes:
     waiting: those after them, for the next plan.
     is_dry: whether there are no more until the next token.
     were_planned: whether any was in a plan since the stages have the sequence's KV.
-    forced: positions of those that its rules forced; num_forced: tokens that were such drafts.
+    jumps: positions of those of which its rules leave no choice; num_jumped: tokens that were such drafts.
     num_misses: times one in a plan was wrong.
     num_tried, num_right: a drafter's own in plans that came to a verdict, and those of them that were right.
     """
@@ -93,8 +93,8 @@ class DraftNotes:
     waiting: list[int] = field(default_factory=list)
     is_dry: bool = False
     were_planned: bool = False
-    forced: set[int] = field(default_factory=set)
-    num_forced: int = 0
+    jumps: set[int] = field(default_factory=set)
+    num_jumped: int = 0
     num_misses: int = 0
     num_tried: int = 0
     num_right: int = 0
@@ -130,7 +130,7 @@ class DraftNotes:
     def drop(self) -> None:
         """Drop all."""
         self.ahead, self.waiting, self.is_dry = [], [], False
-        self.forced.clear()
+        self.jumps.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -141,36 +141,36 @@ class Sequence:
     """
 
     # what it is
-    seq_id: int
-    tokens: list[int]
+    seq_id: int  # counts requests: of equal priority, who came first has the lowest
+    tokens: list[int]  # grow with ``extend``
     params: SamplingParams
     seed: int
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
     session: str | None = None  # the name by which its blocks can be dropped
-    comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
     priority: int = 0  # higher goes first
     pictures: tuple[Picture, ...] = ()  # in its prompt, in their order
     pixels: tuple[object, ...] = ()  # their values, which are held as long as it is
     deadline: float | None = None  # seconds on the caller's clock
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
     rules: TokenRules | None = None  # which tokens its answer may have; None: any
-    # what the scheduler notes of it, with times in seconds on its clock
-    arrival: int = 0  # counts submissions
+    # what the scheduler notes
     keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt
+    num_preemptions: int = 0  # times it was preempted
+    finish_reason: FinishReason | None = None
+    # what the prefix cache and speculation note
+    comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
+    kv: CachedKV = field(default_factory=CachedKV)
+    drafts: DraftNotes = field(default_factory=DraftNotes)
+    # what its own methods note, with times in seconds on the scheduler's clock: of its life
     begun_at: float | None = None  # when its first slice was planned
     num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
-    num_preemptions: int = 0  # times it was preempted
     token_at: float = 0.0  # when its last token came
     scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
-    finish_reason: FinishReason | None = None
-    # what the stages have of it, and are to have by plans under way
+    # and of what the stages have of it, and are to have by plans under way
     num_scheduled: int = 0
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
-    num_awaited: int = 0  # how many of them are not void
+    num_awaited: int = 0  # how many of them are not rejected
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
-    is_known: bool = False  # whether the stages have its static data
-    kv: CachedKV = field(default_factory=CachedKV)  # the prefix cache's notes
-    drafts: DraftNotes = field(default_factory=DraftNotes)  # speculation's notes
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -208,9 +208,9 @@ class Sequence:
 
     @property
     def has_guesses(self) -> bool:
-        """Whether a drafter's drafts wait, and not only those that its rules force."""
+        """Whether a drafter's drafts wait, and not only those of which its rules leave no choice."""
         first = len(self.tokens) + len(self.drafts.ahead)
-        return any(position not in self.drafts.forced for position in range(first, self.num_streamed))
+        return any(position not in self.drafts.jumps for position in range(first, self.num_streamed))
 
     @property
     def answer_stream(self) -> list[int]:
@@ -228,14 +228,24 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def is_known(self) -> bool:
+        """Whether the stages have its static data: it runs."""
+        return self.num_scheduled > 0
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens its KV has room for; caches do not shrink when they are rolled back."""
         return max(self.num_scheduled, self.kv_floor)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The order in which memory is granted, smaller first: higher priority, then earlier arrival."""
-        return -self.priority, self.arrival
+        """The order in which memory is granted, smaller first: higher priority, then who came first."""
+        return -self.priority, self.seq_id
+
+    def begin(self, num_stored: int, room: int) -> None:
+        """Run, with the KV of its first tokens, which is stored, in arrays with room for as many tokens as ``room``."""
+        self.num_scheduled, self.kv_floor = num_stored, room
+        self.num_cached = num_stored if self.num_cached is None else self.num_cached
 
     def go(self, size: int, num_drafts: int, now: float) -> tuple[int, ...]:
         """Move the next ``size`` known tokens, and the first waiting drafts behind them, into a plan; return them."""
@@ -246,23 +256,30 @@ class Sequence:
         self.begun_at = now if self.begun_at is None else self.begun_at
         return token_ids
 
-    def hold(self, drafts: Seq[int], are_forced: Iterable[bool]) -> None:
-        """Have drafts wait for the next plan; of each, whether its rules forced it."""
+    def hold(self, drafts: Seq[int], are_jumps: Iterable[bool]) -> None:
+        """Have drafts wait for the next plan; of each, whether its rules leave no choice of it."""
         first = self.num_streamed
-        self.drafts.forced.update(first + i for i, is_forced in enumerate(are_forced) if is_forced)
+        self.drafts.jumps.update(first + i for i, is_jump in enumerate(are_jumps) if is_jump)
         self.drafts.waiting += drafts
 
-    def force(self, token_ids: Seq[int]) -> None:
-        """Have tokens that its rules force behind its stream wait for its next plan."""
+    def jump_forward(self, token_ids: Seq[int]) -> None:
+        """Have tokens that must follow its stream by its rules wait for its next plan."""
         self.hold(token_ids, [True] * len(token_ids))
+
+    def returned(self, start: int, scored: Seq[SampledToken] = ()) -> None:
+        """Take in that a slice from ``start`` on has come back, or is left out. ``scored``: the log probabilities of
+        its prompt's tokens; it may have begun before the first that is missing."""
+        self.num_in_flight -= 1
+        if scored:
+            self.scores += scored[len(self.scores) - start :]
 
     def extend(self, sampled: Iterable[int], max_len: int, now: float) -> Extension:
         """Append sampled tokens, up to one that ends the sequence. ``max_len``: the model's context in tokens."""
         self.num_awaited -= 1
         found, notes = Extension(len(self.tokens)), self.drafts
         for row, token_id in enumerate(sampled):
-            is_tried, is_forced = bool(notes.ahead), len(self.tokens) in notes.forced
-            notes.forced.discard(len(self.tokens))
+            is_tried, is_jump = bool(notes.ahead), len(self.tokens) in notes.jumps
+            notes.jumps.discard(len(self.tokens))
             self.tokens.append(token_id)
             self.token_at = now
             is_right = not notes.missed(token_id)
@@ -270,8 +287,8 @@ class Sequence:
                 self.kv_floor = self.kv_tokens
                 self.num_scheduled = len(self.tokens) - 1
                 self.num_awaited = 0
-            notes.num_forced += is_tried and is_forced
-            if is_tried and not is_forced:
+            notes.num_jumped += is_tried and is_jump
+            if is_tried and not is_jump:
                 found.verdicts.append((row, is_right))
                 found.num_right += is_right
             if token_id in self.end_tokens:
@@ -291,4 +308,3 @@ class Sequence:
         self.drafts.were_planned = False
         self.kv_floor = 0
         self.kv = CachedKV()
-        self.is_known = False

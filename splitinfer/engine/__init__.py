@@ -1,20 +1,22 @@
 """Everything that acts: the loops of coordinator and worker, and what they run.
 
 coordinator     the engine's loop: plan, run, update
-    engine          the loop itself
-    own_steps       steps on the coordinator's own layers, launched and sent
+    engine          what other threads call, and the thread: open, turn for turn, end
+    shared          all that threads have in common
+    loop            receives, drafts, plans, launches, learns
+    open_requests   the requests that the loop has; requests: their text, and events for their readers
+    reopening       after a loss, and for another cut
     drafting        has the drafter make the drafts that the scheduler proposes
-    pipeline        all stages: opens them, sends steps through them, closes them
+    masking         which tokens may come at the places of a step, where requests have grammars
+    pipeline        all stages: opens them, launches steps and sends them on, closes them
     worker_group    the workers of one session: connects, loads and joins them, measures their links
     local_workers   workers that the coordinator starts itself
-    masking         which tokens may come at the places of a step, where requests have grammars
-    requests        a request's text: detokenizing, stop strings, events for its reader
     metrics, trace  counters, gaps and latencies; the steps as a trace file
 worker          the loop on the other machines
     handshake       authenticates peers that connect to a worker's port, while its engine is busy
     access          which keys may connect
     holder          the stage that it holds: loaded, kept, given up
-upkeep          what both loops do besides acting on events
+housekeeping    what both loops do besides acting on events
 stage           one stage, the same on coordinator and workers
     loader          a Load command becomes a stage in memory
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens

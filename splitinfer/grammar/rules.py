@@ -84,7 +84,7 @@ class AnswerRules:
 
     # -- what the scheduler asks ---------------------------------------------------------------
 
-    def forced(self, answer: Seq[int], most: int) -> tuple[int, ...]:
+    def jump_forward(self, answer: Seq[int], most: int) -> tuple[int, ...]:
         with self._lock:
             self._go_to(answer)
             found = list[int]()

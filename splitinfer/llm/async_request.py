@@ -9,12 +9,13 @@ until it runs again only mark their readers, and the loop then wakes them all. A
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from weakref import WeakKeyDictionary, ref
 
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
-from splitinfer.llm.request import Request
+from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
+from splitinfer.llm.request import UnderWay
 
 
 class LoopBell:
@@ -59,38 +60,15 @@ def bell_of_running_loop() -> LoopBell:
     return _bells.setdefault(loop, LoopBell(loop))
 
 
-class AsyncRequest:
+class AsyncRequest(UnderWay):
     """One request under way, read by an event loop. Iterate over its events, or await its ``result``; either, once.
 
-    ``submit`` gets what the engine's thread shall call after each event.
-
-    Raises:
-        SplitinferError: as ``LLM.submit``.
+    ``has_events``: set on the loop after each event.
     """
 
-    def __init__(self, submit: Callable[[Callable[[], None]], Request]) -> None:
-        self._has_events, bell = asyncio.Event(), bell_of_running_loop()
-        self._request = submit(lambda: bell.ring(self._has_events))
-
-    @property
-    def output(self) -> RequestOutput:
-        """The output read so far."""
-        return self._request.output
-
-    @property
-    def prompt(self) -> list[int]:
-        """The prompt's tokens."""
-        return self._request.prompt
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """As the output read so far has them."""
-        return self.output.prompt_logprobs
-
-    @property
-    def submitted(self) -> float:
-        """When it was submitted, in seconds on the monotonic clock."""
-        return self._request.submitted
+    def __init__(self, state: RequestState, engine: Engine, has_events: asyncio.Event) -> None:
+        super().__init__(state, engine)
+        self._has_events = has_events
 
     async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early, or the cancellation of the
@@ -105,7 +83,7 @@ class AsyncRequest:
         try:
             while self.output.finish_reason is None:
                 self._has_events.clear()  # before looking, so that nothing comes unseen
-                if batch := self._request.all_nowait():
+                if batch := self._all_nowait():
                     yield batch
                 else:
                     await self._has_events.wait()
@@ -118,7 +96,3 @@ class AsyncRequest:
         async for _ in self:
             pass
         return self.output
-
-    def abort(self) -> None:
-        """End the request on all stages; its ``finish_reason`` becomes "abort"."""
-        self._request.abort()

@@ -17,11 +17,12 @@ from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
+from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
 from splitinfer.engine.profiling.measure import remembered
 from splitinfer.engine.profiling.question import Question
-from splitinfer.engine.profiling.survey import Notice, Surveyor
+from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring

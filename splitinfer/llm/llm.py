@@ -38,7 +38,7 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.grammar.rules import AnswerRules
-from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.async_request import AsyncRequest, bell_of_running_loop
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.operated import Operated
@@ -156,7 +156,8 @@ class LLM(Operated):
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
-            setup.pipeline(notice),
+            setup.pipeline,
+            notice,
             setup.scheduler_config,
             self.settings.rejoin_timeout,
             self._trace,
@@ -313,8 +314,9 @@ class LLM(Operated):
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
-        handling, seen = Handling(session, priority, timeout, flight), self._seen(prompt, pictures)
-        return self._submit(seen, params, handling, rules=self._rules(seen.plain, params, handling))
+        handling = Handling(session, priority, timeout, flight)
+        seen, rules = self._prepared(prompt, pictures, params, handling)
+        return Request(self._submit(seen, rules, params, handling), self._engine)
 
     async def asubmit(
         self,
@@ -337,25 +339,25 @@ class LLM(Operated):
             SplitinferError: as ``submit``.
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
-        seen = await asyncio.to_thread(self._seen, prompt, pictures) if pictures or isinstance(prompt, str) else prompt
-        seen = seen if isinstance(seen, SeenPrompt) else SeenPrompt(tuple(map(int, seen)))
-        rules = await asyncio.to_thread(self._rules, seen.plain, params, handling)
-        return AsyncRequest(
-            lambda notify: self._submit(seen, params, handling, notify, rules=rules, shows_markers=shows_markers)
-        )
+        seen, rules = await asyncio.to_thread(self._prepared, prompt, pictures, params, handling)
+        has_events, bell = asyncio.Event(), bell_of_running_loop()
+        state = self._submit(seen, rules, params, handling, lambda: bell.ring(has_events), shows_markers)
+        return AsyncRequest(state, self._engine, has_events)
 
-    def _seen(self, prompt: Prompt | SeenPrompt, seen: Sequence[Source]) -> SeenPrompt:
-        """A prompt with its pictures, if it has not got them already."""
-        if isinstance(prompt, SeenPrompt):
-            return prompt
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return self.seeing.prompt(tokens, seen, self.context_length)
-
-    def _rules(self, prompt: Sequence[int], params: SamplingParams | None, handling: Handling) -> AnswerRules | None:
-        """What holds for an answer; compiling a grammar may take a second."""
+    def _prepared(
+        self,
+        prompt: Prompt | SeenPrompt,
+        pictures: Sequence[Source],
+        params: SamplingParams | None,
+        handling: Handling,
+    ) -> tuple[SeenPrompt, AnswerRules | None]:
+        """A prompt with its pictures, and what holds for its answer. Compiling a grammar may take a second."""
+        if not isinstance(prompt, SeenPrompt):
+            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            prompt = self.seeing.prompt(tokens, pictures, self.context_length)
         if params is None or not params.has_rules:
-            return None
-        return self._forms.rules(params, prompt, may_think=handling.may_think)
+            return prompt, None
+        return prompt, self._forms.rules(params, prompt.plain, may_think=handling.may_think)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
@@ -369,13 +371,12 @@ class LLM(Operated):
     def _submit(
         self,
         prompt: SeenPrompt,
+        rules: AnswerRules | None,
         params: SamplingParams | None,
         handling: Handling,
         notify: Callable[[], None] | None = None,
-        *,
-        rules: AnswerRules | None = None,
         shows_markers: bool = False,
-    ) -> Request:
+    ) -> RequestState:
         params = params or SamplingParams()
         self._prompts.check(prompt.plain, self.context_length)
         self._prompts.check_biases(params)
@@ -395,7 +396,7 @@ class LLM(Operated):
         )
         state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
         self._engine.submit(state)
-        return Request(state, self._engine)
+        return state
 
     # -- ending ------------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.core.layout import Layout as PlainLayout
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures
+from splitinfer.core.metrics.histogram import Histogram
+from splitinfer.core.scheduler.room import seconds_until_room
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.figures import Watch
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import ConfigError
 from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
@@ -38,7 +40,7 @@ class Operated:
 
     def forget(self, session: str) -> None:
         """Free the cached KV of a session's requests."""
-        self._engine.drop_session(session)
+        self._engine.call(lambda loop: loop.scheduler.forget(session))
 
     def tune(self, **serving_options: Any) -> None:
         """Change serving options (``Settings``) while requests are under way. They hold from the next step on, and
@@ -55,11 +57,13 @@ class Operated:
             changed = replace(self.serving_options, **serving_options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{error}") from error
-        self._engine.tune(
-            changed.policy_config,
-            lambda pipeline: token_budget_of(changed, (ready.device for ready in pipeline.ready)),
-            changed.max_running or MAX_RUNNING,
-        )
+        pipeline = self._engine.pipeline
+
+        def change(scheduler: Scheduler) -> None:  # also of another cut, whose stages may have other devices
+            budget = token_budget_of(changed, (ready.device for ready in pipeline.ready))
+            scheduler.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
+
+        self._engine.call(lambda loop: loop.tune("rules", change))
         self.serving_options = changed
 
     def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:
@@ -96,22 +100,19 @@ class Operated:
             self.layout = layout
         return paused
 
-    def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each.
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each. Counters begin
+        with the pipeline and never go back: what a while has brought is the difference of two readings."""
+        return self._engine.stats()
 
-        ``reset``: begin a new "window" after this; counters are never reset.
-        """
-        return self._engine.stats(reset=reset)
-
-    def request_figures(self) -> RequestFigures:
+    def request_figures(self) -> dict[str, Histogram]:
         """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
-        return self._engine.request_figures()
+        return self._engine.figures.histograms()
 
-    def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``, once it has come back; ``None``: no more.
-        There is one place for them, and the last caller has it. Call ``stats`` before they are taken: it counts what
-        has come back."""
-        self._engine.watch_steps(recent)
+    def watch_steps(self, watch: Watch | None) -> None:
+        """Call ``watch`` with the record of every step that comes back from now on; ``None``: no more. The last caller
+        has them. It is called on any thread, and must return at once; after ``stats`` it has had all that came back."""
+        self._engine.figures.watch = watch
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""
@@ -120,7 +121,10 @@ class Operated:
     def seconds_until_room(self, nth: int = 1) -> float:
         """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
         have cost and answers have lasted so far; between 1 and 60. From any thread."""
-        return self._engine.seconds_until_room(nth)
+        scheduler = self._engine.scheduler
+        running = list(scheduler.running.values())  # at once, as the engine's thread changes it
+        usual = self._engine.figures.usual_request
+        return seconds_until_room(running, scheduler.config, scheduler.costs, usual, nth)
 
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, logprobs_of
+from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, TokenLogprobs, logprobs_of
 from splitinfer.errors import RequestError
 
 Prompt = str | Sequence[int]
 
 
-class Request:
-    """One request under way. Iterate over its events, or wait for its ``result``; either, once."""
+class UnderWay:
+    """One request under way, as its one reader holds it."""
 
     def __init__(self, state: RequestState, engine: Engine) -> None:
         self._state, self._engine = state, engine
@@ -31,20 +31,20 @@ class Request:
         """When it was submitted, in seconds on the monotonic clock."""
         return self._state.submitted
 
-    def __iter__(self) -> Iterator[StreamEvent]:
-        """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
-        try:
-            while self.output.finish_reason is None:
-                yield self._read(self._state.events.get())
-        finally:
-            if self.output.finish_reason is None:
-                self.abort()
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """As the output read so far has them."""
+        return self.output.prompt_logprobs
 
-    def all_nowait(self) -> list[StreamEvent]:
+    def abort(self) -> None:
+        """End the request on all stages; its ``finish_reason`` becomes "abort"."""
+        self._engine.abort(self._state.seq_id)
+
+    def _all_nowait(self) -> list[StreamEvent]:
         """The events that have come and are not read yet, up to the last one of all."""
-        found, events = list[StreamEvent](), self._state.events
-        while self.output.finish_reason is None and not events.is_empty:
-            found.append(self._read(events.get()))
+        found = list[StreamEvent]()
+        while self.output.finish_reason is None and not self._state.is_empty:
+            found.append(self._read(self._state.get()))
         return found
 
     def _read(self, event: StreamEvent) -> StreamEvent:
@@ -58,15 +58,24 @@ class Request:
             self.output.prompt_logprobs = [one for score in scores for one in logprobs_of(score)]
         return event
 
+
+class Request(UnderWay):
+    """One request under way. Iterate over its events, or wait for its ``result``; either, once."""
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
+        try:
+            while self.output.finish_reason is None:
+                yield self._read(self._state.get())
+        finally:
+            if self.output.finish_reason is None:
+                self.abort()
+
     def result(self) -> RequestOutput:
         """Wait for the end. A request that failed has ``finish_reason`` "error", and the tokens it had."""
         for _ in self:
             pass
         return self.output
-
-    def abort(self) -> None:
-        """End the request on all stages; its ``finish_reason`` becomes "abort"."""
-        self._engine.abort(self._state.seq_id)
 
 
 class RequestEvents(Iterator[StreamEvent]):

@@ -16,14 +16,14 @@ from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
+from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
-from splitinfer.engine.coordinator.worker_handle import Event
+from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in
 from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
@@ -32,6 +32,7 @@ from splitinfer.errors import LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
+from splitinfer.models.building import mlx_vlm_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
@@ -39,9 +40,8 @@ from splitinfer.models.mtp import MTP
 from splitinfer.models.trained import at_once, is_trained
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
-from splitinfer.wire.messages import Progress, Ready
+from splitinfer.wire.messages import Load, Progress, Ready
 
-Notice = Callable[[str, Progress], None]  # a stage's name (or DRAFT), its progress
 MakeDrafter = Callable[[], Drafter]
 
 DRAFT = "draft"  # in place of a stage's name, for the draft model
@@ -62,31 +62,35 @@ class PipelineSetup:
     context_length: int
     make_drafter: MakeDrafter | None = None
 
-    def pipeline(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
-        """Return a function that makes the pipeline, given where to put its events."""
-        config = PipelineConfig(
-            layout=self.layout,
-            model=_absolute(model_of(self.layout)),
-            fingerprint=self.fingerprint,
-            vocab_size=self.vocab_size,
-            kv_tokens=min(self.context_length, self._most_context),
-            max_tokens=self._most_context,
+    @property
+    def pipeline(self) -> PipelineConfig:
+        """What the pipeline is opened with."""
+        layout, trained, model = self.layout, self._trained, _absolute(model_of(self.layout))
+        running = [(self.checkpoint, model)] + ([] if trained is None else [(trained, self._drafter_at_end)])
+        return PipelineConfig(
+            layout,
+            Load(
+                model=model,
+                dtype=layout.dtype,
+                stage=0,
+                bounds=(0, layout.num_layers),
+                fingerprint=self.fingerprint,
+                vocab_size=self.vocab_size,
+                kv_tokens=min(self.context_length, self._most_context),
+                max_tokens=self._most_context,
+                kv_root=self._kv_root if self.settings.disk is not None else b"",
+                kv_format=layout.kv_format,
+                float32_head=False,
+                drafter=self._drafter_at_end,
+                drafter_fingerprint=None if trained is None else trained.fingerprint(),
+                sees=self.sees,
+                mlx_vlm=mlx_vlm_of(self.checkpoint, sees=self.sees),
+            ),
             connect_timeout=self.settings.connect_timeout,
-            disk=self.settings.disk,
             keys=Keyring(),  # made when a link needs it: another cut may bring workers that have keys
-            kv_root=self._kv_root if self.settings.disk is not None else b"",
-            checkpoint=self.checkpoint,
-            drafter=self._drafter_at_end,
-            drafter_fingerprint=None if self._trained is None else self._trained.fingerprint(),
-            sees=self.sees,
-            trained=self._trained,
+            disk=self.settings.disk,
+            running=tuple(running),
         )
-
-        def make(put: Callable[[Event], None]) -> Pipeline:
-            made = Pipeline(config, put, lambda stage, progress: notice(made.layout.stages[stage].name, progress))
-            return made
-
-        return make
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
         """The scheduler's config, once the stages are loaded.
@@ -107,7 +111,7 @@ class PipelineSetup:
             kv=kv,
             blocks=PrefixCacheConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
-                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
+                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= WITHIN_DRAFTS,
                 prompts_only=_packs(pipeline),
                 root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
@@ -118,7 +122,7 @@ class PipelineSetup:
             drafts_at_end=bool(self._drafter_at_end),
             with_ngrams=bool(self._drafter_at_end) and str(self.layout.draft).endswith(WITH_NGRAMS),
             drafts_at_once=0 if self._trained is None else at_once(self._trained),
-            forces=pipeline.rewind != NEVER,
+            jumps_forward=pipeline.rewind != NEVER,
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
@@ -223,7 +223,7 @@ def rewind_limit(cache: Cache) -> int | None:
         return UNLIMITED
     if isinstance(cache, WindowKVCache):
         return WindowKVCache.SLACK
-    return PUT_BACK if _is_state(cache) else NEVER
+    return WITHIN_DRAFTS if _is_state(cache) else NEVER
 
 
 def trim(cache: Cache, n: int) -> bool:

@@ -19,7 +19,7 @@ from typing import cast
 import mlx.core as mx
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.caches import rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -86,7 +86,7 @@ def _difference(exact: mx.array, other: mx.array) -> float:
 
 def _can_cut_anywhere(stage: StageModel) -> bool:
     limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
-    return limit is UNLIMITED or limit > PUT_BACK
+    return limit is UNLIMITED or limit > WITHIN_DRAFTS
 
 
 class Continued:

@@ -207,8 +207,6 @@ def _worker(worker: WorkerSeen) -> Text:
     if worker.welcome is None:
         return Text(f"✗ {where}: {worker.problem}", style="red")
     line = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
-    if worker.clock is not None:
-        line += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
     return Text(f"{line}; {worker.problem}" if worker.problem else line)
 
 
@@ -245,17 +243,16 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
     )
 
 
-def _time(seconds: float, *, signed: bool = False) -> str:
+def _time(seconds: float) -> str:
     """
-    >>> _time(0.00025), _time(0.0123), _time(-2.5, signed=True), _time(0.0)
-    ('250 µs', '12.3 ms', '-2.5 s', '0 µs')
+    >>> _time(0.00025), _time(0.0123), _time(2.5), _time(0.0)
+    ('250 µs', '12.3 ms', '2.5 s', '0 µs')
     """
-    sign = "+" if signed and seconds >= 0 else ""
     if abs(seconds) < 0.9995e-3:
-        return f"{sign}{seconds * 1e6:.3g} µs"
+        return f"{seconds * 1e6:.3g} µs"
     if abs(seconds) < 0.9995:
-        return f"{sign}{seconds * 1e3:.3g} ms"
-    return f"{sign}{seconds:,.4g} s"
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:,.4g} s"
 
 
 def _rate(bandwidth: float) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.link_transport import OVER_TCP, TCP
-from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
@@ -32,7 +31,6 @@ class WorkerSeen:
     name: str
     address: str
     welcome: Welcome | None
-    clock: ClockReading | None
     problem: str = ""
 
 
@@ -85,12 +83,10 @@ class LinkSurvey:
         """The link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        worker_group = WorkerGroup(lambda _: None, lambda *_: None, self._own)
+        worker_group = WorkerGroup(self._own)
         try:
             if problem := self._connect(worker_group, needed):
                 return replace(link, problem=problem)
-            for spec, clock in zip(needed, worker_group.read_clocks(), strict=True):
-                self._seen[spec.name] = replace(self._seen[spec.name], clock=clock)
             found = _probe(worker_group)
             transport = "tcp" if found.note else link.transport
             return replace(link, figures=found.figures, note=found.note, transport=transport)
@@ -116,8 +112,8 @@ class LinkSurvey:
             worker_group.connect(1, replace(spec, link_transport=OVER_TCP), address, self._timeout)
             worker_group.workers[-1].spec = spec  # how the stage before it connects
         except PeerError as error:
-            return WorkerSeen(spec.name, address, None, None, str(error))
-        return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome, None)
+            return WorkerSeen(spec.name, address, None, str(error))
+        return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome)
 
 
 def _probe(worker_group: WorkerGroup) -> Probed:

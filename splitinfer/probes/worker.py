@@ -67,7 +67,6 @@ def _link(worker: Mapping[str, Any]) -> dict[str, Any]:
         "problem": link["problem"] or seen["problem"],
         "welcome": said,
         "own_versions": asdict(own_versions()),
-        "clock": seen["clock"],
         "figures": link["figures"],
     }
 

@@ -33,7 +33,7 @@ from splitinfer.errors import Draining, SplitinferError
 from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.fields import Ignored
 from splitinfer.server.gate import Facts, Gate, Sessions
-from splitinfer.server.meters.readings import OTHER
+from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 from splitinfer.server.spans import Usage

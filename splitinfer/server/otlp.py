@@ -1,4 +1,12 @@
-"""Sends spans to a collector, by OTLP over HTTP. The only module that needs opentelemetry-sdk.
+"""A span of each request, sent to a collector by OTLP over HTTP. The only module that needs opentelemetry-sdk.
+
+    began            submitted         first step      first token      last token, ended
+      |--- preparing ---|---- queued ----|--- prefill ---|---- decode ----|
+                                    or, anywhere, given up: by its client, by a deadline, by the server's end
+
+A phase begins with the first choice that comes to it. Names of attributes are those of OpenTelemetry's semantic
+conventions for generative AI (in development; as in opentelemetry-semantic-conventions 0.66b2), beside
+``splitinfer.*`` for the phases.
 
 A thread of the SDK sends what has come, some hundred spans at a time; where the collector cannot be reached, spans are
 dropped. The SDK's own variables hold, too: OTEL_EXPORTER_OTLP_HEADERS for a collector that wants a key,
@@ -7,6 +15,7 @@ OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER (OpenTelemetry's "Environment Vari
 
 import threading
 import time
+from collections.abc import Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,10 +27,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.server.spans import RequestSpan
+from splitinfer.server.spans import Arrival, ChoiceTimes, Usage
 
 _TRACES = "/v1/traces"  # the path of OTLP over HTTP, for an address without one
 _SECONDS = 2.0
+_COMPLETIONS = "/v1/completions"
+_PARENT = ("traceparent", "tracestate")  # W3C Trace Context
 
 
 class OtlpSpans:
@@ -40,20 +51,44 @@ class OtlpSpans:
         self._tracer = self._provider.get_tracer("splitinfer")
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, span: RequestSpan) -> None:
+    def ended(self, arrival: Arrival, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> None:
+        """A request is over; times are seconds on the monotonic clock. ``model``: its name for clients."""
         ahead = time.time() - time.monotonic()  # spans have the time of day
-        made = self._tracer.start_span(
-            span.name,
-            self._propagator.extract(span.parent),
+
+        def at(seconds: float) -> int:
+            return int((seconds + ahead) * 1e9)
+
+        marks, reasons = _marks(choices), [each.reason or "abort" for each in choices]
+        span = self._tracer.start_span(
+            f"POST {arrival.route}",
+            self._propagator.extract({name: arrival.headers[name] for name in _PARENT if name in arrival.headers}),
             kind=SpanKind.SERVER,
-            attributes=span.attributes,
-            start_time=_nanoseconds(span.began + ahead),
+            attributes={
+                "http.request.method": "POST",
+                "http.route": arrival.route,
+                "gen_ai.operation.name": "text_completion" if arrival.route == _COMPLETIONS else "chat",
+                "gen_ai.provider.name": "splitinfer",
+                "gen_ai.request.model": model,
+                "gen_ai.request.choice.count": len(choices),
+                "gen_ai.response.finish_reasons": reasons,
+                "gen_ai.usage.input_tokens": usage.prompt,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached,
+                "gen_ai.usage.output_tokens": usage.generated,
+                "splitinfer.request_id": arrival.request_id,
+                "splitinfer.preparing_seconds": marks["queued"] - arrival.began,
+            },
+            start_time=at(arrival.began),
         )
-        for name, at in span.events:
-            made.add_event(name, timestamp=_nanoseconds(at + ahead))
-        if span.has_failed:
-            made.set_status(StatusCode.ERROR)
-        made.end(_nanoseconds(span.ended + ahead))
+        last = max((each.last for each in choices if each.last is not None), default=ended)
+        untils = [*list(marks.values())[1:], last if "decode" in marks else ended]
+        for (name, since), until in zip(marks.items(), untils, strict=True):
+            span.add_event(name, timestamp=at(since))
+            span.set_attribute(f"splitinfer.{'queue' if name == 'queued' else name}_seconds", until - since)
+        if "abort" in reasons:
+            span.add_event("given up", timestamp=at(ended))
+        if "error" in reasons:
+            span.set_status(StatusCode.ERROR)
+        span.end(at(ended))
 
     def close(self) -> None:
         """Send what is left, within some seconds: the SDK would take them for each batch of a queue that is full."""
@@ -81,5 +116,9 @@ def traces_url(url: str) -> str:
     return urlunsplit(parts._replace(path=_TRACES)) if parts.path in ("", "/") else url
 
 
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
+def _marks(choices: Sequence[ChoiceTimes]) -> dict[str, float]:
+    """When each phase began that the request came to, in order."""
+    begun = min((each.begun for each in choices if each.begun is not None), default=None)
+    first = min((each.first for each in choices if each.first is not None), default=None)
+    marks = {"queued": min(each.submitted for each in choices), "prefill": begun, "decode": first}
+    return {name: at for name, at in marks.items() if at is not None}

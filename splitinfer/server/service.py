@@ -18,10 +18,10 @@ from splitinfer.server.answer import Answer
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates, Scope
-from splitinfer.server.meters.readings import HttpMeters
+from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
-from splitinfer.server.spans import Arrival, span_of
+from splitinfer.server.spans import Arrival
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
@@ -148,7 +148,7 @@ class Service:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
             if self.spans is not None:
-                self.spans.ended(span_of(arrival, self.model, answer.times, answer.usage, time.monotonic()))
+                self.spans.ended(arrival, self.model, answer.times, answer.usage, time.monotonic())
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

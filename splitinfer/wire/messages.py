@@ -1,7 +1,7 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Probe, Load, Connect, ClockAsk, Step, Void
-    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, ClockTell, Result, Fault
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Void
+    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
     whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
@@ -13,7 +13,6 @@ Hidden states are not in a message: they are in the frame's parts, and ``Step.te
 read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
@@ -248,23 +247,6 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockAsk:
-    """Reply with the time of the worker's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClockTell:
-    """Seconds on the worker's monotonic clock: when ClockAsk was received, and when this was sent."""
-
-    received: float
-    told: float
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.received + self.told):
-            raise ValueError(f"no clock tells {self.received} s and {self.told} s")
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
@@ -380,6 +362,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | ClockAsk | ClockTell | Step | Void | Result | Fault
+    | Step | Void | Result | Fault
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

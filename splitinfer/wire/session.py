@@ -39,12 +39,12 @@ _HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.
 
 _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
-        _TELLS | {m.Profile, m.Probe, m.ClockAsk, m.Load},
-        _ASKS | {m.Progress, m.Profiled, m.Probed, m.ClockTell, m.Ready, m.Refuse, m.Fault},
+        _TELLS | {m.Profile, m.Probe, m.Load},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault},
     ),
     ("coordinator", Phase.RUN): (
-        frozenset({m.Connect, m.ClockAsk, m.Step, m.Void}),
-        frozenset({m.Connected, m.ClockTell, m.Result, m.Fault}),
+        frozenset({m.Connect, m.Step, m.Void}),
+        frozenset({m.Connected, m.Result, m.Fault}),
     ),
     ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),
     ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),

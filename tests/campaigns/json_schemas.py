@@ -208,7 +208,7 @@ class Reader:
         """Whether a text may be an answer, in tokens of at most ``longest`` bytes where there is a choice."""
         answer, rest = list[int](), text.encode()
         while True:
-            if run := rules.forced(answer, _AHEAD):
+            if run := rules.jump_forward(answer, _AHEAD):
                 spelt = b"".join(self._bytes.get(token, b"\xff") for token in run)
                 if not rest.startswith(spelt):
                     return False

@@ -9,6 +9,7 @@ from typing import Any
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.scheduler import invariants
+from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.server.running import Server
 
 _LOOK_SECONDS = 30.0
@@ -22,8 +23,8 @@ def look(server: Server) -> dict[str, Any]:
     found: dict[str, Any] = {"broken": ""}
     engine, done = server.service.llm._engine, threading.Event()
 
-    def on_engine() -> None:
-        scheduler = engine.scheduler
+    def on_engine(loop: Loop) -> None:
+        scheduler = loop.scheduler
         try:
             invariants.check(scheduler)
         except AssertionError as error:
@@ -31,13 +32,13 @@ def look(server: Server) -> dict[str, Any]:
         found["held"] = {
             **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "plans": len(scheduler.state.in_flight),
-            "requests": len(engine._requests), "arriving": len(engine._requests._arriving),
+            "plans": scheduler.num_in_flight,
+            "requests": len(loop.requests), "arriving": engine._shared.num_arriving,
         }  # fmt: skip
         found["stored"] = len(scheduler.prefix_cache.tree)
         done.set()
 
-    engine._inbox.put(on_engine)
+    engine.call(on_engine)
     assert done.wait(_LOOK_SECONDS), "the engine does not answer"
     service = server.service
     found["held"] |= {

@@ -27,6 +27,7 @@ from splitinfer.core.json_text import dumps
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.llm import LLM, Request, Settings
 from tests.emulation.replay import Replay
 
@@ -94,8 +95,8 @@ def _look(llm: LLM) -> dict[str, Any]:
     found: dict[str, Any] = {"stats": llm.stats()}
     done = threading.Event()
 
-    def look() -> None:
-        scheduler = llm._engine.scheduler
+    def look(loop: Loop) -> None:
+        scheduler = loop.scheduler
         try:
             invariants.check(scheduler)
         except AssertionError as error:
@@ -103,7 +104,7 @@ def _look(llm: LLM) -> dict[str, Any]:
         found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv_used)
         done.set()
 
-    llm._engine._inbox.put(look)
+    llm._engine.call(look)
     done.wait(_LOOK_SECONDS)
     return found
 

@@ -3,12 +3,12 @@ count."""
 
 from dataclasses import dataclass
 
-from toy import VOCAB, ToyStage, next_token
+from toy import VOCAB, ToyStage, alone, next_token
 
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Proposal
 from splitinfer.machine.costs import Costs
 from tests.emulation.machine import Hop, Machine
@@ -69,3 +69,13 @@ class PipelineSim(Simulator):
 
     def got(self, seq_id: int, token_id: int) -> None:
         self.tokens[seq_id].append(token_id)
+
+    def check_tokens(self, prompts: dict[int, list[int]], sequences: dict[int, Sequence]) -> None:
+        """Each has the tokens that it gets alone, up to where it was aborted, and nothing is left of it."""
+        for seq_id, tokens in self.tokens.items():
+            wanted, reason = alone(sequences[seq_id], prompts[seq_id], self.scheduler.config.max_len)
+            assert tokens == wanted[: len(tokens)]
+            if sequences[seq_id].finish_reason is not FinishReason.ABORT:
+                assert (tokens, sequences[seq_id].finish_reason) == (wanted, reason)
+        stored = {block.block_id for block in self.scheduler.prefix_cache.tree}
+        assert all(not toy.caches and set(toy.blocks) == stored for toy in self.toys), "KV that belongs to nobody"

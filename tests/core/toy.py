@@ -95,7 +95,7 @@ class Cache:
 
     def run(self, part: Slice) -> tuple[int, ...]:
         """The tokens sampled; none if the slice is void."""
-        if part.is_void(self.sure, self.next):
+        if part.is_rejected(self.sure, self.next):
             assert part.start >= self.sure, "a void slice that goes back"
             return ()
         assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
@@ -178,7 +178,7 @@ class ToyStage:
         assert len(plan.freed) == len(set(plan.freed))
         for save in plan.saves:
             self._save(save)
-        self.left |= {seq_id: self.caches.pop(seq_id) for seq_id in plan.left}
+        self.left |= {seq_id: self.caches.pop(seq_id) for seq_id in plan.retained}
         for seq_id in plan.freed:
             assert seq_id in self.caches or seq_id in self.left, f"freed {seq_id}, which is not here"
             self.caches.pop(seq_id, None)
@@ -363,7 +363,7 @@ class House:
             assert plan.num_tokens <= self.scheduler.config.token_budget
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()
-                self.scheduler.leave_out_void()
+                self.scheduler.leave_out_rejected()
                 plan = self.scheduler.newest.plan
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
@@ -470,7 +470,7 @@ class House:
         """Nothing is lost: what the toy still has is what the index knows."""
         assert self.scheduler.is_idle
         assert not self.toy.caches
-        left = self.scheduler.state.left
+        left = self.scheduler.kv.retained
         assert list(self.toy.left) == ([] if left is None else [left.seq_id])
         found = {
             block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.prefix_cache.tree

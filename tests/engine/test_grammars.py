@@ -126,7 +126,7 @@ def test_what_a_form_begins_with_goes_with_the_end_of_the_prompt(
 ) -> None:
     params = SamplingParams(grammar=Grammar.regex("the king said [a-z]{40}"), temperature=1.0, seed=2, max_tokens=9)
     with open_forms() as made:
-        forced = len(rules(made, params).forced([], 9))
+        forced = len(rules(made, params).jump_forward([], 9))
     assert forced > 1
     with pipeline(folder, [2, 2], **options) as there:
         there.answers(*asks(params))

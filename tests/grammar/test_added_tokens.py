@@ -71,7 +71,7 @@ def written(made: AnswerForms, walking: AnswerRules, seed: int) -> str:
     drawn, answer = random.Random(seed), list[int]()
     ends = made._prompts.eos_tokens
     while len(answer) < MOST and not ends.intersection(answer):
-        forced = walking.forced(answer, 20) if drawn.random() < 0.5 else ()
+        forced = walking.jump_forward(answer, 20) if drawn.random() < 0.5 else ()
         answer += forced or [drawn.choice(sorted(allowed(walking.masks(answer, len(answer))[0])))]
         assert not walking.refuses(answer), answer
     assert walking.failure is None
@@ -96,7 +96,7 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
     assert tokenizer is not None
     for name in made.names:  # type: ignore[attr-defined]
         token = made._prompts.needed.encode(name, adds_special=False)[-1]
-        forced = rules(made, Grammar.lark(f"start: {json.dumps(name)}")).forced([], 50)
+        forced = rules(made, Grammar.lark(f"start: {json.dumps(name)}")).jump_forward([], 50)
         assert b"".join(map(tokenizer.token_bytes, forced)).decode() == name
         is_text = token not in tokenizer.special_ids and tokenizer.token_bytes(token).decode() == name
         assert (forced == (token,)) == is_text, (name, forced)

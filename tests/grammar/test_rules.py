@@ -50,7 +50,7 @@ def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
         admitted = wandering.admitted(answer[:length], wrong)
         before = [mask is None or token in allowed(mask) for token, mask in zip(wrong, masks[length:], strict=False)]
         assert not admitted or before[0]
-        forced = wandering.forced(answer[:length], 5)
+        forced = wandering.jump_forward(answer[:length], 5)
         assert list(forced) == answer[length : length + len(forced)]
         assert all(allowed(masks[length + i]) == {token} for i, token in enumerate(forced))
         assert wandering.masks(answer[:length], length) == masks[length : length + 1]
@@ -64,7 +64,7 @@ def test_an_answer_ends_where_its_form_does(made: AnswerForms) -> None:
 
 
 def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> None:
-    forced = rules(made, SamplingParams(grammar=SCHEMA)).forced([], 20)
+    forced = rules(made, SamplingParams(grammar=SCHEMA)).jump_forward([], 20)
     assert text(made, list(forced)) == '{"name":"'
     flexible = {**SCHEMA, "x-guidance": {"whitespace_flexible": True}}
     after = made._prompts.needed.encode("{", adds_special=False)
@@ -151,7 +151,7 @@ def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
     walking = thoughtful(made, thinks=True)
     assert allowed(walking.masks([7, 7, 40, 7], 4)[0]) == EVERY - {END}
     king = made._prompts.needed.encode("king", adds_special=False)
-    assert walking.forced([7, 40, 41], 9) == tuple(king)
+    assert walking.jump_forward([7, 40, 41], 9) == tuple(king)
     assert walking.admitted([], [7, 40, 41, *king, 7]) == [False] * 3 + [True] * len(king)
 
 
@@ -179,16 +179,16 @@ def test_only_the_marker_s_own_tokens_end_reasoning_before_a_form(made: AnswerFo
 @pytest.mark.parametrize("budget", [0, 1, 3, 4, 9])
 def test_a_budget_is_exact(made: AnswerForms, budget: int) -> None:
     walking, answer = thoughtful(made, thinks=True, budget=budget), list[int]()
-    while not walking.forced(answer, 1):
+    while not walking.jump_forward(answer, 1):
         answer.append(7)
     words = WORDS if budget >= len(WORDS) else ()
     assert len(answer) + len(words) == budget
-    assert walking.forced(answer, 5 + len(words))[: len(words) + 2] == (*words, *CLOSE)
+    assert walking.jump_forward(answer, 5 + len(words))[: len(words) + 2] == (*words, *CLOSE)
     assert allowed(walking.masks(answer, len(answer))[0]) == {(*words, *CLOSE)[0]}
 
 
 def test_a_budget_that_is_not_used_up_forces_nothing(made: AnswerForms) -> None:
-    assert thoughtful(made, thinks=True, budget=9, matcher=None).forced([7, *CLOSE, *[7] * 20], 9) == ()
+    assert thoughtful(made, thinks=True, budget=9, matcher=None).jump_forward([7, *CLOSE, *[7] * 20], 9) == ()
 
 
 def test_reasoning_may_be_opened_by_the_first_token_only(made: AnswerForms) -> None:

@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK, least_rewind
+from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, least_rewind
 from splitinfer.errors import CannotCut
 from splitinfer.models import mlx_vlm, step_trial
 from splitinfer.models.caches import WindowKVCache, rewind_limit
@@ -314,7 +314,7 @@ def _leaves(stage: StageModel) -> list[Any]:
 
 def _rollback(whole: Stages) -> str:
     limit = least_rewind(rewind_limit(cache) for cache in whole[0].make_caches().own)
-    if limit == PUT_BACK:
+    if limit == WITHIN_DRAFTS:
         way = try_rollback(whole[0], StepModel(whole[0]))
         return "none" if way is None else _OF_STATES[way]
     return "any" if limit is None else "none" if limit == NEVER else f"{limit} tokens"
@@ -344,7 +344,7 @@ def _kept(stage: StageModel) -> str:
     if try_blocks(stage).why_not is not None:
         return "no"
     limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
-    return "block ends" if limit in (PUT_BACK, NEVER) else "anywhere"
+    return "block ends" if limit in (WITHIN_DRAFTS, NEVER) else "anywhere"
 
 
 def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 import tiny
 
-from splitinfer.core.kv.rewind import PUT_BACK
+from splitinfer.core.kv.rewind import WITHIN_DRAFTS
 from splitinfer.models import rollback as kept
 from splitinfer.models.caches import rewind_limit
 from splitinfer.models.cut import StageModel
@@ -119,7 +119,7 @@ def test_no_projection_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_trial_finds_a_state_that_did_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages((1,))
     for stage, step in zip(stages.stages, stages.steps, strict=True):
-        assert min(limit for limit in map(rewind_limit, stage.make_caches().own) if limit is not None) == PUT_BACK
+        assert min(limit for limit in map(rewind_limit, stage.make_caches().own) if limit is not None) == WITHIN_DRAFTS
         assert try_rollback(stage, step) is Rollback.MODULES
     again = kept._Call.again
     monkeypatch.setattr(kept._Call, "again", lambda call, count: again(call, count - 1))

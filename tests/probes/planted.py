@@ -61,6 +61,6 @@ def link(**changes: Any) -> dict[str, Any]:
     versions = {"protocol": 9, "splitinfer": "0.1.0", "mlx": "0.32.4", "mlx_lm": "0.32.2"}
     figures = {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": float("inf")}
     return {
-        "problem": "", "own_versions": versions, "clock": {"offset": 0.01, "uncertainty": 1e-4},
+        "problem": "", "own_versions": versions,
         "welcome": {"device": "Apple M2", "free_bytes": 10e9, "versions": versions}, "figures": {**figures, **changes},
     }  # fmt: skip

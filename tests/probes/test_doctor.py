@@ -65,8 +65,6 @@ def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
     assert running.children() == []
     found = json.loads(running.out)["layout"]
     assert [worker["problem"] for worker in found["workers"]] == ["", ""]
-    for clock in (each["clock"] for each in found["workers"]):  # one clock for all processes here
-        assert abs(clock["offset"]) <= clock["uncertainty"]
     assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
         ("a", "w1", "hidden states"), ("w1", "w2", "hidden states"), ("w2", "a", "results")
     ]  # fmt: skip

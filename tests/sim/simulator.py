@@ -57,7 +57,7 @@ class Answers:
             self._last_position.pop(seq_id, None)
         sampled, computed = list[SampledSlice](), list[Slice]()
         for part in plan.slices:
-            if part.is_void(self._last_position.get(part.seq_id, -1), _TARGET):
+            if part.is_rejected(self._last_position.get(part.seq_id, -1), _TARGET):
                 sampled.append(SampledSlice(part.seq_id, ()))
                 continue
             computed.append(part)
@@ -341,8 +341,8 @@ class Simulator:
             served.token_times.append(self.now)
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
-        self.scheduler.leave_out_void()
-        if void := self.scheduler.void_slices():
+        self.scheduler.leave_out_rejected()
+        if void := self.scheduler.rejected_slices():
             self._at(self.now + self.machine.hops[0].fixed, lambda: self._void.update(void))
 
     def got(self, seq_id: int, token_id: int) -> None:

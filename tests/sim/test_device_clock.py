@@ -104,7 +104,7 @@ def test_a_block_of_drafts_that_became_void_on_the_first_stage_is_not_sent():
     assert clockwork.scheduler.speculation is not None
     counts = clockwork.scheduler.speculation.counts
     assert counts.unsent > 5
-    assert counts.void == 0
+    assert counts.rejected == 0
     assert sum(rows == 1 for _, _, rows in clockwork.busy[0]) >= counts.unsent
     alone = sum(rows == 1 for _, _, rows in clockwork.busy[1])
     assert alone <= 1, "the last token has no draft; of a void block only the plan comes"

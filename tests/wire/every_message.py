@@ -42,7 +42,7 @@ PLAN = StepPlan(
     dropped=(3,),
     fetches=(Fetch(7, b"key", 0, 256),),
     erased=(b"old",),
-    left=(8,),
+    retained=(8,),
 )
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message
@@ -79,8 +79,6 @@ EXAMPLES: dict[str, Message] = {
         messages.Connected("tcp in place of rdma: no cable"),
         messages.Probe(messages.NextStage("tcp://10.0.0.3:5577", "ab" * 32)),
         messages.Probed(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf), "tcp in place of rdma: no cable"),
-        messages.ClockAsk(),
-        messages.ClockTell(5.25, 5.5),
         messages.Step(
             PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))
         ),

@@ -234,11 +234,6 @@ def test_figures_that_no_stage_has_are_refused(wrong: dict[str, Any]):
     assert "a result message with a wrong result.figures.0" in refused(header)
 
 
-@pytest.mark.parametrize("name", ["received", "told"])
-def test_a_clock_tells_a_time(name: str):
-    assert "a clocktell message" in refused(packed("clocktell", **{name: math.nan}))
-
-
 def _step(**changes: Any) -> bytes:
     plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
     return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]}, packing=None)

@@ -16,14 +16,13 @@ Word = tuple[str, str]  # direction, kind
 ROLES = ("coordinator", "upstream", "reader", "probe")
 WELCOME = [("down", "hello"), ("up", "welcome")]
 LOADED = [*WELCOME, ("down", "load"), ("up", "progress"), ("up", "ready")]
-CLOCK = [("down", "clockask"), ("up", "clocktell")]
 PROBE = [("down", "probe"), ("up", "probed")]
 PROFILE = [("down", "profile"), ("up", "progress"), ("up", "profiled")]
 STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "void"), ("down", "step"), ("up", "result")]
 
 CONVERSATIONS: list[tuple[str, list[Word]]] = [
-    ("coordinator", [*LOADED, ("down", "connect"), ("up", "connected"), *CLOCK, *CLOCK, *STEPS, ("up", "fault")]),
-    ("coordinator", [*WELCOME, *CLOCK, *PROFILE, *PROBE, *PROBE, ("down", "load"), ("up", "ready"), *STEPS]),
+    ("coordinator", [*LOADED, ("down", "connect"), ("up", "connected"), *STEPS, ("up", "fault")]),
+    ("coordinator", [*WELCOME, *PROFILE, *PROBE, *PROBE, ("down", "load"), ("up", "ready"), *STEPS]),
     ("coordinator", [
         *WELCOME, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askranges"),
         ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "unavailable"), ("up", "refuse"),

@@ -3,17 +3,23 @@ from each step's figures. The scheduler's objective, the choice of groups and dr
 the planner of cuts read it."""
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import LEAST_MARGIN, StageCosts
-from splitinfer.core.metrics.usual import Usual
 from splitinfer.core.plan import Slice, StageFigures
 
 _MOST_HOST = 0.5  # of a step: what took longer was something else
 _UNTRIED = 3  # further sizes that are tried where nothing is known
+_LAST = 15  # measurements whose median is what something usually takes: means follow a late wake-up now and then
+
+
+def _measurements() -> deque[float]:
+    return deque(maxlen=_LAST)
 
 
 @dataclass(slots=True)
@@ -36,8 +42,8 @@ class CostModel:
     host: float = 0.0
     drafts_at_end: bool = False
     drafts_at_once: int = 0
-    _hops: Usual = field(default_factory=Usual)
-    _hosts: Usual = field(default_factory=Usual)
+    _hops: deque[float] = field(default_factory=_measurements)
+    _hosts: deque[float] = field(default_factory=_measurements)
 
     @classmethod
     def of(cls, num_stages: int) -> "CostModel":
@@ -65,11 +71,11 @@ class CostModel:
             return
         first = figures[0]
         if since is not None:
-            self._hosts.took(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
-            self.host = self._hosts.seconds
+            self._hosts.append(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
+            self.host = median(self._hosts)
         if len(figures) > 1 and returned_at and all(each.rows for each in figures):
-            self._hops.took(max(0.0, beyond_computing(figures, returned_at)) / len(figures))
-            self.hop = self._hops.seconds
+            self._hops.append(max(0.0, beyond_computing(figures, returned_at)) / len(figures))
+            self.hop = median(self._hops)
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
         """Learn from ``rounds`` of drafts for so many sequences at a time."""

@@ -10,14 +10,14 @@ agree: every pipeline that let each rank match on its own shipped a deadlock or 
 (after vLLM's automatic prefix caching): a key stands for the block's tokens and all before them.
 
 Leaves are evicted first, the least recently used first, since a block is of no use without those before it. Asking
-which blocks may be evicted changes nothing, so a step can be planned before it is carried out.
+which blocks may be evicted changes nothing.
 """
 
 import hashlib
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from splitinfer.core.kv.budget import BLOCK
@@ -96,11 +96,6 @@ class Match:
     def is_everything(self) -> bool:
         """Whether it has all that some request has left."""
         return bool(self.blocks) and self.blocks[-1].ends and self.blocks[-1].end == self.num_tokens
-
-    def without(self, evicted: Collection[Block]) -> "Match":
-        """The match without the blocks from the first evicted one on."""
-        first = next((block for block in self.blocks if block in evicted), None)
-        return self if first is None else Match(first.path[:-1], first.start)
 
 
 class BlockTree:

@@ -19,7 +19,7 @@ from typing import Self
 from splitinfer.core.kv.growth import BLOCK as BLOCK
 from splitinfer.core.kv.growth import mean_room
 
-KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding cohorts
+KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding batches
 STAGE_MARGIN = 256 * 2**20  # bytes of a stage beside weights and KV: activations, buffers and the interpreter
 _STAYS = 0.75  # of what was in use on a device when it had no memory left
 

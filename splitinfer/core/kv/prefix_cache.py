@@ -116,16 +116,15 @@ class PrefixCache:
         """Tokens of a sequence whose KV can be stored."""
         return seq.num_prompt_tokens if self._config.prompts_only else len(seq.tokens)
 
-    def ahead(self, seq: Sequence, match: Match, evicted: Collection[Block] = ()) -> tuple[Block, ...]:
-        """The blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched before.
-        ``evicted``: blocks that will not be in memory any more."""
+    def ahead(self, seq: Sequence, match: Match) -> tuple[Block, ...]:
+        """The blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched before."""
         if not len(self.disk) or seq.kv.has_fetched:
             return ()
         found = self.disk.find(seq.tokens[: self._usable(seq)])
         if found.num_tokens < match.num_tokens + self._config.worth:
             return ()
         in_memory = self._in_memory(found.blocks)
-        first = next((i for i, block in enumerate(in_memory) if block in evicted or block.is_coming), len(in_memory))
+        first = next((i for i, block in enumerate(in_memory) if block.is_coming), len(in_memory))
         return found.blocks[first:]
 
     def _in_memory(self, on_disk: Iterable[Block]) -> list[Block]:
@@ -153,12 +152,10 @@ class PrefixCache:
         if seq.kv.awaits:
             self._awaiting[seq.seq_id] = seq
 
-    def num_lacking(self, ahead: Seq[Block], evicted: Collection[Block] = ()) -> int:
+    def num_lacking(self, ahead: Seq[Block]) -> int:
         """How many of the blocks up to and with these need memory in addition."""
-        if not ahead:
-            return 0
-        path = ahead[-1].path
-        return len(path) - sum(block not in evicted for block in self._in_memory(path))
+        path = ahead[-1].path if ahead else ()
+        return len(path) - len(self._in_memory(path))
 
     @property
     def num_awaiting(self) -> int:
@@ -179,6 +176,7 @@ class PrefixCache:
     def begin(self, seq: Sequence, match: Match) -> None:
         """Have a sequence begin with what matches it."""
         here = [block for block in match.blocks if block.is_here]  # the others it takes over
+        seq.comes_back |= match.is_everything
         seq.kv.num_reused, seq.kv.is_stored = match.num_tokens, len(here) == len(match.blocks)
         seq.kv.blocks = here[: match.num_tokens // self.budget.block]
         self.tree.use(here)
@@ -248,7 +246,7 @@ class PrefixCache:
         tokens = tuple(seq.tokens[start:end])
         block = self.tree.child(parent, tokens)
         if block is None:
-            if not self._make_room(seq.kv.blocks, used):
+            if self.make_room(used + self.use + STORED_BLOCK, seq.kv.blocks) is None:
                 seq.kv.is_stored = False
                 return False
             block = self._add(parent, tokens)
@@ -278,21 +276,31 @@ class PrefixCache:
         self.files.expect(DiskBlock(parent, block.tokens), block.key)
         return Save(block.block_id, seq.seq_id, block.start, block.end, parent, block.tokens)
 
-    def _make_room(self, keep: Collection[Block], used: KVUse) -> bool:
-        """Evict blocks, the least recently used first, until one more fits; those in ``keep`` stay."""
-        evicted: list[Block] = []
-        use = used + self.use + STORED_BLOCK
-        pinned, candidates = self.pinned, self.evictable()
-        while not self.budget.fits(use):
-            block = next(candidates, None)
-            if block is None:
-                return False
-            if block not in keep and block not in pinned:
-                evicted.append(block)
-                use -= STORED_BLOCK
+    def make_room(
+        self, use: KVUse, keep: Collection[Block] = (), victims: Iterable[Sequence] = ()
+    ) -> list[Sequence] | None:
+        """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits. Those in
+        ``keep`` stay. Returns the fewest of the ``victims``, in their order, without whose KV it fits; ``None``: it
+        does not fit without all of them either, and nothing is evicted."""
+        evicted, preempted = list[Block](), list[Sequence]()
+        if not self.budget.fits(use):
+            pinned = self.pinned
+            for block in self.evictable():
+                if block not in keep and block not in pinned:
+                    evicted.append(block)
+                    use -= STORED_BLOCK
+                    if self.budget.fits(use):
+                        break
+        for one in victims:
+            if self.budget.fits(use):
+                break
+            preempted.append(one)
+            use -= self.budget.use_of(one.kv_tokens)
+        if not self.budget.fits(use):
+            return None
         for block in evicted:
             self.evict(block)
-        return True
+        return preempted
 
     # -- evicting ------------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ of its own layers; the least of all stages decides.
 from collections.abc import Iterable
 
 UNLIMITED = None
-PUT_BACK = 0  # only to rows of blocks of drafts without a verdict
+WITHIN_DRAFTS = 0  # only to rows of blocks of drafts without a verdict
 NEVER = -1
 
 
 def least_rewind(limits: Iterable[int | None]) -> int | None:
-    """The rollback, in tokens, that every cache allows: ``UNLIMITED``, ``PUT_BACK``, ``NEVER`` or a number.
+    """The rollback, in tokens, that every cache allows: ``UNLIMITED``, ``WITHIN_DRAFTS``, ``NEVER`` or a number.
 
     >>> least_rewind([None, 256, None])
     256

@@ -1,1 +1,1 @@
-"""Measurements as values: gaps of stages, offsets of clocks, histograms of durations, speeds of links."""
+"""Measurements as values: records of steps and requests, gaps of stages, histograms, speeds of links."""

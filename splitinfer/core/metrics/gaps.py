@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from splitinfer.core.metrics.histogram import LogHistogram
-
 ALWAYS = -math.inf  # the time of an event that was never waited for
 _MOST_SPELLS = 256  # stored for a stage that has not run for a long time
 
@@ -40,15 +38,13 @@ class Cause(StrEnum):
 
 
 class Visit(NamedTuple):  # made for every stage in every step; a dataclass takes three times as long
-    """One step on one stage, with the marks above. ``useful``: those of its ``tokens`` whose results were used."""
+    """One step on one stage, with the marks above."""
 
     made: float
     sent: float
     received: float
     start: float
     end: float
-    tokens: int = 0
-    useful: int = 0
 
 
 def split(since: float, visit: Visit, waits_for: Cause) -> dict[Cause, float]:
@@ -104,20 +100,14 @@ class Activity:
 
 
 @dataclass(slots=True)
-class StageGaps:
-    """One stage's busy time and gaps up to ``until``, its last step's end. ``waits_for``: upstream or downstream.
-
-    ``overhead``: for each step, the seconds of the gap before it that were no other stage's computing: its links' and
-    hosts'; 0 for a step that was in line.
-    """
+class StageTime:
+    """One stage's time under way up to ``until``, its last step's end: seconds ``busy``, and ``idle`` by cause.
+    ``waits_for``: upstream or downstream."""
 
     waits_for: Cause
     until: float
     busy: float = 0.0
-    tokens: int = 0
-    useful: int = 0
-    by_cause: dict[Cause, LogHistogram] = field(default_factory=lambda: {cause: LogHistogram() for cause in Cause})
-    overhead: LogHistogram = field(default_factory=LogHistogram)
+    idle: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
 
     def add(self, visit: Visit, activity: Activity) -> dict[Cause, float]:
         """Add the next step; returns the gap before it by cause. Time before ``until`` does not count."""
@@ -126,11 +116,8 @@ class StageGaps:
         start = max(visit.start, self.until)
         gap = self._gap(visit, start, activity)
         for cause, seconds in gap.items():
-            self.by_cause[cause].add(seconds)
-        self.overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
+            self.idle[cause] += seconds
         self.busy += activity.seconds(start, visit.end)
-        self.tokens += visit.tokens
-        self.useful += visit.useful
         self.until = visit.end
         return gap
 
@@ -144,19 +131,3 @@ class StageGaps:
         if spells:
             gap[Cause.NOTHING] = sum(b - a for a, b in spells)
         return gap
-
-    @property
-    def gaps(self) -> float:
-        """Seconds of all gaps."""
-        return sum(each.total for each in self.by_cause.values())
-
-    @property
-    def duty(self) -> float:
-        """The share of the time under way in which the stage computed."""
-        whole = self.busy + self.gaps
-        return self.busy / whole if whole > 0 else 0.0
-
-    @property
-    def goodput(self) -> float:
-        """The share of the time under way in which it computed tokens that were used."""
-        return self.duty * (self.useful / self.tokens) if self.tokens else 0.0

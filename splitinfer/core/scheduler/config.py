@@ -27,7 +27,7 @@ class SchedulerConfig:
     drafts_at_end: whether the last stage makes the drafts, behind the step whose tokens they follow.
     drafts_at_once: the most drafts that a round of it makes; 0: one.
     with_ngrams: whether n-grams take the place of the last stage's drafts where they are as good.
-    forces: whether tokens that a request's rules force go out as drafts, with or without a drafter.
+    jumps_forward: whether tokens of which rules leave no choice go out as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
     min_chunk: prompt tokens; a smaller further chunk costs more than it saves.
@@ -49,7 +49,7 @@ class SchedulerConfig:
     drafts_at_end: bool = False
     drafts_at_once: int = 0
     with_ngrams: bool = False
-    forces: bool = False
+    jumps_forward: bool = False
     num_stages: int = 0
     rewind: int | None = None
     policy_config: PolicyConfig = field(default_factory=PolicyConfig)

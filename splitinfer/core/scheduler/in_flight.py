@@ -2,17 +2,7 @@
 
 from dataclasses import dataclass
 
-from splitinfer.core.metrics.recent import Rows
 from splitinfer.core.plan import StageFigures, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """The event that made a step possible: made, sent and heard at these seconds on the coordinator's clock."""
-
-    made: float
-    sent: float
-    heard: float
 
 
 @dataclass(slots=True, eq=False)
@@ -20,13 +10,12 @@ class StepInFlight:
     """A step between its plan and its result. Each note has one writer, and seconds are on the first stage's clock.
 
     planned: what the stages were to do.
-    plan: what is still wanted of it; until it leaves the first stage, results take void slices out (the scheduler).
+    plan: what is still wanted of it; until it leaves the first stage, results take rejected slices out (the scheduler).
     idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
         scheduler).
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
     is_sent: whether it has left the first stage, so that its plan stays as it is (the link).
     figures: the first stage's, which stay here while the step is on its way (the link).
-    trigger, rows: what it had waited for, and what its rows are, if anybody looks at single steps (the figures).
     """
 
     planned: StepPlan
@@ -36,15 +25,13 @@ class StepInFlight:
     limit: float = 0.0
     is_sent: bool = False
     figures: StageFigures | None = None
-    trigger: Trigger | None = None
-    rows: Rows | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan) -> "StepInFlight":
+    def of(cls, plan: StepPlan, idle_since: float | None = None) -> "StepInFlight":
         """A step that was just planned."""
-        return cls(plan, plan)
+        return cls(plan, plan, idle_since)
 
     @property
-    def can_be_void(self) -> bool:
-        """Whether a result could void a part of it."""
+    def can_be_rejected(self) -> bool:
+        """Whether a result could reject a part of it."""
         return any(part.begins_with_draft for part in self.plan.slices)

@@ -1,6 +1,7 @@
 """Invariants of a scheduler between any two events. Tests, and simulations under test, check them after each event."""
 
-from splitinfer.core.kv.budget import NOTHING
+from copy import deepcopy
+
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 
@@ -13,11 +14,11 @@ def check(scheduler: Scheduler) -> None:
     """
     _check_places(scheduler)
     _check_plans(scheduler)
-    _check_memory(scheduler)
+    scheduler.kv.check(scheduler.running.values())
     scheduler.batches.check()
     for seq in scheduler.running.values():
         _check_running(scheduler, seq)
-    assert scheduler.state.in_flight or scheduler.is_idle or scheduler.planner.decide(), "a sequence waits for ever"
+    assert scheduler.in_flight or scheduler.is_idle or deepcopy(scheduler).schedule(), "a sequence waits for ever"
 
 
 def _check_places(scheduler: Scheduler) -> None:
@@ -25,13 +26,7 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(ids) == len(set(ids)), "a sequence is in two places"
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
-    assert not set(scheduler.state.freed) & set(ids), "a sequence that has not ended is to be freed"
-    left = scheduler.state.left
-    assert left is None or not (scheduler.running or left.seq_id in scheduler.state.freed), (
-        "an ended sequence keeps its KV beside one that runs"
-    )
-    assert set(scheduler.state.newly_left) <= ({left.seq_id} if left is not None else set())
-    assert len(scheduler.state.freed) == len(set(scheduler.state.freed)), "a sequence is to be freed twice"
+    assert not set(scheduler.kv.freed) & set(ids), "a sequence that has not ended is to be freed"
     members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
     assert members <= set(scheduler.running), "a sequence decodes that does not run"
     for seq in scheduler.waiting:
@@ -42,26 +37,16 @@ def _check_places(scheduler: Scheduler) -> None:
 
 
 def _check_plans(scheduler: Scheduler) -> None:
-    assert len(scheduler.state.in_flight) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
-    for plan in (step.plan for step in scheduler.state.in_flight):
+    assert len(scheduler.in_flight) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
+    for plan in (step.plan for step in scheduler.in_flight):
         assert plan.num_tokens <= scheduler.config.token_budget, "a step is too large"
         assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
-
-
-def _check_memory(scheduler: Scheduler) -> None:
-    scheduler.prefix_cache.check()
-    use = NOTHING
-    for seq in scheduler.running.values():
-        use += scheduler.state.budget.use_of(seq.kv_tokens)
-    assert use == scheduler.state.used, f"{scheduler.state.used} is counted, {use} is used"
-    use += scheduler.state.left_use
-    assert scheduler.state.budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
 
 
 def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert 0 <= seq.kv.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.drafts.ahead)
     assert seq.finish_reason is None
-    in_plans = sum(part.seq_id == seq.seq_id for step in scheduler.state.in_flight for part in step.plan.slices)
+    in_plans = sum(part.seq_id == seq.seq_id for step in scheduler.in_flight for part in step.plan.slices)
     assert seq.num_in_flight == in_plans
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:

@@ -94,13 +94,13 @@ class MicroBatches:
 
     def going_on(self, group: int, follows: Callable[[Sequence], bool]) -> list[Sequence]:
         """The members of a group in flight that another step of it could hold: those that ``follows`` says may go
-        behind their blocks under way, and those whose blocks under way are void. Nobody where none has blocks that
+        behind their blocks under way, and those whose blocks under way are rejected. Nobody where none has blocks that
         others may follow: then the group waits for all."""
         members = self._groups[group]
         followers = [seq for seq in members if seq.num_awaited and follows(seq)]
-        void = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]
-        idle = [seq for seq in members if not seq.num_in_flight] if followers or void else []
-        return [*followers, *void, *idle]
+        rejected = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]
+        idle = [seq for seq in members if not seq.num_in_flight] if followers or rejected else []
+        return [*followers, *rejected, *idle]
 
     def in_turn(self) -> Iterator[int]:
         """All groups, the one whose turn it is first."""
@@ -154,8 +154,8 @@ class MicroBatches:
         active = self._groups[: self._active]
         least = min(map(len, active))
         too_large = [group for group in sorted(active, key=len, reverse=True) if len(group) >= least + 2]
-        left = [*self._groups[self._active :], *too_large]
-        return next((seq for group in left for seq in reversed(group) if not seq.num_in_flight), None)
+        crowded = [*self._groups[self._active :], *too_large]
+        return next((seq for group in crowded for seq in reversed(group) if not seq.num_in_flight), None)
 
     def _smallest(self) -> int:
         active = (group for group in self.in_turn() if group < self._active)

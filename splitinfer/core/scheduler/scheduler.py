@@ -1,114 +1,115 @@
-"""Decides what every stage does next: events in, plans out.
+"""Decides what every stage does next, and keeps account of it: events in, plans out.
 
 The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
 compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
 (or an end token, or the maximal length) ends it; its KV is freed by the next plan.
 
-Computed KV is cached, block by block, for sequences that begin with the same tokens (``core.kv.prefix_cache``). A
-block is saved by the plan after the one that completes it, before anything else happens in that plan, so every later
-plan may begin a sequence with it. A sequence whose next block is just being computed by another, or read from disk,
-waits for it.
-
 A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
 group (``core.scheduler.microbatches``), and a step is
 
-    [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
+    [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
 
 so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
 default; other policies (``core.scheduler.policy``) let prompts go first or stop admission, and the room for prompts
-may follow an objective for the time between tokens, by what steps have cost so far (``core.costs``).
-While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
-While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
+may follow an objective for the time between tokens (``core.scheduler.chunks``). While sequences decode, as many plans
+are under way as there are groups: one more would only delay the next decode. While none does, ``max_in_flight`` plans
+keep one waiting in front of each stage.
+
+A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
+at once (``core.scheduler.kv_manager``, which also says who is admitted). If that leaves no slice for the group whose
+turn it is, the next group gets its turn. A preempted sequence waits, keeps its tokens, and is computed again later. A
+token's random key depends on its position alone, so preemption does not change the tokens.
+
+Where a stage's device had no memory left although the budget was kept, the budget is lowered (``lower_budget``) before
+the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
 how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.chooser``); blocks
-of one sequence may follow each other without waiting for results, and after a result that voids them the next one
+of one sequence may follow each other without waiting for results, and after a result that rejects them the next one
 begins at once.
-
-KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt and the beginning of its answer
-fit beside what all others have or have reserved (``core.scheduler.admission``). Where growing answers fill the memory
-nevertheless, sequences are preempted (chosen by ``core.scheduler.kv_allocation``): a preempted sequence waits, keeps
-its tokens, and is computed again later. A token's random key depends on its position alone, so preemption does not
-change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is lowered
-(``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
-
-The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``schedule`` applies its
-decision.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import accumulate
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.kv.block_tree import DiskBlock, full_keys
-from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse, NeverFits
-from splitinfer.core.kv.prefix_cache import PrefixCache
-from splitinfer.core.plan import NewSequence, Slice, StepPlan, StepResult
-from splitinfer.core.scheduler.admission import AdmissionControl
+from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
+from splitinfer.core.kv.budget import NOTHING, KVUse, NeverFits
+from splitinfer.core.picture import chunk_end
+from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.decision import Decision
 from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.scheduler.lifecycle import Lifecycle
+from splitinfer.core.scheduler.kv_manager import Admission, KVManager
 from splitinfer.core.scheduler.microbatches import MicroBatches
-from splitinfer.core.scheduler.planner import StepPlanner
-from splitinfer.core.scheduler.policy import Policy, PolicyConfig
-from splitinfer.core.scheduler.results import Results, TokenEvent
-from splitinfer.core.scheduler.state import SchedulerState
+from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, longest_chunk
+from splitinfer.core.scheduler.results import TokenEvent, check_result
+from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.chooser import Chooser
+from splitinfer.core.speculation.chooser import Chooser, Member
 from splitinfer.core.speculation.speculation import Proposal, Speculation
+
+OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
+_MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
+
+_NO_DRAFTS: Mapping[int, int] = {}
+_NO_TOKENS = SampledSlice(-1, ())
+
+Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
 
 
 class Scheduler:
     """Pure: no clock, no threads, no arrays. ``core.scheduler.invariants`` states what must always hold.
 
-    ``costs``: the stages' costs as far as they are known before any step; refined with each step's figures.
+    config: the limits and rules in force; ``tune`` changes them.
+    costs: the stages', as far as they are known before any step; refined with each step's figures.
+    in_flight: the steps under way, oldest first.
+    num_preemptions: times that a running sequence was preempted.
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
-        kv, costs = config.kv or KVBudget(), costs or CostModel.of(config.num_stages or config.num_groups)
-        costs.drafts_at_end, costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
-        chooser = Chooser(costs, config.num_groups, fixed=config.fixed_groups)
-        self.state = state = SchedulerState(
-            config=config,
-            policy=Policy(config.policy_config),
-            costs=costs,
-            prefix_cache=PrefixCache(config.blocks, kv),
-            batches=MicroBatches(config.num_groups),
-            speculation=Speculation(
-                costs,
-                chooser,
-                config.rewind,
-                config.blocks.keeps_blocks,
-                kv.block,
-                is_at_end=config.drafts_at_end,
-                choosers=Choosers() if config.with_ngrams else None,
-            )
-            if config.speculates or config.forces
-            else None,
-            chooser=chooser,
-        )
-        self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
-        self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
-        self._admission = AdmissionControl(state)
-        self.planner = StepPlanner(state, self._admission)
-        self._life = Lifecycle(state, self._admission)
-        self._results = Results(state, self._life)
-        self._unlearned: deque[tuple[StepInFlight, StepResult, float]] = deque()
-        self._next_step = self._num_arrived = 0
+        self.config = config
+        self.costs = costs or CostModel.of(config.num_stages or config.num_groups)
+        self.costs.drafts_at_end, self.costs.drafts_at_once = config.drafts_at_end, config.drafts_at_once
+        self.waiting, self.running = WaitingQueue(), dict[int, Sequence]()
+        self.in_flight = deque[StepInFlight]()
+        self.batches = MicroBatches(config.num_groups)
+        self.kv = KVManager(config, self.costs, self.batches)
+        self.prefix_cache = self.kv.cache
+        self.chooser = Chooser(self.costs, config.num_groups, fixed=config.fixed_groups)
+        self.speculation = self._speculation()
+        self.num_preemptions = 0
+        self._deadlines = Deadlines()
+        self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
+        self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
+        self._next_step = 0
+        self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
+        self._preempted = set[int]()  # for the step being planned
+        self._missed = set[int]()  # sequences with wrong drafts in the last result
         self._is_lowered = False  # the budget, below the config's
 
-    @property
-    def config(self) -> SchedulerConfig:
-        """The limits and rules in force; ``tune`` changes them."""
-        return self.state.config
+    def _speculation(self) -> Speculation | None:
+        config = self.config
+        if not (config.speculates or config.jumps_forward):
+            return None
+        return Speculation(
+            self.costs,
+            self.chooser,
+            config.rewind,
+            config.blocks.keeps_blocks,
+            self.kv.budget.block,
+            is_at_end=config.drafts_at_end,
+            choosers=Choosers() if config.with_ngrams else None,
+        )
 
-    # -- events in ---------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence.
@@ -119,13 +120,14 @@ class Scheduler:
         """
         self.config.check_room(seq, len(self.waiting))
         if not (self.waiting or self.running):
-            self.state.returned_at = 0.0  # since then nobody wanted anything of the coordinator
-        seq.arrival = self._num_arrived
+            self._returned_at = 0.0  # since then nobody wanted anything of the coordinator
+        self._queue(seq)
+        self._deadlines.add(seq)
+
+    def _queue(self, seq: Sequence) -> None:
         if self.config.blocks.keeps_blocks:
-            seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.state.budget.block)
-        self._num_arrived += 1
+            seq.keys = full_keys(self.config.blocks.root, seq.tokens, self.kv.budget.block)
         self.waiting.add(seq)
-        self._life.deadlines.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
         """End a sequence from outside (abort, a stop string); False if it has ended already.
@@ -135,47 +137,71 @@ class Scheduler:
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
             return False
-        self._life.end(seq, reason)
-        self.state.regroup()
+        self._end(seq, reason)
+        self._regroup()
         return True
 
     def expire(self, now: float) -> list[int]:
         """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
         clock."""
-        seq_ids = self._life.deadlines.over(now)
+        seq_ids = self._deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
 
-    def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
-        """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
-
-        Raises:
-            ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
-        """
-        step, events = self._results.take(result, returned_at)
-        self.state.regroup()
-        self._unlearned.append((step, result, returned_at))
-        if learn:
-            self.learn()
-        return events
-
-    def learn(self) -> None:
-        """Refine the stages' costs by the steps that have returned, and choose groups and drafts by them, which takes
-        milliseconds for many: what follows on a result depends on neither."""
-        if not self._unlearned:
-            return
-        while self._unlearned:
-            step, result, returned_at = self._unlearned.popleft()
-            self.costs.learn(step.plan.slices, result.figures, returned_at, step.idle_since)
-        self.state.regroup(has_learned=True)
-
     def forget(self, session: str) -> None:
         """Free what a session keeps, but for blocks that others begin with, too."""
-        self.prefix_cache.forget(session)
-        if self.state.left is not None and self.state.left.session == session:
-            self._life.free_left()
+        self.kv.forget(session)
+
+    def unable(self) -> list[tuple[Sequence, NeverFits]]:
+        """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
+        found = list[tuple[Sequence, NeverFits]]()
+        for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
+            try:
+                self.kv.budget.check(self.kv.reservation(seq))
+            except NeverFits as error:
+                found.append((seq, error))
+        return found
+
+    def _admit(self, seq: Sequence, match: Match) -> NewSequence:
+        """Have a waiting sequence run, with the stored blocks that it begins with; returns what the stages are told."""
+        self.waiting.remove(seq)
+        self.running[seq.seq_id] = seq
+        takes_over = self.kv.begin(seq, match)
+        blocks, prefix = tuple(block.block_id for block in match.blocks), seq.sent(0, match.num_tokens)
+        params, num_prompt = seq.params.for_stages, seq.num_prompt_tokens
+        return NewSequence(seq.seq_id, params, seq.seed, blocks, prefix, num_prompt, seq.pictures, takes_over)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Free a running sequence's KV and queue it again, with its tokens."""
+        del self.running[seq.seq_id]
+        self.batches.leave(seq)
+        self.kv.preempt(seq, self.config.token_budget)
+        self._forget_drafts(seq)
+        seq.forget_stages()
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self._preempted.add(seq.seq_id)
+        self.waiting.add(seq)
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence that waits or runs."""
+        seq.finish_reason = reason
+        self._forget_drafts(seq)
+        self._deadlines.remove(seq)
+        if self.waiting.get(seq.seq_id) is seq:
+            self.waiting.remove(seq)
+            self.prefix_cache.leave(seq)
+            return
+        del self.running[seq.seq_id]
+        self.batches.leave(seq)
+        self.kv.end(seq, is_alone=not (self.running or self.waiting))
+
+    def _forget_drafts(self, seq: Sequence) -> None:
+        if self.speculation is not None:
+            self.speculation.forget(seq)
+
+    # -- the stages: lost, others, less memory -----------------------------------------------
 
     def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
@@ -184,16 +210,13 @@ class Scheduler:
         Nothing that was sampled is lost or sampled twice: the sequences have their tokens, and those still to come
         depend on nothing else.
         """
-        self.state.in_flight.clear()
-        self.state.freed.clear()
-        self.state.newly_left.clear()
-        self.state.left = None
-        self.prefix_cache.clear(kept)
+        self.in_flight.clear()
+        self.kv.clear(kept)
         self.batches.clear()
-        self.state.regroup()
-        self.state.used, self.state.share_left = NOTHING, 0
+        self._regroup()
+        self._chunks.end_round()
         for seq in self.running.values():
-            self._life.forget_drafts(seq)
+            self._forget_drafts(seq)
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
@@ -208,51 +231,180 @@ class Scheduler:
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
-        new.state.now, new._life.num_preemptions = self.state.now, self.num_preemptions
-        new._next_step, new._num_arrived, new._life.deadlines = self._next_step, self._num_arrived, self._life.deadlines
+        new._now, new._next_step, new._deadlines = self._now, self._next_step, self._deadlines
+        new.num_preemptions = self.num_preemptions
         for seq in self.waiting:
-            if config.blocks.keeps_blocks:
-                seq.keys = full_keys(config.blocks.root, seq.tokens, new.state.budget.block)
-            new.waiting.add(seq)
+            new._queue(seq)
         return new
 
     def lower_budget(self, stage: int) -> bool:
         """Lower a stage's budget because its device had no memory left for what is in use; call before ``replay``.
         Returns whether there is less now, so that it will not happen for ever."""
-        before, use = self.state.budget, self.kv_used + self.kv_stored
-        self.prefix_cache.budget = before.lowered(stage, use)
         self._is_lowered = True
-        return self.state.budget != before
-
-    def unable(self) -> list[tuple[Sequence, NeverFits]]:
-        """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
-        found = list[tuple[Sequence, NeverFits]]()
-        for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
-            try:
-                self.state.budget.check(self._admission.reservation(seq))
-            except NeverFits as error:
-                found.append((seq, error))
-        return found
+        return self.kv.lower(stage)
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
         """Change the rules from the next plan on; running sequences continue."""
-        self.state.configure(
-            replace(self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running)
+        self.config = replace(
+            self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
+        self._policy = Policy(policy_config)
+        self._chunks.end_round()
+
+    # -- groups --------------------------------------------------------------------------------
 
     def fix_groups(self, count: int | None) -> None:
         """Have sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
-        self.state.fix_groups(count)
+        self.chooser.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
+        self.chooser.fixed = self.config.fixed_groups or count is not None
+        self.chooser.choose({}, None, has_drafter=False)
+        self._regroup()
+
+    def _regroup(self, *, has_learned: bool = False) -> None:
+        """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members.
+        ``has_learned``: the costs may have changed."""
+        members, chooser, active = self.batches.by_id(), self.chooser, None
+        if chooser.is_due(frozenset(members), has_learned=has_learned):
+            asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
+            chooser.choose(asked, self.config.policy_config.itl_slo, has_drafter=self.config.speculates)
+            active = chooser.most_groups
+            if chooser.choice is not None and len(members) > 1:
+                active = chooser.choice.groups
+        if self.speculation is not None:
+            self.speculation.are_several = len(members) > 1
+        self.batches.balance(active)
+
+    def _member(self, seq: Sequence) -> Member:
+        """A sequence as the choice of groups and drafts sees it."""
+        most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
+        num_chosen = seq.num_generated - seq.drafts.num_jumped - seq.drafts.num_right
+        return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_jumped / max(1, num_chosen))
+
+    # -- results -------------------------------------------------------------------------------
+
+    def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
+        """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
+        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
+
+        Raises:
+            ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
+        """
+        step = check_result(result, self.oldest, self.running)
+        self.in_flight.popleft()
+        self._now, self._returned_at = max(self._now, returned_at), returned_at
+        events = self._tokens(step.plan, result)
+        self.prefix_cache.learn(step.plan, result.figures)
+        self.chooser.returned(step.plan)
+        if self.speculation is not None:
+            self.speculation.returned(step.plan, result)
+        self._regroup()
+        self._unlearned.append((step, result, returned_at))
+        if learn:
+            self.learn()
+        return events
+
+    def learn(self) -> None:
+        """Refine the stages' costs by the steps that have returned, and choose groups and drafts by them, which takes
+        milliseconds for many: what follows on a result depends on neither."""
+        if not self._unlearned:
+            return
+        while self._unlearned:
+            step, result, returned_at = self._unlearned.popleft()
+            self.costs.learn(step.plan.slices, result.figures, returned_at, step.idle_since)
+        self._regroup(has_learned=True)
+
+    def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Append what was sampled for a plan."""
+        sampled = {one.seq_id: one for one in result.sampled}
+        self._missed.clear()
+        events, decoding = list[TokenEvent](), list[Sequence]()
+        for part in plan.slices:
+            seq = self.running.get(part.seq_id)
+            if seq is None:
+                continue  # it ended while this step was under way
+            found = sampled.get(part.seq_id, _NO_TOKENS)
+            seq.returned(part.start, found.scored)
+            events += self._append(seq, part, found.tokens)
+            if seq.finish_reason is not None:
+                continue
+            if found.drafts and found.tokens and self.speculation is not None:
+                self.speculation.propose(seq, found.drafts, self.config.longest(seq))
+            if part.num_logits:
+                decoding.append(seq)
+        self.batches.join_new(decoding)  # after those that end have left, so that groups stay equal
+        return events
+
+    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
+        """Append what was sampled for a slice: drafts come to their verdict, and what lies behind a wrong one is
+        rejected."""
+        speculation = self.speculation
+        if part.num_drafts and not tokens:  # the slice was rejected
+            if speculation is not None:
+                speculation.counts.rejected += 1
+            return []
+        found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
+        if found.verdicts and speculation is not None:
+            speculation.judged(seq.seq_id, part, found)
+            if found.num_right < len(found.verdicts):
+                self._missed.add(seq.seq_id)
+        events = [TokenEvent(seq.seq_id, token, None) for token in tokens[: len(seq.tokens) - found.first]]
+        if found.reason is not None:
+            events[-1] = replace(events[-1], finish_reason=found.reason)
+            self._end(seq, found.reason)
+        elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
+            self.prefix_cache.store_full_blocks(seq, self.kv.used)  # the state is that at their end only now
+        return events
+
+    def leave_out_rejected(self) -> None:
+        """Leave what results have rejected out of the steps that have not left the first stage; call it after each."""
+        for step in self.in_flight:
+            rejected = () if step.is_sent else [part for part in step.plan.slices if self._is_rejected(part)]
+            if not rejected:
+                continue
+            for part in rejected:
+                self.running[part.seq_id].returned(part.start)
+                if self.speculation is not None:
+                    self.speculation.counts.unsent += 1
+            step.plan = replace(step.plan, slices=tuple(part for part in step.plan.slices if part not in rejected))
+            self.batches.balance()  # a sequence without a step under way may move
+
+    def rejected_slices(self) -> tuple[tuple[int, int], ...]:
+        """Return the slices under way that the last result has rejected, as (step, sequence); call it after each."""
+        missed, self._missed = self._missed, set()
+        if not missed:
+            return ()
+        parts = ((step.plan.step, part) for step in self.in_flight for part in step.plan.slices)
+        return tuple((step, part.seq_id) for step, part in parts if part.seq_id in missed and self._is_rejected(part))
+
+    def _is_rejected(self, part: Slice) -> bool:
+        seq = self.running.get(part.seq_id) if part.begins_with_draft else None
+        return seq is not None and not seq.num_awaited
 
     # -- drafts ------------------------------------------------------------------------------
 
     def proposals(self) -> list[Proposal]:
         """Return the drafts that the next plan could contain, a proposal for each of its sequences that gets some. Hand
         each to ``take`` with its drafts before the next ``schedule``. Asking twice is harmless."""
-        if self.speculation is None or not self.config.speculates or self.state.is_full:
+        if self.speculation is None or not self.config.speculates or self._is_full:
             return []
-        self._force()
-        return self.planner.proposals()
+        self._jump_forward()
+        order = self._groups_in_turn()
+        for group in order:
+            members = self.batches.members(group)
+            if members and not self.batches.is_in_flight(group):
+                return [] if self._keeps_decodes_waiting(group) else self._proposals_of(members)
+        if self._reads_prompts:
+            return []
+        for group in order:
+            if found := self._proposals_of(self.batches.going_on(group, self.speculation.may_follow)):
+                return found
+        return []
+
+    def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
+        """Those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
+        assert self.speculation is not None
+        room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
+        return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
 
     def take(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
@@ -266,21 +418,13 @@ class Scheduler:
             return []
         return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
 
-    def _force(self) -> None:
+    def _jump_forward(self) -> None:
         """Have the tokens that must come next go out as drafts."""
         if self.speculation is None:
             return
         for seq in self.running.values():
             if seq.rules is not None and seq in self.batches:
-                self.speculation.force(seq, self.config.longest(seq))
-
-    def leave_out_void(self) -> None:
-        """Leave what results have voided out of the steps that have not left the first stage; call it after each."""
-        self._results.leave_out_void()
-
-    def void_slices(self) -> tuple[tuple[int, int], ...]:
-        """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
-        return self._results.void_slices()
+                self.speculation.jump_forward(seq, self.config.longest(seq))
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -290,10 +434,281 @@ class Scheduler:
         ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
         not.
         """
-        self.state.now = max(self.state.now, now)
-        self._force()
-        decision = self.planner.decide()
-        return None if decision is None else self._apply(decision)
+        self._now = max(self._now, now)
+        self._jump_forward()
+        if self._is_full:
+            return None
+        plan = self._next_plan()
+        if self._preempted:
+            self._preempted.clear()
+            self._regroup()
+        return plan
+
+    def _next_plan(self) -> StepPlan | None:
+        has_prompts = bool(self.waiting) or self._reads_prompts
+        for group in self._groups_in_turn():
+            plan = self._plan_of(group) if self.batches.may_go(group, alone=has_prompts) else None
+            if plan is not None:
+                return plan
+        further = self._further_blocks() if self.speculation is not None else None
+        if further is not None:
+            return further
+        # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow, or where
+        # one gave up its KV for another that cannot go yet.
+        will_come = self.running and self.in_flight and not self._preempted
+        return self._issue() if self.kv.has_changes and not will_come else None
+
+    def _plan_of(self, group: int) -> StepPlan | None:
+        """The step of one group, by the policy; ``None`` where it has nothing to do."""
+        situation, num_awaiting = self._policy_input(group), self.prefix_cache.num_awaiting
+        rules = self._policy.decide(situation)
+        plan = self._filled(group, rules, situation)
+        if plan is None and not (rules.decodes_go and not self.batches.members(group)):
+            # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
+            plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go), situation)
+        is_fetching = self.prefix_cache.num_awaiting > num_awaiting
+        return self._issue() if plan is None and is_fetching else plan
+
+    def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> StepPlan | None:
+        """A step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
+        self.kv.begin_step()
+        budget = self.config.token_budget
+        going = self.batches.members(group) if rules.decodes_go else []
+        running, most = self.running.values(), self.config.max_running
+        admits = rules.admits and self.waiting
+        admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
+        ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
+        ready += [(seq, match.num_tokens) for seq, match in admissions]
+        # Decodes of all groups: lower ranks must not take the KV they need next.
+        ready.sort(key=lambda one: one[0].rank)
+        prompts = [one for one in ready if one[0] not in self.batches]
+        room, share = self._chunks.room(
+            self.config, rules, going, prompts, situation.num_decoding, begins=bool(admissions)
+        )
+        granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
+        # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
+        able = [seq for seq in going if seq.seq_id in granted]
+        decodes, late = able[:budget], able[budget:]
+        # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
+        beginning = {seq.seq_id for seq, _ in chunks}
+        admissions = [one for one in admissions if one[0].seq_id in beginning]
+        if self._is_opened_first(admissions):
+            self._chunks.end_round()
+            return self._issue(admissions)
+        if not decodes and not chunks:
+            return None
+        work = [*((seq, 1) for seq in decodes), *chunks]
+        room = budget - sum(size for _, size in work)
+        drafts = self._allocate_drafts(decodes, room)
+        if chunks and self.speculation is not None:
+            drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
+        self._chunks.note(share, has_chunks=bool(chunks))
+        self._had_turn(group, situation, late)
+        return self._issue(admissions, work, drafts)
+
+    def _is_opened_first(self, admissions: Seq[Admission]) -> bool:
+        """Whether an idle pipeline is told of sequences before their first chunks: all stages copy the stored KV that
+        they begin with at the same time. With the first chunk, each stage would do it when the stages before it are
+        done."""
+        if self.running or self.in_flight or (self.config.num_stages or self.config.num_groups) == 1:
+            return False
+        copying = (match.num_tokens for seq, match in admissions if self.kv.retained_for(seq, match) is None)
+        return max(copying, default=0) >= OPENED_FIRST
+
+    def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
+        """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
+        ``side_by_side``: prompts that share the room."""
+        granted, chunks, room_to_score = set[int](), list[Work](), _MOST_SCORED
+        quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
+        for seq, start in ready:
+            if seq.seq_id in self._preempted:
+                continue
+            if seq in self.batches:
+                if self._promise(seq, start + 1):
+                    granted.add(seq.seq_id)
+                continue
+            size = min(len(seq.tokens) - start, room, quota, longest_chunk(start, self.config.token_budget))
+            if chunks and size < min(len(seq.tokens) - start, self.config.min_chunk):
+                room = 0  # a small chunk of a further prompt costs more than it saves
+            if seq.num_to_score:
+                size = min(size, room_to_score)
+            if room <= 0 or size <= 0:
+                continue
+            size = self._cut(seq, start, size)
+            if not self._promise(seq, start + size):
+                room = 0  # lower ranks must not take what this one lacks
+                continue
+            chunks.append((seq, size))
+            room, room_to_score = room - size, room_to_score - size * bool(seq.num_to_score)
+        return granted, chunks
+
+    def _promise(self, seq: Sequence, end: int) -> bool:
+        """Promise a sequence KV for ``end`` tokens, by eviction and preemption if needed; whether there is room."""
+        victims = self.kv.allocate(seq, end, self.running.values())
+        for one in victims or ():
+            self._preempt(one)
+        return victims is not None
+
+    def _cut(self, seq: Sequence, start: int, size: int) -> int:
+        """The size of a chunk that may end there."""
+        if self.config.blocks.whole_blocks:
+            block = self.kv.budget.block
+            size = min(size, block - start % block)  # what is stored is the state at the block's end
+        return chunk_end(seq.pictures, start, start + size) - start
+
+    def _allocate_drafts(self, decodes: Seq[Sequence], room: int) -> dict[int, int]:
+        """How many of the drafts that wait go with each sequence, as far as there is room, and memory without eviction
+        or preemption: for this step, and for those whose next token will need a place in theirs."""
+        drafts, drafted = dict[int, int](), [seq for seq in decodes if seq.drafts.waiting]
+        if not drafted:
+            return drafts
+        taken, growth = {seq.seq_id for seq in decodes}, self.kv.budget.growth
+        others = [one for one in self.running.values() if one.seq_id not in taken and one.num_awaited]
+        reserve = sum((growth(one.kv_tokens, len(one.tokens) + 1) for one in others), NOTHING)
+        for seq in sorted(drafted, key=lambda one: one.rank):
+            end = max(seq.num_scheduled, len(seq.tokens))
+            for count in range(min(len(seq.drafts.waiting), room), 0, -1):
+                if self.kv.allocate_spare(seq.kv_tokens, end + count, reserve):
+                    drafts[seq.seq_id] = count
+                    room -= count
+                    break
+        return drafts
+
+    def _allocate_jumps(self, chunks: Iterable[Work], starts: Mapping[Sequence, int], room: int) -> dict[int, int]:
+        """Have the tokens that must follow the prompts that end in this step go as drafts, as far as there is room, and
+        memory without eviction or preemption; how many go with each sequence."""
+        assert self.speculation is not None
+        jumps = dict[int, int]()
+        for seq, size in chunks:
+            end = len(seq.tokens)
+            if seq.rules is None or starts[seq] + size < end:
+                continue
+            tokens = list(self.speculation.opening(seq, self.config.longest(seq))[:room])
+            while tokens and not self.kv.allocate_spare(end, end + len(tokens)):
+                tokens.pop()
+            if tokens:
+                seq.jump_forward(tokens)
+                jumps[seq.seq_id] = len(tokens)
+                room -= len(tokens)
+        return jumps
+
+    def _further_blocks(self) -> StepPlan | None:
+        """A step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of those
+        whose blocks under way are rejected."""
+        budget = self.config.token_budget
+        for group in self._groups_in_turn():
+            self.kv.begin_step()
+            situation, decodes = self._policy_input(group), list[Sequence]()
+            for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.rank):
+                if seq.seq_id in self._preempted:
+                    continue  # for one before it in this loop
+                if seq.num_awaited or self._promise(seq, seq.num_scheduled + 1):
+                    decodes.append(seq)
+            rows = accumulate(seq.num_to_compute for seq in decodes)
+            decodes = decodes[: sum(total <= budget for total in rows)]
+            drafts = self._allocate_drafts(decodes, budget - sum(seq.num_to_compute for seq in decodes))
+            work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
+            if work:
+                self._chunks.note(Share(), has_chunks=False)
+                self._had_turn(group, situation)
+                return self._issue((), work, drafts)
+        return None
+
+    def _follows(self, seq: Sequence) -> bool:
+        """Whether a block that waits may go behind those of its sequence that are under way."""
+        return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
+
+    def _had_turn(self, group: int, situation: PolicyInput, late: Iterable[Sequence] = ()) -> None:
+        """Note that a step of a group was planned. ``late``: members that it had no room for."""
+        self.batches.had_turn(group, late)
+        self._policy.scheduled(situation)
+
+    def _issue(
+        self, admissions: Iterable[Admission] = (), work: Iterable[Work] = (), drafts: Mapping[int, int] = _NO_DRAFTS
+    ) -> StepPlan:
+        """The next plan: admits sequences, and computes the next known tokens of some, with drafts behind them."""
+        new = tuple(self._admit(seq, match) for seq, match in admissions)
+        saves, dropped, fetches, erased = self.prefix_cache.take_changes()
+        if new or fetches:
+            self.kv.free_retained()
+        freed, retained = self.kv.take_ended()
+        slices = tuple(self._slice(seq, size, drafts.get(seq.seq_id, 0)) for seq, size in work)
+        plan = StepPlan(self._next_step, new, slices, freed, saves, dropped, fetches, erased, retained)
+        self._next_step += 1
+        for part in slices:
+            self.prefix_cache.store_full_blocks(self.running[part.seq_id], self.kv.used)
+        self.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, drafts)))
+        return plan
+
+    def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
+        """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
+        start, before = seq.num_scheduled, seq.kv_tokens
+        end = start + size
+        token_ids = seq.go(size, num_drafts, self._now)
+        self.kv.grow(before, seq.kv_tokens)
+        num_logits, num_next = int(end == len(seq.tokens)), 0
+        if num_drafts:
+            num_logits = min(num_drafts + 1, len(token_ids))
+        if self.speculation is not None:
+            if num_drafts:
+                self.speculation.counts.went(num_drafts)
+            if num_logits:
+                num_next = self.speculation.num_next(seq, self.config.longest(seq))
+        scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
+        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
+
+    # -- what steps go by ----------------------------------------------------------------------
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no further plan may be under way now."""
+        count, config = len(self.in_flight), self.config
+        return count >= config.max_in_flight or (count >= config.num_groups and self._num_decoding > 0)
+
+    @property
+    def _num_decoding(self) -> int:
+        """Sequences that decode, or will when a result under way arrives: steps planned now delay its next token."""
+        return len(self.batches) + sum(not seq.num_to_compute for seq in self._not_decoding())
+
+    @property
+    def _reads_prompts(self) -> bool:
+        """Whether a sequence that was admitted has prompt tokens that are in no plan yet."""
+        return any(seq.num_to_compute for seq in self._not_decoding())
+
+    def _not_decoding(self) -> list[Sequence]:
+        if len(self.batches) == len(self.running):
+            return []
+        return [seq for seq in self.running.values() if seq not in self.batches]
+
+    def _policy_input(self, group: int) -> PolicyInput:
+        """The policy's input for the step of a group."""
+        share = self.kv.budget.share(self.kv.used)
+        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
+        return PolicyInput(self._num_decoding, share, waited)
+
+    def _keeps_decodes_waiting(self, group: int) -> bool:
+        """Whether prompts go before the decodes of a group now."""
+        return self._reads_prompts and not self._policy.decide(self._policy_input(group)).decodes_go
+
+    def _groups_in_turn(self) -> list[int]:
+        """All groups in the order in which they go: first the one that drafts wait for, then by turn."""
+        groups = list(self.batches.in_turn())
+        if self.speculation is None:
+            return groups
+        have = {group for group in groups if any(seq.drafts.waiting for seq in self.batches.members(group))}
+        return sorted(groups, key=lambda group: group not in have)
+
+    def _idle_since(self, plan: StepPlan, drafts: Mapping[int, int]) -> float | None:
+        """From when on the coordinator had only a step of decodes and drafts to do: since the last result, and the
+        drafts made after it, where no other step is under way; else since now, where it has new ``drafts``."""
+        if not plan.has_only_logits:
+            return None
+        if self._returned_at and not self.in_flight:
+            rounds = 0 if self.config.drafts_at_end else max(drafts.values(), default=0)
+            return self._returned_at + self.costs.drafting(len(drafts), rounds)
+        return self._now if drafts else None
+
+    # -- questions -----------------------------------------------------------------------------
 
     def predicted(self, plan: StepPlan) -> float | None:
         """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
@@ -303,95 +718,34 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         """When ``expire`` will end the next sequence, in seconds on the caller's clock; ``None``: never."""
-        return self._life.deadlines.next
-
-    @property
-    def num_preemptions(self) -> int:
-        """Times that a running sequence was preempted."""
-        return self._life.num_preemptions
+        return self._deadlines.next
 
     @property
     def num_in_flight(self) -> int:
         """Plans under way."""
-        return len(self.state.in_flight)
+        return len(self.in_flight)
 
     @property
     def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest."""
-        return self.state.in_flight[0] if self.state.in_flight else None
+        return self.in_flight[0] if self.in_flight else None
 
     @property
     def newest(self) -> StepInFlight:
         """The step of the last plan, until its result comes."""
-        return self.state.in_flight[-1]
+        return self.in_flight[-1]
 
     @property
     def kv_used(self) -> KVUse:
         """The KV of all running sequences."""
-        return self.state.used
+        return self.kv.used
 
     @property
     def kv_stored(self) -> KVUse:
-        """The KV that is kept for sequences to come: all cached blocks, and what one has left."""
-        return self.prefix_cache.use + self.state.left_use
+        """The KV that is kept for sequences to come."""
+        return self.kv.stored
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs, waits, or is still to be freed."""
-        return not (self.waiting or self.running or self.state.in_flight or self.state.has_changes)
-
-    def _apply(self, decision: Decision) -> StepPlan:
-        introduced = self._move(decision)
-        work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
-        saves, dropped, fetches, erased = self.prefix_cache.take_changes()
-        plan = StepPlan(
-            self._next_step,
-            new=introduced,
-            slices=tuple(self._slice(seq, size, decision.drafts.get(seq.seq_id, 0)) for seq, size in work),
-            freed=tuple(self.state.freed),
-            saves=saves,
-            dropped=dropped,
-            fetches=fetches,
-            erased=erased,
-            left=tuple(self.state.newly_left),
-        )
-        self.state.freed.clear()
-        self.state.newly_left.clear()
-        for seq, _ in work:
-            self.prefix_cache.store_full_blocks(seq, self.state.used)
-        self._next_step += 1
-        step = StepInFlight.of(plan)
-        step.idle_since = self.state.idle_since(plan, [*decision.drafts.values()])
-        self.state.in_flight.append(step)
-        self.state.note(decision)
-        return plan
-
-    def _move(self, decision: Decision) -> tuple[NewSequence, ...]:
-        """Evict, preempt, admit and begin to fetch; returns the sequences that are new to the stages."""
-        for block in decision.allocation.evicted:
-            self.prefix_cache.evict(block)
-        for seq in decision.allocation.preempted:
-            self._life.preempt(seq)
-        introduced = tuple(map(self._life.admit, decision.admissions))
-        for seq, forced in decision.forced:
-            seq.force(forced)
-        for seq, ahead in decision.fetching:
-            self.prefix_cache.fetch(seq, ahead)
-        if decision.admissions or decision.fetching:
-            self._life.free_left()
-        return introduced
-
-    def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
-        """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
-        start, before = seq.num_scheduled, seq.kv_tokens
-        end = start + size
-        token_ids = seq.go(size, num_drafts, self.state.now)
-        if num_drafts and self.speculation is not None:
-            self.speculation.counts.went(num_drafts)
-        self.state.used += self.state.budget.growth(before, seq.kv_tokens)
-        num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
-        drafts = self.speculation if num_logits else None
-        num_next = 0 if drafts is None else drafts.num_next(seq, self.config.longest(seq))
-        last = min(end, seq.num_prompt_tokens - 1)
-        scored = seq.sent(start + 1, last + 1) if seq.num_to_score else ()
-        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
+        return not (self.waiting or self.running or self.in_flight or self.kv.has_changes)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from splitinfer.core.sequence import Sequence
 
-Key = tuple[int, bool, float, int, int]
+Key = tuple[int, bool, float, int]
 
 
 class WaitingQueue:
     """Sequences in the order in which they will be admitted.
 
     The highest priority comes first, then sequences that were preempted (they have waited once already, and their
-    reader has seen the beginning), then the earliest deadline, then the earliest arrival.
+    reader has seen the beginning), then the earliest deadline, then who came first.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class WaitingQueue:
 
 def _key(seq: Sequence) -> Key:
     deadline = math.inf if seq.deadline is None else seq.deadline
-    return -seq.priority, seq.num_preemptions == 0, deadline, seq.arrival, seq.seq_id
+    return -seq.priority, seq.num_preemptions == 0, deadline, seq.seq_id
 
 
 class Deadlines:

@@ -71,9 +71,9 @@ class Counts:
     tried_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
-    void: int = 0  # blocks behind a wrong draft, discarded as a whole
+    rejected: int = 0  # blocks behind a wrong draft, discarded as a whole
     unsent: int = 0  # blocks discarded before they were sent to the other stages
-    spared: dict[int, int] = field(default_factory=dict)  # by stage: void rows that it did not compute
+    spared: dict[int, int] = field(default_factory=dict)  # by stage: rejected rows that it did not compute
     spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
 
     def went(self, num_drafts: int) -> None:
@@ -105,7 +105,7 @@ class Counts:
             "tried_at": list(self.tried_at),
             "accepted_at": list(self.accepted_at),
             "blocks": self.blocks,
-            "void_blocks": self.void,
+            "void_blocks": self.rejected,
             "unsent_blocks": self.unsent,
             "spared_rows": dict(sorted(self.spared.items())),
             "spared_steps": dict(sorted(self.spared_steps.items())),

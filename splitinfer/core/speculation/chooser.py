@@ -69,21 +69,21 @@ _MOST_REQUESTS = 256  # whose acceptance is stored
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sequence that decodes. ``most``: drafts in a block, at most; ``flight``: its own, if that is fixed; ``forced``:
-    how many tokens its rules force behind one that is chosen; ``share``: how often its drafts are right, and
+    """A sequence that decodes. ``most``: drafts in a block, at most; ``flight``: its own, if that is fixed; ``jumps``:
+    how many tokens must follow one that is chosen, by its rules; ``share``: how often its drafts are right, and
     ``at_most``, may well be right; ``offered``: how often a drafter that is asked has any for it."""
 
     position: int = 0
     most: int = MAX_ROWS - 1
     flight: Flight | None = None
-    forced: float = 0.0
+    jumps: float = 0.0
     share: float = 0.0
     at_most: float = 0.0
     offered: float = 1.0
 
     def tokens(self, drafts: int, in_flight: int, share: float) -> float:
         """Expected tokens in a round, with ``drafts`` in each of its steps, of which ``share`` are right."""
-        return 1 + self.forced + self.offered * (emitted(share, drafts, in_flight) - 1)
+        return 1 + self.jumps + self.offered * (emitted(share, drafts, in_flight) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
     num_stages, busy, passing, most = len(costs.stages), [0.0] * len(costs.stages), 0.0, 0
     for group in range(groups):
         mine = list(zip(members[group::groups], drafts[group::groups], strict=True))
-        rows = round(sum(1 + one.forced + one.offered * count for one, count in mine))
+        rows = round(sum(1 + one.jumps + one.offered * count for one, count in mine))
         decode = sum(one.position for one, count in mine if not count)
         shape = Shape(rows, decode, sum((1 + count) * one.position for one, count in mine if count))
         times = [stage.at_least(shape) for stage in costs.stages]
@@ -350,7 +350,7 @@ class Chooser:
 
     def _set_trial_cost(self, members: list[Member], none: Choice) -> None:
         """Of one draft in a step, in tokens of all members."""
-        more = [replace(one, forced=one.forced + 1) if not i else one for i, one in enumerate(members)]
+        more = [replace(one, jumps=one.jumps + 1) if not i else one for i, one in enumerate(members)]
         slower = expected(self.costs, more, none.groups, 1, drafts_of(members, 0))
         row = max(0.0, none.rate * slower.gap / none.gap - none.rate) * none.gap if none.gap else 0.0
         self._trial_cost = self.costs.drafting(1) * none.rate + row

@@ -8,7 +8,7 @@ with ``first`` drafts; blocks of ``further`` drafts may follow it before its ver
     stage 1                   |  A  |    |  B  |             A's last row verifies B's first draft
 
 The last stage samples the target at every position and accepts drafts while they are equal (``Slice.num_accepted``). A
-wrong one voids everything behind it, and the next first block begins with the token that was sampled instead. See
+wrong one rejects everything behind it, and the next first block begins with the token that was sampled instead. See
 PipeInfer (Butler et al., arXiv 2407.11798).
 """
 

@@ -13,12 +13,13 @@ no block of drafts goes beyond the end of a block of KV, and none follows one th
 verdict.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.kv.budget import BLOCK
-from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
@@ -64,7 +65,7 @@ class Proposal:
         return all(d.token_id == t for d, t in zip(self.drafts, seq.tokens[self.position :], strict=False))
 
     @property
-    def left(self) -> list[Draft]:
+    def unsampled(self) -> list[Draft]:
         """The drafts in whose positions no token has been sampled yet."""
         return self.drafts[max(0, len(self.seq.tokens) - self.position) :]
 
@@ -89,7 +90,7 @@ class Speculation:
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
 
     def __post_init__(self) -> None:
-        self.has_states = self.rewind == PUT_BACK
+        self.has_states = self.rewind == WITHIN_DRAFTS
 
     # -- before a plan -------------------------------------------------------------------------
 
@@ -108,6 +109,16 @@ class Speculation:
     def _next_flight(self, seq: Sequence) -> Flight:
         """The flight of a sequence's next blocks."""
         return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
+
+    def proposals(self, members: Seq[Sequence], room: int, longest: Callable[[Sequence], int]) -> list[Proposal]:
+        """Those for sequences of one step with ``room`` for so many drafts. ``longest``: see ``first``."""
+        found = list[Proposal]()
+        for seq in members:
+            proposal = (self.further if seq.num_awaited else self.first)(seq, longest(seq))
+            if proposal is not None and room > 0:
+                found.append(replace(proposal, count=min(proposal.count, room)))
+                room -= found[-1].count
+        return found
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
         """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""
@@ -159,14 +170,14 @@ class Speculation:
             count = 0 if reaches_end else min(count, (start // self.block + 1) * self.block - known)
         return Proposal.of(seq, count) if count > 0 else None
 
-    def force(self, seq: Sequence, longest: int) -> None:
+    def jump_forward(self, seq: Sequence, longest: int) -> None:
         """Have the tokens that must follow a sequence's stream wait for its next plan, if that may be the next block.
         They cost no drafter anything, and say nothing about one."""
         may_go = self.may_follow(seq) if seq.num_awaited else seq.num_to_compute <= 1
         proposal = self._proposal(seq, MAX_ROWS, longest) if may_go else None
         if proposal is None or seq.rules is None:
             return
-        seq.force(seq.rules.forced(seq.answer_stream, proposal.count))
+        seq.jump_forward(seq.rules.jump_forward(seq.answer_stream, proposal.count))
 
     def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
         """The tokens that must follow a prompt of which the last chunk goes now. None where caches are not truncated:
@@ -174,21 +185,21 @@ class Speculation:
         proposal = self._proposal(seq, MAX_ROWS, longest)
         if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.is_at_end:
             return ()
-        return seq.rules.forced(seq.answer_stream, proposal.count)
+        return seq.rules.jump_forward(seq.answer_stream, proposal.count)
 
     def take(self, proposal: Proposal, longest: int) -> None:
         """Take in a proposal's drafts, up to an end token, or one that cannot follow. A sequence that got fewer than it
         could have gets no more until its next token. ``longest``: the most tokens the sequence can have."""
-        seq, drafts = proposal.seq, proposal.left
+        seq, drafts = proposal.seq, proposal.unsampled
         self.counts.drafted += len(proposal.drafts)
         if not proposal.stands:
             return
         token_ids = [draft.token_id for draft in drafts]
         end = next((i for i, token in enumerate(token_ids) if token in seq.end_tokens), len(token_ids))
-        are_forced = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
-        seq.hold(token_ids[: len(are_forced)], are_forced)
-        seq.drafts.is_dry = len(proposal.drafts) < proposal.count or len(are_forced) < len(drafts)
-        self.force(seq, longest)
+        are_jumps = [False] * end if seq.rules is None else seq.rules.admitted(seq.answer_stream, token_ids[:end])
+        seq.hold(token_ids[: len(are_jumps)], are_jumps)
+        seq.drafts.is_dry = len(proposal.drafts) < proposal.count or len(are_jumps) < len(drafts)
+        self.jump_forward(seq, longest)
 
     # -- after a result ------------------------------------------------------------------------
 

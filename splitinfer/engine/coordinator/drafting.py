@@ -5,50 +5,52 @@ others: its prompt is read a chunk at a time, between their steps; a sequence al
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.speculation.speculation import Proposal, Speculation
+from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.drafters import Drafter
+
+Receive = Callable[[], None]
 
 _CHUNKS = 1  # of prompts, read for drafts of one step of several sequences
 
 
 class Drafting:
-    """Drafts on the loop's thread. ``receive`` takes in results that have come; it is called between two rounds."""
+    """Drafts on the loop's thread, for the scheduler in force. ``receive``: takes in results that have come; called
+    between two rounds."""
 
-    def __init__(self, drafter: Drafter, scheduler: Scheduler, receive: Callable[[], None]) -> None:
-        self._drafter, self._scheduler, self._receive = drafter, scheduler, receive
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
         self._read: set[int] = set()  # sequences that the drafter has read
 
-    @property
-    def has_proposals(self) -> bool:
-        """Whether the next plan could contain drafts."""
-        return bool(self._scheduler.proposals())
+    def use_device(self, device: Device) -> None:
+        """Draft on a device from now on."""
+        self._drafter.use_device(device)
 
-    def make(self) -> None:
+    def make(self, scheduler: Scheduler, receive: Receive) -> None:
         """Make the drafts that the scheduler proposes. Where a result voids some, make others behind it at once: its
         token would go out alone, and only further blocks would follow it."""
-        speculation, are_overtaken = self._scheduler.speculation, True
-        while are_overtaken and speculation is not None and (proposals := self._scheduler.proposals()):
-            ready = self._ready(proposals)
-            if ready:
-                self._draft(ready, speculation)
+        speculation, are_overtaken = scheduler.speculation, True
+        while are_overtaken and speculation is not None and (proposals := scheduler.proposals()):
+            if ready := self._ready(proposals, receive, are_several=speculation.are_several):
+                self._draft(ready, speculation, receive)
                 speculation.asked(ready)
             are_overtaken = not all(proposal.stands for proposal in proposals)
             for proposal in proposals:
-                self._scheduler.take(proposal)
+                scheduler.take(proposal)
 
-    def _ready(self, proposals: list[Proposal]) -> list[Proposal]:
+    def _ready(self, proposals: list[Proposal], receive: Receive, *, are_several: bool) -> list[Proposal]:
         """The proposals whose sequences the drafter has read; of one alone the rest is read."""
-        speculation = self._scheduler.speculation
-        if speculation is None or not speculation.are_several:
+        if are_several:
+            proposals = self._read_in_turn(proposals, receive)
+        else:
             while proposals[0].stands and self._drafter.prepare(proposals[0].seq):
-                self._receive()
-            return [proposal for proposal in proposals if proposal.stands]
-        return [proposal for proposal in self._read_in_turn(proposals) if proposal.stands]
+                receive()
+        return [proposal for proposal in proposals if proposal.stands]
 
-    def _read_in_turn(self, proposals: list[Proposal]) -> list[Proposal]:
+    def _read_in_turn(self, proposals: list[Proposal], receive: Receive) -> list[Proposal]:
         """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
         ready, chunks = list[Proposal](), 0
         for proposal in proposals:
@@ -62,10 +64,10 @@ class Drafting:
                 self._read.add(seq_id)
                 ready.append(proposal)
         if chunks:
-            self._receive()
+            receive()
         return ready
 
-    def _draft(self, proposals: list[Proposal], speculation: Speculation) -> None:
+    def _draft(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> None:
         """Make rounds of drafts, as long as a proposal is open."""
         counts = [proposal.count for proposal in proposals]
         began, is_first = time.monotonic(), True
@@ -81,7 +83,7 @@ class Drafting:
             for i, (proposal, draft) in enumerate(zip(proposals, found, strict=True)):
                 if draft is not None and counts[i]:
                     proposal.drafts.append(draft)
-            self._receive()
+            receive()
             for i, proposal in enumerate(proposals):
                 if not proposal.stands:
                     counts[i] = 0
@@ -89,16 +91,11 @@ class Drafting:
                 return
             began = time.monotonic()
 
-    def prepare(self) -> bool:
-        """Read ahead for the sequences that are likely to get drafts next; whether there was anything to read."""
-        return any(self._drafter.prepare(seq) for seq in self._scheduler.drafts_next)
+    def read_ahead(self, scheduler: Scheduler) -> bool:
+        """Read for the sequences that are likely to get drafts next; whether there was anything to read."""
+        return any(self._drafter.prepare(seq) for seq in scheduler.drafts_next)
 
     def forget(self, seq_id: int) -> None:
-        """Forget a sequence that has ended."""
+        """Forget a sequence that has ended, or whose KV has gone with the device."""
         self._read.discard(seq_id)
         self._drafter.forget(seq_id)
-
-    def begin_again(self, seq_ids: Iterable[int]) -> None:
-        """Forget what was computed for some sequences: the device that did has failed."""
-        for seq_id in seq_ids:
-            self.forget(seq_id)

@@ -1,35 +1,42 @@
-"""What a pipeline did: counters, a window's figures and requests' distributions, told by the loop as events.
+"""What a pipeline did: the loop tells, each step and each request that has ended becomes a record, and counters, the
+trace and whoever watches are given it.
 
-    requests    submitted -> token, token ... -> ended
-    steps       blocked | heard -> launched -> returned
-    stages      opened | lost -> resumed | relaid
+    requests    submitted ... ended
+    steps       returned
+    stages      opened ... lost, or paused for another cut ... opened
 
-The loop tells what happened, in order, and counts nothing itself. Counting need not be done between a result and the
+The loop tells what happened, in order, and counts nothing itself: counting need not be done between a result and the
 step that it allows, so it is put off until there is time or somebody asks. One thread at a time counts or reads.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from splitinfer.core.metrics.clocks import Clocks
-from splitinfer.core.metrics.recent import RecentSteps
-from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
-from splitinfer.core.plan import StepResult
+from splitinfer.core.layout import Layout
+from splitinfer.core.metrics.arrivals import Arrivals
+from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageTime, Visit
+from splitinfer.core.metrics.histogram import Histogram
+from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRecord
+from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.engine.coordinator.metrics import PipelineMetrics
-from splitinfer.engine.coordinator.totals import StageTotals, Totals
+from splitinfer.engine.coordinator.totals import Totals
 from splitinfer.engine.coordinator.trace import Trace
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Watch = Callable[[StepRecord], object]
+_Came = tuple[float, float, float]  # when a result was made, sent and heard
 
 _MOST = 256  # events that are counted later; a loop that is never idle counts them then
+_NOT_WAITED_FOR: _Came = (ALWAYS, ALWAYS, ALWAYS)
 
 
 def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concatenate[Figures, P], None]":
@@ -44,96 +51,177 @@ def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concat
     return put
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    """A request under way. ``last``: when its last token came; before, when it was submitted. ``computed``: positions
+    that steps have brought so far."""
+
+    sequence: Sequence
+    submitted: float
+    last: float
+    first: float | None = None
+    computed: int = 0
+
+
 class Figures:
     """Counts what the loop's thread tells; any thread may read.
 
-    names: the stages'. now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    ``watch``: is given each step that is counted, on whichever thread that is; ``None``: nobody watches.
     ``events``: those told and not yet counted.
     """
 
-    def __init__(self, names: Seq[str], now: float, trace: Trace | None = None) -> None:
-        if trace is not None:
-            trace.begin(list(names))
+    def __init__(self, layout: Layout, now: float, trace: Trace | None = None) -> None:
+        self.watch: Watch | None = None
         self.events: deque[Callable[[], None]] = deque()
         self._counting = threading.Lock()
-        self._requests = RequestMeters()
-        self.totals = Totals([])
-        self._window = PipelineMetrics(names, now, self._requests.under_way, trace)
+        self._trace = trace
+        self._requests: dict[int, _UnderWay] = {}
+        self._activity = Activity()
+        self._totals = Totals()
+        self._cut, self._is_whole, self._is_lost = -1, True, False
+        self._begin_cut(layout, now)
+        self._begin_again(now)
 
-    # -- requests ----------------------------------------------------------------------------
+    # -- told by the loop --------------------------------------------------------------------
 
     @_later
     def submitted(self, sequence: Sequence, at: float, now: float) -> None:
         """A request was submitted at ``at``, and has reached the loop."""
-        self.totals.is_active(True, now)
-        self._requests.submitted(sequence, at)
-        self._window.submitted(now)
-
-    @_later
-    def token(self, seq_id: int, now: float) -> None:
-        """A token goes to its reader."""
-        request = self._requests.under_way[seq_id]
-        self.totals.generated_tokens += 1
-        self._window.token(request, now)
-        self._requests.token(request, now)
+        self._requests[sequence.seq_id] = _UnderWay(sequence, at, at)
+        self._totals.is_active(True, now)
+        if self._is_whole:
+            self._activity.begin(now)
 
     @_later
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """A request has ended."""
-        self.totals.ended(sequence, reason)
-        self._requests.ended(sequence.seq_id, now)
-        self.totals.is_active(bool(self._requests.under_way), now)
-        self._window.ended(now)
-
-    # -- steps -------------------------------------------------------------------------------
+        self._totals.request(_record(self._requests.pop(sequence.seq_id), reason, now))
+        if not self._requests:
+            self._totals.is_active(False, now)
+            self._activity.stop(now)
 
     @_later
-    def blocked(self) -> None:
-        """Nothing can be planned now."""
-        self._window.blocked()
+    def returned(
+        self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
+    ) -> None:
+        """A step's result arrived at ``heard``; its ``tokens`` go to their readers ``now``."""
+        rows, useful = self._rows(step.planned, result)
+        visits = self._visits(self._trigger(step), result.figures, heard)
+        gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
+        self._activity.forget(min(stage.until for stage in self._stages))
+        self._tell(
+            StepRecord(
+                number=step.planned.step,
+                num_sequences=len(step.planned.slices),
+                rows=rows,
+                useful=useful,
+                gained=self._gained(tokens, now),
+                visits=visits,
+                figures=result.figures,
+                gaps=gaps,
+                sent=self._results[-1][1],
+                heard=heard,
+                cut=self._cut,
+            )
+        )
 
     @_later
-    def heard(self, at: float) -> None:
-        """An event reached the loop that may let it plan again."""
-        self._window.heard(at)
+    def opened(self, layout: Layout, now: float) -> None:
+        """All stages are there, for the first time or again, or others are."""
+        if layout != self._layout:
+            self._begin_cut(layout, now)
+        self._begin_again(now)
+        self._totals.counts["rejoins"] += self._is_lost
+        self._is_whole, self._is_lost = True, False
 
     @_later
-    def launched(self, step: StepInFlight) -> None:
-        """The first stage begins a step."""
-        self.totals.computed_tokens += step.planned.num_tokens
-        self._window.launched(step)
-        self._requests.planned(step.planned.num_tokens)
+    def paused(self, now: float) -> None:
+        """The stages are closed for others: until all are there, no time counts as active."""
+        self._is_whole = False
+        self._activity.stop(now)
 
     @_later
-    def returned(self, step: StepInFlight, result: StepResult, heard: float) -> None:
-        """A step's result arrived at ``heard``; the readers have not got its tokens yet."""
-        self._window.returned(step, result, heard)
-        self.totals.step(result, heard)
+    def lost(self, stage: str | None, now: float) -> None:
+        """A stage is lost, and the steps under way with it. ``None``: it is not known which one."""
+        self._is_whole, self._is_lost = False, True
+        self._activity.stop(now)
+        self._totals.lost(stage)
 
-    # -- stages ------------------------------------------------------------------------------
+    # -- counted later -----------------------------------------------------------------------
 
-    @_later
-    def opened(self, clocks: Clocks, now: float) -> None:
-        """All stages are there for the first time."""
-        self.totals.stages = [StageTotals() for _ in clocks.readings]
-        self._window.opened(clocks, now)
+    def _begin_cut(self, layout: Layout, now: float) -> None:
+        self._layout, count = layout, layout.num_stages
+        self._cut += 1
+        self._stages = [StageTime(Cause.UPSTREAM if stage else Cause.DOWNSTREAM, now) for stage in range(count)]
+        self._totals.begin_cut(count)
+        if self._trace is not None:
+            self._trace.begin([spec.name for spec in layout.stages])
 
-    @_later
-    def lost(self, now: float) -> None:
-        """The stages are gone, and the steps under way with them."""
-        self._window.lost(now)
+    def _begin_again(self, now: float) -> None:
+        self._arrivals = Arrivals()
+        self._results: deque[_Came] = deque()  # of those since a launch
+        self._launched_at = ALWAYS
+        if self._requests:
+            self._activity.begin(now)
 
-    @_later
-    def resumed(self, clocks: Clocks, now: float) -> None:
-        """All stages are there again."""
-        self._window.resumed(clocks, now)
+    def _tell(self, step: StepRecord) -> None:
+        self._totals.step(step)
+        if self._trace is not None:
+            self._trace.step(step)
+        watch = self.watch  # read once: another thread may change it
+        if watch is not None:
+            watch(step)
 
-    @_later
-    def relaid(self, names: Seq[str], clocks: Clocks, now: float) -> None:
-        """The stages are others, of these names; what was counted of the ones before is kept apart."""
-        self.totals.stages = [StageTotals() for _ in names]
-        self._window.relaid(names, now)
-        self._window.resumed(clocks, now)
+    def _rows(self, plan: StepPlan, result: StepResult) -> tuple[Rows, int]:
+        """What a step's rows were, and how many of them are useful: those that a request still wanted and that had not
+        been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
+        sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
+        decode = draft = useful = 0
+        for part in plan.slices:
+            request, size = self._requests.get(part.seq_id), len(part.token_ids)
+            is_answer = request is None or part.start >= request.sequence.num_prompt_tokens
+            if is_answer and (part.num_drafts or size == 1):
+                decode += size - part.num_drafts
+                draft += part.num_drafts
+            if request is not None:
+                useful += _new_rows(part, sampled.get(part.seq_id, 0), request)
+        return Rows(plan.num_tokens - decode - draft, decode, draft), useful
+
+    def _gained(self, tokens: Iterable[TokenEvent], now: float) -> list[Gained]:
+        counts: dict[int, int] = {}
+        for each in tokens:
+            counts[each.seq_id] = counts.get(each.seq_id, 0) + 1
+        gained: list[Gained] = []
+        for seq_id, count in counts.items():
+            request = self._requests[seq_id]
+            seq, seconds, request.last = request.sequence, now - request.last, now
+            if request.first is None:
+                request.first = now
+                gained.append(Gained(seq_id, count, seconds, seq.num_prompt_tokens, seq.num_cached or 0))
+            else:
+                gained.append(Gained(seq_id, count, seconds))
+        return gained
+
+    def _trigger(self, step: StepInFlight) -> _Came:
+        """The result that made a step possible: the first one heard since the launch before."""
+        results, at = self._results, ALWAYS if step.launched_at is None else step.launched_at
+        while results and results[0][2] <= self._launched_at:
+            results.popleft()
+        self._launched_at = at
+        return results[0] if results and results[0][2] <= at else _NOT_WAITED_FOR
+
+    def _visits(self, trigger: _Came, figures: Seq[StageFigures], heard: float) -> list[Visit]:
+        """A step on each stage; notes when its result came."""
+        first, sent = figures[0], figures[0].sent
+        visits = [Visit(*trigger, first.started, first.ended)]
+        for each, received in zip(figures[1:], self._arrivals.of(figures, heard), strict=True):
+            ahead = each.received - received
+            visits.append(Visit(visits[-1].end, sent, received, each.started - ahead, each.ended - ahead))
+            sent = each.sent - ahead
+        end = visits[-1].end
+        self._results.append((end, sent, heard) if len(visits) > 1 else (end, end, end))
+        return visits
 
     # -- readings ----------------------------------------------------------------------------
 
@@ -148,32 +236,65 @@ class Figures:
                 self.events.popleft()()
             return read()
 
-    def as_dict(self, names: Seq[str], now: float, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and the window's figures as plain numbers, for ``LLM.stats``; ``reset`` begins another window."""
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """Counters as plain numbers, for ``LLM.stats``."""
+        return self._after_counting(lambda: {**self._totals.as_dict(now), **self._of_stages(now)})
 
-        def read() -> dict[str, Any]:
-            stats = self.totals.as_dict(names, now)
-            stats["window"] = self._window.snapshot(now, reset=reset)
-            for stage, idle in zip(stats["stages"], self._window.idle_seconds(), strict=False):
-                stage["idle_seconds"] = idle
-            return stats
-
-        return self._after_counting(read)
+    def _of_stages(self, now: float) -> dict[str, Any]:
+        active = self._totals.active_seconds(now)
+        stages = [
+            {
+                "name": spec.name,
+                "busy_seconds": time.busy,
+                "busy_percent": 100 * time.busy / active if active else 0.0,
+                "idle_seconds": {cause.value: seconds for cause, seconds in time.idle.items()},
+                **sums,
+            }
+            for spec, time, sums in zip(self._layout.stages, self._stages, self._totals.stages, strict=True)
+        ]
+        return {"cut": self._cut, "stages": stages}
 
     @property
     def generated_tokens(self) -> int:
         """Tokens that readers got since the start."""
-        return self._after_counting(lambda: self.totals.generated_tokens)
+        return self._after_counting(lambda: int(self._totals.counts["generated_tokens"]))
 
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
-        return self._after_counting(lambda: self.totals.usual_request)
+        return self._after_counting(lambda: self._totals.usual_request)
 
-    def of_requests(self) -> RequestFigures:
-        """Distributions of requests' times and sizes, since the start."""
-        return self._after_counting(self._requests.read)
+    def histograms(self) -> dict[str, Histogram]:
+        """Times and sizes of requests, since the start."""
+        return self._after_counting(self._totals.read_histograms)
 
-    def watch(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``; ``None`` ends that. From any thread."""
-        self._window.watch(recent)
+
+def _record(request: _UnderWay, reason: FinishReason, now: float) -> RequestRecord:
+    sequence = request.sequence
+    return RequestRecord(
+        reason=reason,
+        submitted=request.submitted,
+        begun=sequence.begun_at,
+        first=request.first,
+        last=request.last,
+        ended=now,
+        prompt=sequence.num_prompt_tokens,
+        cached=sequence.num_cached or 0,
+        generated=sequence.num_generated,
+        forced=sequence.drafts.num_jumped,
+        max_tokens=sequence.params.max_tokens,
+        preemptions=sequence.num_preemptions,
+    )
+
+
+def _new_rows(part: Slice, num_sampled: int, request: _UnderWay) -> int:
+    """Rows of a slice that are useful; notes them."""
+    if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
+        return 0
+    end, before = part.end, request.computed
+    if part.num_drafts:
+        end += num_sampled - part.num_logits
+    if end <= before:
+        return 0
+    request.computed = end
+    return end - max(part.start, before)

@@ -18,7 +18,7 @@ from splitinfer.engine.stage.masking import RawMasks
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RowsOfSlice:
     """The rows with logits of one slice. ``answer``: the answer's tokens up to its end; ``first``: how many of them lie
     before the first of the rows."""
 
@@ -36,23 +36,23 @@ class Masking:
 
     def begin(self, plan: StepPlan, running: Mapping[int, Sequence]) -> "Future[RawMasks] | None":
         """Begin with the masks of a plan; ``None`` where it has none. Call before the next plan is made."""
-        asked = [
-            _Asked(seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits)
+        wanted = [
+            _RowsOfSlice(seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits)
             for part in plan.slices
             if (seq := running.get(part.seq_id)) is not None and seq.rules is not None and part.num_logits
             for answer in [[*seq.tokens, *seq.drafts.ahead][seq.num_prompt_tokens : part.end]]
         ]
-        return self._thread.submit(_masks_of, asked) if asked else None
+        return self._thread.submit(_masks_of, wanted) if wanted else None
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
 
 
-def _masks_of(asked: list[_Asked]) -> RawMasks:
+def _masks_of(wanted: list[_RowsOfSlice]) -> RawMasks:
     return {
         (one.seq_id, row): mask
-        for one in asked
+        for one in wanted
         for row, mask in enumerate(one.rules.masks(one.answer, one.first))
         if mask is not None
     }

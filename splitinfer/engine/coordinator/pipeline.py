@@ -1,9 +1,13 @@
-"""The coordinator's view of all stages: opens them, sends a step through them, receives its result.
+"""The coordinator's view of all stages: opens them, launches a step through them, receives its result.
 
 Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
-time), wait until all are ready, connect each worker to the next, read the workers' clocks. Then a step goes
+time), wait until all are ready, connect each worker to the next. Then a step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
+
+The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
+else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
+What a result has rejected in the meantime is not sent.
 
 Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
 those of the remaining workers. Local workers that died are started anew, and so are those that froze: a child that does
@@ -16,12 +20,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
 
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
@@ -30,10 +36,11 @@ from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.links.sending import Outgoing
-from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.links.sending import outgoing
+from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.masking import RawMasks
+from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.wire.messages import Progress, Ready, Result, Void
@@ -45,38 +52,48 @@ _EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
 _NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it is noticed here
 
 
+class LocalResult(NamedTuple):
+    """The result of a step where this machine's stage is the only one, and when it was there, in seconds. ``group``: of
+    workers, by which it is known whether it is from before the last loss."""
+
+    result: StepResult
+    at: float
+    group: WorkerGroup
+
+
+StageEvent = Event | LocalResult | StepFailed
+"""What stages bring to the loop."""
+
+
 def _nothing() -> None:
     pass
 
 
 class Pipeline:
-    """All stages of one layout.
+    """All stages of one layout. For the loop's thread, but for ``close``, and for what only reads.
 
-    ``put`` receives an ``Event`` for every message of a worker, and for every link's end, once the pipeline is open.
-    ``notice`` receives a stage's number and its progress while it loads.
+    ``put`` receives an event for every message of a worker and for every link's end, once the pipeline is open, and for
+    what becomes of steps here. ``notice`` receives a stage's name and its progress while it loads.
     """
 
-    def __init__(self, config: PipelineConfig, put: Callable[[Event], None], notice: Notice) -> None:
+    def __init__(self, config: PipelineConfig, put: Callable[[StageEvent], None], notice: Notice) -> None:
         self._config, self._put, self._notice = config, put, notice
         self._locals: dict[str, LocalWorker] = {}
         self._worker_group = self._new_group()
-        self._own: LoadedStage | None = None
+        self._local: LoadedStage | None = None
+        self._steps = StepsUnderWay[Launched](put)  # on this machine's stage
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._closing = threading.Lock()
+        self._leaving = threading.Lock()  # no plan changes while it leaves
         self._sending = threading.Lock()  # a link has one writer at a time
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
-        self.clocks = Clocks(())
         self._meanwhile: Callable[[], None] = _nothing
 
     def _new_group(self) -> WorkerGroup:
-        config = self._config
-        here = ((config.checkpoint, config.model), (config.trained, config.drafter))
-        running = tuple((checkpoint, model) for checkpoint, model in here if checkpoint is not None)
-        own = {} if config.keys is None else {"own": config.keys.own}
-        return WorkerGroup(self._put, self._notice, running=running, **own)
+        return WorkerGroup(self._config.keys.own, self._put, self._notice, self._config.running)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -99,13 +116,12 @@ class Pipeline:
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
             worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
-            own = self._load_own()
-            self.ready = (own.offer(), *worker_group.await_ready(silence, meanwhile))
+            local = self._load_local()
+            self.ready = (local.offer(), *worker_group.await_ready(silence, meanwhile))
             self.codecs = tuple(map(_codec, self._config.layout.stages[1:], self.ready[1:]))
             if self.codecs:
-                own.runner.use_codec(self.codecs[0])
+                local.runner.use_codec(self.codecs[0])
             worker_group.connect_stages(self.codecs[1:], silence)
-            self.clocks = Clocks(worker_group.read_clocks())
             self.is_open = True
         except TransportError as error:
             worker_group.close("the pipeline could not be opened")
@@ -117,12 +133,13 @@ class Pipeline:
 
     def regroup(self, reason: str) -> None:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
-        others stay loaded."""
+        others stay loaded. Steps under way are forgotten, and what they still bring is late."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
         self.is_open = False
         self._kill_lost(worker_group)
         self._start_locals()
         worker_group.close(reason)
+        self._steps.drop()
 
     def _kill_lost(self, worker_group: WorkerGroup) -> None:
         for handle in worker_group.workers:
@@ -164,15 +181,15 @@ class Pipeline:
             if name not in self._locals:
                 self._locals[name] = take(name, self._config.disk)
 
-    def _load_own(self) -> LoadedStage:
-        if self._own is None:
+    def _load_local(self) -> LoadedStage:
+        if self._local is None:
             name = self._config.layout.stages[0].name
-            self._own = load(self._config.load(0), name, self._own_progress, self._config.disk)
-        return self._own
+            self._local = load(self._config.load(0), name, self._local_progress, self._config.disk)
+        return self._local
 
-    def _own_progress(self, progress: Progress) -> None:
+    def _local_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""
-        self._notice(0, progress)
+        self._notice(self.layout.stages[0].name, progress)
         self._meanwhile()
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
@@ -181,9 +198,9 @@ class Pipeline:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
         self._config = replace(self._config, layout=layout)
-        if self._own is not None and not self._own.serves(self._config.load(0)):
-            self._own.close()
-            self._own = None
+        if self._local is not None and not self._local.serves(self._config.load(0)):
+            self._local.close()
+            self._local = None
         names = {spec.name for spec in layout.stages if spec.is_local}
         for name in [name for name in self._locals if name not in names]:
             self._locals.pop(name).stop()
@@ -212,63 +229,114 @@ class Pipeline:
 
     def kept(self) -> tuple[DiskBlock, ...]:
         """The blocks that were on every stage's disk when the pipeline was opened."""
-        if self._own is None or not self.is_on_disk:
+        if self._local is None or not self.is_on_disk:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
-        return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
+        return self._local.kept(key for key in self.ready[0].kept or () if key in everywhere)
 
     @property
-    def own(self) -> StageRunner:
+    def local(self) -> StageRunner:
         """The coordinator's own layers. They exist once the pipeline was opened."""
-        assert self._own is not None
-        return self._own.runner
+        assert self._local is not None
+        return self._local.runner
 
     @property
-    def vocab_size(self) -> int:
-        """The tokens that may be sampled."""
-        return self._config.vocab_size
+    def is_free(self) -> bool:
+        """Whether no step is under way on this machine's stage."""
+        return self._steps.is_empty
 
-    def send(self, step: StepInFlight, done: Finished, masks: RawMasks) -> StepResult | None:
-        """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
-        only one at a time. ``step`` takes the first stage's figures. ``masks``: of the step's rows.
+    def launch(self, step: StepInFlight, masks: Future[RawMasks] | None, receive: Callable[[], None]) -> None:
+        """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
+        ``masks``: of its rows. ``receive``: takes in results that have come; called where a step with drafts is done at
+        once, before it is sent.
 
         Raises:
-            WorkerLost: the step cannot be sent.
+            WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
+        local, plan, here = self.local, step.plan, None
+        if masks is not None and self.num_stages == 1:
+            here, masks = self._read_later(masks), None
+        if local.needs_verdict(plan):
+            self._steps.drain()
+        launched = local.launch(plan, None, here, self._steps.under_way())
+        is_done = local.device.computes_at_launch
+        if is_done and step.can_be_rejected:
+            receive()
+        send = partial(self._send, local, self._worker_group, step, masks)
+        self._steps.add(launched, local.wait, send, is_done=is_done)
+
+    def _read_later(self, masks: Future[RawMasks]) -> Masks:
+        """The masks of a step whose last stage is here."""
+        return cache(lambda: read_masks(masks.result(), self._config.first.vocab_size))
+
+    def _send(
+        self,
+        local: StageRunner,
+        group: WorkerGroup,
+        step: StepInFlight,
+        masks: Future[RawMasks] | None,
+        done: Launched,
+    ) -> None:
+        """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
+        they were at its launch."""
+        finished = local.finish(done)
+        with self._leaving:
+            step.is_sent, plan = True, step.plan
+        finished = finished.reduced_to(plan)
         if self.num_stages == 1:
-            return StepResult(done.plan.step, done.sampled, (done.figures,))
-        handle, out = self._worker_group.workers[0], Outgoing.of(done)
-        step.figures = out.figures
-        message, parts = out.message((), masks)
+            result = StepResult(plan.step, finished.sampled, (finished.figures,))
+            self._put(LocalResult(result, time.monotonic(), group))
+        else:
+            self._send_on(group, step, finished, {} if masks is None else masks.result())
+        local.store(done)
+
+    def _send_on(self, group: WorkerGroup, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
+        """Send a step to the next stage. It takes the first stage's figures.
+
+        Raises:
+            WorkerLost: it cannot be sent.
+        """
+        handle, (message, parts, step.figures) = group.workers[0], outgoing(done, masks)
         try:
             with self._sending:
                 handle.send(message, *parts)
         except LinkClosed:
-            return None  # the next event gives the reason, which may be another worker's loss
+            return  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:
             self._lost = handle
             raise handle.lost(str(error)) from error
-        for each in self._worker_group.workers:
+        for each in group.workers:
             each.link.beat(done.plan.step + 1)
         yield_own_processor()
-        return None
 
-    def send_void(self, slices: tuple[tuple[int, int], ...]) -> None:
-        """Tell the stages between the first and the last which slices are void, given as (step, sequence). Call on the
-        loop's thread."""
+    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
+        """Have what is rejected left out of the steps that have not been sent. Call after each result."""
+        with self._leaving:
+            leave_out_rejected()
+
+    def drain(self) -> None:
+        """Block until all steps have been sent."""
+        self._steps.drain()
+
+    def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
+        """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
         for handle in self._worker_group.workers[:-1]:
             try:
                 with self._sending:
                     handle.send(Void(slices))
             except TransportError as error:
-                log.info("worker %s was not told of void drafts: %s", handle.spec.name, error)  # its end is an event
+                log.info(
+                    "worker %s was not told of rejected drafts: %s", handle.spec.name, error
+                )  # its end is an event
 
-    def receive(self, event: Event) -> StepResult | None:
-        """Read a worker's message: the result it carries, without the first stage's figures, or ``None``.
+    def receive(self, event: Event | LocalResult) -> StepResult | None:
+        """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
         """
+        if isinstance(event, LocalResult):
+            return event.result if event.group is self._worker_group else None
         handle, item, _ = event
         if handle not in self._worker_group.workers:
             return None  # late, from an earlier group
@@ -333,12 +401,13 @@ class Pipeline:
             self.is_open = False
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
+            self._steps.close()
             for worker in list(self._locals.values()):
                 worker.stop()
             self._locals.clear()
-            if self._own is not None:
-                self._own.close()
-            self._own = None
+            if self._local is not None:
+                self._local.close()
+            self._local = None
 
 
 def _codec(spec: StageSpec, ready: Ready) -> str:

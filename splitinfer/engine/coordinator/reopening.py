@@ -1,194 +1,90 @@
-"""Opens the pipeline again while requests are under way: as it was, when a stage was lost, or with another cut.
+"""Opens the pipeline again while requests are under way, by one road for two reasons.
 
-    a stage is lost   open until all stages are back; they compute again what they held, from the tokens, which are here
-    another cut       open the other stages; a scheduler of theirs takes all sequences over. If that cannot be done, the
-                      cut before is opened again, as after a loss, and its own scheduler goes on
+    a stage is lost   the steps under way are forgotten
+    another cut       the steps under way come back first (``Loop.settle``)
 
-All of it is on the loop's thread and between two turns, never within one, so that no step is half launched and no draft
-half made; before another cut is opened, the steps under way come back. Readers see a pause. While a lost stage is
-waited for, a cut that was asked for is tried, too: it may do without that stage. While stages load, which may take
-minutes, requests can be aborted, and nothing else is heard.
+Then, until it works: if another cut was asked for, open that; a scheduler of its stages takes all sequences over. Else,
+or if that cannot be done, open the cut in force; its own scheduler goes on. Either way the stages compute again what
+they held, from the tokens, which are all here, or read it from disk. So a cut that was asked for can do without a lost
+stage.
+
+All of it is on the engine's thread and between two turns. Readers see a pause. While stages load, which may take
+minutes, and while one is waited for, calls of other threads are carried out (``Loop.hear``).
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import LossCounter, RejoinDeadline
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.figures import Figures
-from splitinfer.engine.coordinator.loop import Loop
-from splitinfer.engine.coordinator.open_requests import OpenRequests
+from splitinfer.engine.coordinator.loop import Loop, Stop, WantedCut
 from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
 from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
 
-_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A cut that was asked for. ``paused``: gets the seconds in which nothing was computed."""
-
-    layout: Layout
-    paused: Future[float]
+_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that calls are carried out in between
+_RETRY_EVERY = 0.25  # seconds between attempts
 
 
 class Reopening:
     """Opens a loop's pipeline again.
 
-    ``configure`` makes the bounds of a scheduler, given the open pipeline. ``rejoin_timeout``: seconds that requests
-    wait for a lost stage; 0 ends them at once.
+    ``configure`` makes the bounds of a scheduler, given the open pipeline. ``timeout``: seconds that requests wait for
+    a lost stage; 0 ends them at once.
     """
 
     def __init__(
         self,
         loop: Loop,
+        shared: Shared,
         pipeline: Pipeline,
-        requests: OpenRequests,
         figures: Figures,
         configure: Callable[[Pipeline], SchedulerConfig],
-        rejoin_timeout: float,
+        timeout: float,
     ) -> None:
-        self._loop, self._pipeline, self._requests, self._figures = loop, pipeline, requests, figures
-        self._configure, self._timeout = configure, rejoin_timeout
+        self._loop, self._shared, self._pipeline, self._figures = loop, shared, pipeline, figures
+        self._configure, self._timeout = configure, timeout
         self._losses = LossCounter()
-        self._wanted: deque[_Wanted] = deque()
-        self.lost_stage: str | None = None
-        """The stage that requests wait for, or waited for until they gave up."""
-        self.is_changing = False
-        """Whether another cut is being loaded."""
-        self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
 
-    def tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
-        """Change the scheduler in force, and each that takes its place. ``what``: an earlier change of the same is
-        forgotten. On the loop's thread."""
-        self._tuned[what] = change
-        change(self._loop.scheduler)
-
-    def _tune_again(self, scheduler: Scheduler) -> None:
-        """Change a scheduler by all that was tuned since the start."""
-        for change in self._tuned.values():
-            change(scheduler)
-
-    # -- another cut -------------------------------------------------------------------------
-
-    def ask(self, layout: Layout) -> Future[float]:
-        """Ask for another cut, from any thread; ``change`` loads it. The result is the seconds of the pause."""
-        wanted = _Wanted(layout, Future())
-        self._wanted.append(wanted)
-        return wanted.paused
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether another cut was asked for, and is not loaded yet."""
-        return bool(self._wanted)
-
-    def change(self) -> None:
-        """Open the pipeline with the cut that was asked for first, or again with the one in force. No step may be under
-        way.
+    def turn(self) -> None:
+        """Have the loop turn; if that loses a stage, or another cut is wanted, open the pipeline again.
 
         Raises:
-            WorkerLost, DeviceFailed: neither can be opened.
+            WorkerLost, DeviceFailed: that took too long, or the same loss was repeated without a token in between.
+            Stop, SplitinferError: as ``Loop.turn``.
         """
-        pipeline, began = self._pipeline, time.monotonic()
-        before, wanted = pipeline.layout, self._wanted[0]
-        error = self._objection()
-        if error is not None:
-            self._refuse(error)
-            return
-        self._loop.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
-        self._figures.lost(began)
-        error = self._attempt(wanted.layout)
-        if error is None:
-            self._wanted.popleft().paused.set_result(time.monotonic() - began)
-            return
-        log.warning("cut %s cannot be used: %s", wanted.layout.cut, error)
-        self._loop.stop_if_closing()
-        pipeline.relay(before)
-        patience = RejoinDeadline(self._timeout, time.monotonic())
-        reason = self._open(patience)
-        self._refuse(error)
-        if reason is not None:
-            self.lost_stage = pipeline.lost_name or "of a worker"
-            self._wait(WorkerLost(f"the cut {before.cut} cannot be loaded again"), reason, patience)
-        self._resume()
-
-    def refuse_all(self, error: SplitinferError) -> None:
-        """Tell everybody who asked for another cut that the pipeline has ended."""
-        while self._wanted:
-            self._refuse(error)
-
-    def _refuse(self, error: SplitinferError) -> None:
-        self._wanted.popleft().paused.set_exception(error)
-
-    def _objection(self) -> SplitinferError | None:
-        """Why no other cut is to be loaded now, if so."""
-        if self._requests.is_draining:
-            return PeerError("the coordinator is shutting down and loads no other cut")
-        return None
-
-    def _attempt(self, layout: Layout) -> SplitinferError | None:
-        """Open the pipeline with another cut; why that cannot be done, if so."""
-        self.is_changing = True
         try:
-            self._open_cut(layout)
-        except NeverFits as error:
-            return _no_room(error, layout)
-        except SplitinferError as error:
-            return error
-        except Exception as error:  # whatever it is, the cut before it works
-            log.exception("the cut %s cannot be loaded", layout.cut)
-            return SplitinferError(f"the cut {layout.cut} cannot be loaded ({type(error).__name__}: {error})")
-        finally:
-            self.is_changing = False
-        return None
+            if not self._loop.wanted:
+                self._loop.turn()
+                return
+            self._loop.settle()
+        except (WorkerLost, DeviceFailed) as loss:
+            self._recover(loss)
+            return
+        if (wanted := self._next_wanted()) is not None:
+            self._figures.paused(time.monotonic())
+            self._open(WorkerLost(f"the cut {self._pipeline.layout.cut} cannot be loaded again"), wanted)
 
-    def _open_cut(self, layout: Layout) -> None:
-        loop, pipeline = self._loop, self._pipeline
-        pipeline.relay(layout)
-        pipeline.open(meanwhile=self._requests.end_unwanted)
-        loop.scheduler.replay()
-        moved = loop.scheduler.moved_to(self._configure(pipeline))
-        self._tune_again(moved)
-        loop.use(moved)
-        self._figures.relaid([spec.name for spec in layout.stages], pipeline.clocks, time.monotonic())
-
-    # -- a stage is lost ---------------------------------------------------------------------
-
-    def rejoin(self, loss: WorkerLost | DeviceFailed) -> None:
-        """Wait until all stages are back, then have them compute what they held.
-
-        Raises:
-            WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
-        """
-        pipeline, totals = self._pipeline, self._figures.totals
-        own_name = pipeline.layout.stages[0].name
+    def _recover(self, loss: WorkerLost | DeviceFailed) -> None:
+        """Wait until all stages are back, then have them compute what they held."""
+        pipeline, is_local = self._pipeline, isinstance(loss, DeviceFailed)
+        name = pipeline.layout.stages[0].name if is_local else pipeline.lost_name
         if isinstance(loss, DeviceFailed):
-            loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
-        lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
-        self.lost_stage = lost or "of a worker"
-        totals.lost(lost)
+            loss = DeviceFailed(f"stage {name} cannot go on: {loss}", loss.no_memory)
+        self._shared.lost_stage = name or "of a worker"
+        self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        self._figures.lost(time.monotonic())
         pipeline.regroup(str(loss))
-        self._loop.own_steps.drop()
-        if isinstance(loss, DeviceFailed):
+        if is_local:
             self._loop.draft_again()
-        patience = RejoinDeadline(self._timeout, time.monotonic())
-        reason = self._open(patience)
-        if reason is not None:
-            self._wait(loss, reason, patience)
-        self._resume()
-        totals.rejoins += 1
+        self._open(loss, self._next_wanted())
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
@@ -199,7 +95,7 @@ class Reopening:
         """
         stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
         if stage is not None and scheduler.lower_budget(stage):
-            kv = scheduler.state.budget.stages[stage]
+            kv = scheduler.kv.budget.stages[stage]
             return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
         if self._timeout <= 0 or not self._losses.another(self._figures.generated_tokens):
             raise loss
@@ -209,55 +105,88 @@ class Reopening:
 
     # -- both --------------------------------------------------------------------------------
 
-    def _wait(self, loss: WorkerLost | DeviceFailed, reason: str | None, patience: RejoinDeadline) -> None:
-        """Open the pipeline until that works. ``reason``: why it has not worked so far."""
-        while reason is not None:
-            self._loop.hear()
-            if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
-                raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {reason}")
-            if self.is_asked and self._change_instead():
-                return
-            reason = self._open(patience)
-
-    def _change_instead(self) -> bool:
-        """Open the pipeline with the cut that was asked for, in place of the one that has lost a stage; whether that
-        could be done."""
-        wanted, before, began = self._wanted[0], self._pipeline.layout, time.monotonic()
-        error = self._objection() or self._attempt(wanted.layout)
-        if error is None:
-            self._wanted.popleft().paused.set_result(time.monotonic() - began)
-            return True
-        self._loop.stop_if_closing()
-        self._pipeline.relay(before)
-        self._refuse(error)
-        return False
-
-    def _open(self, patience: RejoinDeadline) -> str | None:
-        """Open the pipeline as it was; the reason if that cannot be done yet."""
-        try:
-            self._pipeline.open(_RECONNECT, patience.left(time.monotonic()), self._requests.end_unwanted)
-        except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
-            self._loop.stop_if_closing()
-            return str(error)
+    def _next_wanted(self) -> WantedCut | None:
+        """The cut that was asked for first; none is loaded while the coordinator ends."""
+        while self._loop.wanted:
+            wanted = self._loop.wanted.popleft()
+            if not self._shared.is_draining:
+                return wanted
+            wanted.paused.set_exception(PeerError("the coordinator is shutting down and loads no other cut"))
         return None
 
-    def _resume(self) -> None:
-        """All stages are there, and hold nothing but what they have on disk."""
-        scheduler = self._loop.scheduler
-        scheduler.replay(self._pipeline.kept())
-        self._tune_again(scheduler)  # what was tuned while no stage was there to go by
-        self._loop.use(scheduler)
-        self._figures.resumed(self._pipeline.clocks, time.monotonic())
-        self.lost_stage = None
+    def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> None:
+        """Open the pipeline with a cut that is wanted, or as it is, until that works; ``loss``: said if it does not."""
+        cut, began = self._pipeline.layout, time.monotonic()
+        patience = RejoinDeadline(self._timeout, began)
+        while True:
+            refusal = None if wanted is None else self._change_to(wanted.layout)
+            if wanted is not None and refusal is None:
+                wanted.paused.set_result(time.monotonic() - began)
+                return
+            why_not = self._open_again(cut, patience)
+            if wanted is not None:
+                wanted.paused.set_exception(refusal)
+            if why_not is None:
+                return
+            self._shared.lost_stage = self._shared.lost_stage or self._pipeline.lost_name or "of a worker"
+            self._loop.hear(_RETRY_EVERY)
+            if patience.is_over(time.monotonic(), anybody_waits=bool(self._loop.requests)):
+                raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {why_not}")
+            wanted = self._next_wanted()
+
+    def _change_to(self, layout: Layout) -> SplitinferError | None:
+        """Open the pipeline with another cut; why that cannot be done, if so."""
+        self._shared.is_changing = True
+        try:
+            self._load(layout)
+        except Stop:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the cut in force works
+            refusal = _refusal(error, layout)
+            log.warning("cut %s cannot be used: %s", layout.cut, refusal)
+            return refusal
+        finally:
+            self._shared.is_changing = False
+        return None
+
+    def _load(self, layout: Layout) -> None:
+        loop, pipeline = self._loop, self._pipeline
+        loop.hear()  # so that nothing is opened once the loop is asked to end
+        pipeline.relay(layout)
+        pipeline.open(meanwhile=loop.hear)
+        loop.scheduler.replay()
+        loop.use(loop.scheduler.moved_to(self._configure(pipeline)))
+        self._figures.opened(layout, time.monotonic())
+        self._shared.lost_stage = None
+
+    def _open_again(self, cut: Layout, patience: RejoinDeadline) -> str | None:
+        """Open the pipeline with the cut in force; the reason if that cannot be done yet."""
+        loop, pipeline = self._loop, self._pipeline
+        loop.hear()
+        pipeline.relay(cut)
+        try:
+            pipeline.open(_RECONNECT, patience.left(time.monotonic()), loop.hear)
+        except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
+            return str(error)
+        loop.scheduler.replay(pipeline.kept())
+        loop.use(loop.scheduler)
+        self._figures.opened(cut, time.monotonic())
+        self._shared.lost_stage = None
+        return None
 
 
-def _no_room(error: NeverFits, layout: Layout) -> RequestError:
-    """Why a cut cannot be used while a request is under way."""
-    name = layout.stages[error.stage].name
-    return RequestError(
-        f"a request under way has no room in the cut {layout.cut}: {error.num_tokens:,} tokens need "
-        f"{size(error.needed)} of KV on stage {name}, which has {size(error.there)}; try again when it has ended"
-    )
+def _refusal(error: Exception, layout: Layout) -> SplitinferError:
+    """Why a cut cannot be used."""
+    if isinstance(error, NeverFits):
+        name = layout.stages[error.stage].name
+        return RequestError(
+            f"a request under way has no room in the cut {layout.cut}: {error.num_tokens:,} tokens need "
+            f"{size(error.needed)} of KV on stage {name}, which has {size(error.there)}; try again when it has ended"
+        )
+    if isinstance(error, SplitinferError):
+        return error
+    log.error("the cut %s cannot be loaded", layout.cut, exc_info=error)
+    return SplitinferError(f"the cut {layout.cut} cannot be loaded ({type(error).__name__}: {error})")
 
 
 def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:

@@ -101,33 +101,10 @@ class _Taken:
 Came = StreamEvent | _Taken
 
 
-class EventQueue:
-    """A request's events for one reader. ``decode`` makes events of what was only taken. ``notify`` is called on the
-    engine's thread after each event, for a reader that cannot wait in ``get``; it must return at once."""
-
-    def __init__(self, decode: Callable[[_Taken], StreamEvent], notify: Callable[[], None] | None = None) -> None:
-        self._queue: queue.SimpleQueue[Came] = queue.SimpleQueue()
-        self._decode, self._notify = decode, notify
-
-    def put(self, item: Came) -> None:
-        """Add an event; never waits."""
-        self._queue.put(item)
-        if self._notify is not None:
-            self._notify()
-
-    def get(self) -> StreamEvent:
-        """Wait for the next event."""
-        item = self._queue.get()
-        return self._decode(item) if isinstance(item, _Taken) else item
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no event now; for the one reader, it stays as it is while there is one."""
-        return self._queue.empty()
-
-
 class RequestState:
-    """A request inside the engine. ``sequence`` belongs to the scheduler, ``events`` to the reader."""
+    """A request inside the engine. ``sequence`` belongs to the scheduler; ``get`` and ``is_empty`` to its one reader.
+    ``notify``: called on the engine's thread after each event, for a reader that cannot wait in ``get``; it must return
+    at once."""
 
     def __init__(
         self,
@@ -137,7 +114,8 @@ class RequestState:
         notify: Callable[[], None] | None = None,
     ) -> None:
         self.sequence = sequence
-        self.events = EventQueue(self._event_of, notify)
+        self._events: queue.SimpleQueue[Came] = queue.SimpleQueue()
+        self._notify = notify
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
         self._clock = clock
@@ -167,7 +145,19 @@ class RequestState:
     def tell(self, came: Came) -> None:
         """Hand on what has come. Count a request that ends before its reader is told: who has an answer may ask for
         figures at once."""
-        self.events.put(came)
+        self._events.put(came)
+        if self._notify is not None:
+            self._notify()
+
+    def get(self) -> StreamEvent:
+        """Wait for the next event."""
+        came = self._events.get()
+        return self._event_of(came) if isinstance(came, _Taken) else came
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no event now; for the reader, it stays as it is while there is one."""
+        return self._events.empty()
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""

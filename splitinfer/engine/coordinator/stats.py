@@ -17,18 +17,16 @@ def stats_of(
     drafter: Drafter | None,
     figures: Figures,
     now: float,
-    *,
-    reset: bool,
 ) -> dict[str, Any]:
     """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
-    ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
-    stats = figures.as_dict([spec.name for spec in layout.stages], now, reset=reset)
+    ``layout``: the cut in force. ``now``: seconds on the monotonic clock."""
+    stats = figures.as_dict(now)
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()
         name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
         stats["speculation"] = _draft_stats(name, scheduler.speculation)
-        for stage, memory in zip(stats["stages"], scheduler.state.budget.stages, strict=False):
+        for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
             stage["kv_budget_bytes"] = memory.budget_bytes
             stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
             stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv_stored)
@@ -72,5 +70,5 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
         "swapped_tokens": scheduler.prefix_cache.num_swapped,
         "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
         "preemptions": scheduler.num_preemptions,
-        "grouping": scheduler.state.chooser.as_dict(),
+        "grouping": scheduler.chooser.as_dict(),
     }

@@ -1,117 +1,148 @@
-"""Counters of a pipeline since its start."""
+"""Counters of a pipeline since its start, made of the records of its steps and requests.
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+What is counted of requests, and when, is what vLLM 0.33.0 counts (``vllm/v1/metrics/buckets.py``, ``stats.py``), for
+whose dashboards it is. A phase that a request never came to is not counted. The time between tokens is counted once for
+each step that brought a request any: drafts that were right come together.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.core.plan import StepResult
+from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, LATENCIES, SECONDS, TOKENS, Histogram
+from splitinfer.core.metrics.records import RequestRecord, StepRecord
 from splitinfer.core.scheduler.room import UsualRequest
-from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 
+_STEP_ROWS = tuple(2**n for n in (0, *range(3, 15)))  # 1, 8, 16, ... 16,384
+BOUNDS: Mapping[str, tuple[float, ...]] = {
+    "first_token": SECONDS,  # from the submission
+    "between_tokens": SECONDS,
+    "each_token": BETWEEN_TOKENS,  # a request's mean, without its first
+    "whole": LATENCIES,
+    "queue": LATENCIES,
+    "prefill": LATENCIES,
+    "decode": LATENCIES,
+    "inference": LATENCIES,
+    "prompt": TOKENS,
+    "computed_prompt": TOKENS,  # without what was kept
+    "generated": TOKENS,
+    "max_tokens": TOKENS,
+    "preemptions": (1, 2, 3, 4, 5, 10, 20),
+    "step_rows": _STEP_ROWS,
+}
+"""Histograms by name, and their bounds."""
 
-@dataclass(slots=True)
-class StageTotals:
-    """One stage's sums: seconds computing, steps, bytes of hidden states sent, rows of them that the link's codec could
-    not represent, and bytes of stored KV copied, in ``copying`` seconds."""
-
-    busy: float = 0.0
-    steps: int = 0
-    bytes_sent: int = 0
-    rows_unfit: int = 0
-    bytes_copied: int = 0
-    copying: float = 0.0
+# Numbers by the keys of ``LLM.stats``. "away_seconds": between a step's end on the coordinator's own layers and the
+# arrival of its result, summed over the steps. With one stream, what is left of it without the other stages' busy time
+# is the links' share.
+_COUNTS = (
+    *("away_seconds", "computed_tokens", "useful_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"),
+    *("forced_tokens", "rejoins"),
+)
+_OF_STAGES = ("steps", "bytes_sent", "rows_unfit", "bytes_copied", "copy_seconds")
 
 
-@dataclass(slots=True)
 class Totals:
-    """Counters since the start. ``active``: seconds in which any request was under way.
+    """Counters by name; ``stages``: each stage's, since the present cut was loaded."""
 
-    ``away``: seconds between a step's end on the coordinator's own layers and the arrival of its result, summed over
-    the steps. With one stream, ``away`` minus the other stages' ``busy`` is the links' share; ``active`` minus ``away``
-    and the coordinator's own ``busy`` is the loop's.
-    """
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
+        self.stages: list[dict[str, float]] = []
+        self.histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
+        self._finished: dict[str, int] = {}
+        self._losses: dict[str, int] = {}
+        self._bytes_sent = 0  # by stages of all cuts
+        self._active = 0.0  # seconds with any request under way, up to the last change
+        self._active_since: float | None = None
 
-    stages: list[StageTotals]
-    active: float = 0.0
-    away: float = 0.0
-    computed_tokens: int = 0  # rows that went through the stages
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    forced_tokens: int = 0  # of ended requests: those that their grammars left no choice of, computed as drafts
-    rejoins: int = 0  # times a lost worker came back
-    losses: dict[str, int] = field(default_factory=dict)  # by stage: times its worker was lost, or its device failed
-    finished: dict[str, int] = field(default_factory=dict)
-    _active_since: float | None = None
+    def begin_cut(self, num_stages: int) -> None:
+        """Other stages are counted from now on."""
+        self.stages = [dict.fromkeys(_OF_STAGES, 0) for _ in range(num_stages)]
 
-    def step(self, result: StepResult, now: float) -> None:
-        """Add one step, whose result has just arrived."""
-        for figures in result.figures:
-            if figures.stage == 0:  # on the clock of this process
-                self.away += now - figures.ended
-            if 0 <= figures.stage < len(self.stages):
-                stage = self.stages[figures.stage]
-                stage.busy += figures.ended - figures.started
-                stage.steps += 1
-                stage.bytes_sent += figures.bytes_sent
-                stage.rows_unfit += figures.unfit
-                stage.bytes_copied += figures.bytes_copied
-                stage.copying += figures.copying
+    def step(self, step: StepRecord) -> None:
+        """Count a step."""
+        counts = self.counts
+        counts["away_seconds"] += step.heard - step.figures[0].ended
+        counts["computed_tokens"] += step.num_rows
+        counts["useful_tokens"] += step.useful
+        if step.num_rows:
+            self.histograms["step_rows"].add(step.num_rows)
+        for gained in step.gained:
+            self.histograms["first_token" if gained.prompt else "between_tokens"].add(gained.seconds)
+            counts["generated_tokens"] += gained.tokens
+            counts["prompt_tokens"] += gained.prompt
+            counts["cached_tokens"] += gained.cached
+        for stage, figures in zip(self.stages, step.figures, strict=True):
+            stage["steps"] += 1
+            stage["bytes_sent"] += figures.bytes_sent
+            self._bytes_sent += figures.bytes_sent
+            stage["rows_unfit"] += figures.unfit
+            stage["bytes_copied"] += figures.bytes_copied
+            stage["copy_seconds"] += figures.copying
+
+    def request(self, request: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self.counts["forced_tokens"] += request.forced
+        self._finished[request.reason.value] = self._finished.get(request.reason.value, 0) + 1
+        sizes = {
+            "prompt": request.prompt,
+            "computed_prompt": request.prompt - request.cached,
+            "generated": request.generated,
+            "max_tokens": request.max_tokens,
+            "preemptions": request.preemptions,
+        }
+        for name, value in {**_phases(request), **sizes}.items():
+            self.histograms[name].add(value)
 
     def is_active(self, active: bool, now: float) -> None:
         """Set whether any request is under way."""
-        if self._active_since is not None:
-            self.active += now - self._active_since
-        self._active_since = now if active else None
+        self._active, self._active_since = self.active_seconds(now), now if active else None
 
-    def ended(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Count a request that has ended."""
-        self.prompt_tokens += sequence.num_prompt_tokens
-        self.cached_tokens += sequence.num_cached or 0
-        self.forced_tokens += sequence.drafts.num_forced
-        self.finished[reason.value] = self.finished.get(reason.value, 0) + 1
+    def active_seconds(self, now: float) -> float:
+        """Seconds in which any request was under way."""
+        return self._active + (0.0 if self._active_since is None else now - self._active_since)
 
     def lost(self, stage: str | None) -> None:
-        """Count a loss; ``None``: it is not known which stage's."""
+        """Count a stage's loss; ``None``: it is not known which stage's."""
         name = stage or UNKNOWN_STAGE
-        self.losses[name] = self.losses.get(name, 0) + 1
+        self._losses[name] = self._losses.get(name, 0) + 1
 
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
-        count = sum(self.finished.values())
-        if not count:
-            return UsualRequest()
-        return UsualRequest(self.generated_tokens / count, (self.prompt_tokens - self.cached_tokens) / count)
+        generated, computed = self.histograms["generated"], self.histograms["computed_prompt"]
+        count = generated.count
+        return UsualRequest(generated.total / count, computed.total / count) if count else UsualRequest()
 
-    def as_dict(self, names: Seq[str], now: float) -> dict[str, Any]:
-        """The counters as plain numbers, for ``LLM.stats``."""
-        active = self.active + (0.0 if self._active_since is None else now - self._active_since)
-        sent = sum(stage.bytes_sent for stage in self.stages)
+    def read_histograms(self) -> dict[str, Histogram]:
+        """What was counted so far, by the names of ``BOUNDS``."""
+        return {name: each.copy() for name, each in self.histograms.items()}
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """The counters of the whole as plain numbers, for ``LLM.stats``."""
+        rows = self.counts["computed_tokens"]
         return {
-            "active_seconds": active,
-            "away_seconds": self.away,
-            "computed_tokens": self.computed_tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "generated_tokens": self.generated_tokens,
-            "forced_tokens": self.forced_tokens,
-            "rejoins": self.rejoins,
-            "losses": dict(self.losses),
-            "finished": dict(self.finished),
-            "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
-            "stages": [
-                {
-                    "name": name,
-                    "busy_seconds": stage.busy,
-                    "busy_percent": 100 * stage.busy / active if active else 0.0,
-                    "steps": stage.steps,
-                    "bytes_sent": stage.bytes_sent,
-                    "rows_unfit": stage.rows_unfit,
-                    "bytes_copied": stage.bytes_copied,
-                    "copy_seconds": stage.copying,
-                }
-                for name, stage in zip(names, self.stages, strict=False)  # another cut may come in between
-            ],
+            **self.counts,
+            "active_seconds": self.active_seconds(now),
+            "ttft_seconds": self.histograms["first_token"].as_dict(50, 90, 99),
+            "itl_seconds": self.histograms["between_tokens"].as_dict(50, 90, 99),
+            "losses": dict(self._losses),
+            "finished": dict(self._finished),
+            "bytes_per_token": self._bytes_sent / rows if rows else 0.0,
         }
+
+
+def _phases(request: RequestRecord) -> dict[str, float]:
+    """The seconds of each phase that a request came to."""
+    found = {"whole": request.ended - request.submitted}
+    if request.begun is None:
+        return found
+    found["queue"] = request.begun - request.submitted
+    if request.first is None:
+        return found
+    found["prefill"] = request.first - request.begun
+    found["decode"] = request.last - request.first
+    found["inference"] = request.last - request.begun
+    if request.generated > 1:
+        found["each_token"] = found["decode"] / (request.generated - 1)
+    return found

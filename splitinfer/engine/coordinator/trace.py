@@ -18,36 +18,17 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from splitinfer.core.json_text import dumps
-from splitinfer.core.metrics.gaps import Visit
+from splitinfer.core.metrics.records import StepRecord
 from splitinfer.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
 _PROCESS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TracedStep:
-    """One step through all stages and back; seconds on the coordinator's clock.
-
-    ``visits`` and ``bytes_sent``: one for each stage. ``sent`` and ``heard``: when the result was sent and received.
-    """
-
-    number: int
-    kind: str
-    num_sequences: int
-    tokens: int
-    useful: int
-    visits: Sequence[Visit]
-    bytes_sent: Sequence[int]
-    sent: float
-    heard: float
 
 
 class Trace:
@@ -68,7 +49,7 @@ class Trace:
         except OSError as error:
             why = error.strerror or str(error)
             raise ConfigError(f"the trace cannot be written to {path} ({why}); name another file") from error
-        self._write(b"[\n" + _encoded(_meta("process_name", 0, name="splitinfer")))
+        self._write("[\n" + _meta("process_name", 0, name="splitinfer"))
 
     def begin(self, names: Sequence[str]) -> None:
         """Name the tracks: stage, link, stage, link ... A single stage has no link."""
@@ -76,14 +57,13 @@ class Trace:
         for here, there in zip(names, (*names[1:], names[0]), strict=True):
             tracks += [here] if len(names) == 1 else [here, f"{here} to {there}"]
         self._until = [0] * len(tracks)
-        self._write(b"".join(b",\n" + _encoded(line) for line in _name_tracks(tracks)))
+        for i, name in enumerate(tracks):
+            named, sorted_ = (_meta("thread_name", i + 1, name=name), _meta("thread_sort_index", i + 1, sort_index=i))
+            self._write(f",\n{named},\n{sorted_}")
 
-    def step(self, step: TracedStep) -> None:
+    def step(self, step: StepRecord) -> None:
         """Write one step."""
-        if self._file.closed:
-            return
-        lines = [*self._stages(step), *(self._links(step) if len(step.visits) > 1 else ())]
-        self._write("".join(lines).encode())
+        self._write("".join([*self._stages(step), *(self._links(step) if len(step.visits) > 1 else ())]))
 
     def close(self) -> None:
         """Close the array and the file."""
@@ -92,20 +72,23 @@ class Trace:
                 self._put(b"\n]\n")
                 self._file.close()
 
-    def _stages(self, step: TracedStep) -> Iterator[str]:
-        about = f'"step":{step.number},"sequences":{step.num_sequences},"tokens":{step.tokens},"useful":{step.useful}'
+    def _stages(self, step: StepRecord) -> Iterator[str]:
+        kind, rows = step.rows.kind, step.num_rows
+        about = f'"step":{step.number},"sequences":{step.num_sequences},"tokens":{rows},"useful":{step.useful}'
         spacing = 2 if len(step.visits) > 1 else 1
         for i, visit in enumerate(step.visits):
-            args = f'{about},"bytes_sent":{step.bytes_sent[i]}'
+            args = f'{about},"bytes_sent":{step.figures[i].bytes_sent}'
             if i:
                 args += f',"waited_us":{(visit.start - visit.received) * 1e6:.1f}'
-            yield self._event(spacing * i, f"{step.kind} {step.number}", step.kind, visit.start, visit.end, args)
+            yield self._event(spacing * i, f"{kind} {step.number}", kind, visit.start, visit.end, args)
 
-    def _links(self, step: TracedStep) -> Iterator[str]:
+    def _links(self, step: StepRecord) -> Iterator[str]:
         ways = [(visit.sent, visit.received) for visit in step.visits[1:]] + [(step.sent, step.heard)]
         for i, (sent, received) in enumerate(ways):
-            args = f'"step":{step.number},"bytes":{step.bytes_sent[i]},"way_ms":{(received - sent) * 1e3:.3f}'
-            yield self._event(2 * i + 1, f"frame {step.number}", "link", sent, received, args)
+            sizes = f'"bytes":{step.figures[i].bytes_sent},"way_ms":{(received - sent) * 1e3:.3f}'
+            yield self._event(
+                2 * i + 1, f"frame {step.number}", "link", sent, received, f'"step":{step.number},{sizes}'
+            )
 
     def _event(self, track: int, name: str, category: str, start: float, end: float, args: str) -> str:
         """One event, cut where it would overlap the one before it; microseconds with three places."""
@@ -116,10 +99,10 @@ class Trace:
             f'"ts":{begin / 1e3:.3f},"dur":{(until - begin) / 1e3:.3f},"args":{{{args}}}}}'
         )
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, text: str) -> None:
         with self._lock:
             if not self._file.closed:
-                self._put(data)
+                self._put(text.encode(errors="replace"))
 
     def _put(self, data: bytes) -> None:
         """Write whole lines at once, so that a process that dies leaves no partial line."""
@@ -138,15 +121,5 @@ class Trace:
             self._file.close()
 
 
-def _name_tracks(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for i, name in enumerate(names):
-        yield _meta("thread_name", i + 1, name=name)
-        yield _meta("thread_sort_index", i + 1, sort_index=i)
-
-
-def _meta(what: str, track: int, **args: Any) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": track, "args": args}
-
-
-def _encoded(event: dict[str, Any]) -> bytes:
-    return dumps(event).encode(errors="replace")
+def _meta(what: str, track: int, **args: Any) -> str:
+    return dumps({"name": what, "ph": "M", "pid": _PROCESS, "tid": track, "args": args})

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
-from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links.keys import options_to, upstream_key
@@ -25,8 +24,6 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    ClockAsk,
-    ClockTell,
     Connect,
     Connected,
     Hello,
@@ -53,10 +50,9 @@ from transports import (
     address_for_others,
 )
 
-Notice = Callable[[int, Progress], None]  # stage number, its progress
+Notice = Callable[[str, Progress], None]  # the name of a stage or machine, its progress
 Reply = TypeVar("Reply", bound=Message)
 
-_CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at least one exchange is made
 _MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
 SILENCE = 300.0  # seconds in which a worker that loads or measures may say nothing; each tensor that is read is told
@@ -67,26 +63,22 @@ def _nothing() -> None:
     pass
 
 
-def _no_key() -> KeyPair:
-    raise PeerError("this pipeline has no key of its own for encrypted links")
-
-
 class WorkerGroup:
     """Links to the workers, in the order of the stages.
 
-    ``put`` receives an ``Event`` for every frame and link's end once ``start_delivery`` was called. ``notice`` receives
-    a stage's number and its progress. ``own``: returns this machine's key pair, where a worker has a key. ``running``:
-    the models that workers may copy.
+    ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``Event`` for every
+    frame and link's end once ``start_delivery`` was called. ``notice`` receives a stage's name and its progress.
+    ``running``: the models that workers may copy.
     """
 
     def __init__(
         self,
-        put: Callable[[Event], None],
-        notice: Notice,
-        own: Callable[[], KeyPair] = _no_key,
+        own_key: Callable[[], KeyPair],
+        put: Callable[[Event], None] = lambda _event: None,
+        notice: Notice = lambda _name, _progress: None,
         running: tuple[Running, ...] = (),
     ) -> None:
-        self._put, self._notice, self._own = put, notice, own
+        self._own_key, self._put, self._notice = own_key, put, notice
         self._find = find_running(lambda: running)
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
@@ -102,11 +94,11 @@ class WorkerGroup:
         """
         # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
         transport = spec.link_transport if stage == 1 else OVER_TCP
-        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own))
-        self._note(stage, note)
+        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own_key))
+        self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
-            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own)
+            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
             worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions(), before))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
@@ -136,48 +128,39 @@ class WorkerGroup:
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.
         """
-        ready: dict[int, Ready] = {}
-        while waiting := [worker for worker in self.workers if worker.stage not in ready]:
+        return self._from_each(self.workers, Ready, silence, meanwhile)
+
+    def _from_each(
+        self,
+        workers: Sequence[WorkerHandle],
+        kind: type[Reply],
+        silence: float,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> list[Reply]:
+        """Wait until each of some workers has sent a message of this kind; raises, too, if another is lost."""
+        found = dict[int, Reply]()
+        while waiting := [worker for worker in workers if worker.stage not in found]:
             worker, message = self.next_message(waiting, silence, meanwhile)
             if isinstance(message, Progress):
-                self._notice(worker.stage, message)
-            elif isinstance(message, Ready):
-                ready[worker.stage] = message
-        return [ready[worker.stage] for worker in self.workers]
+                self._notice(worker.spec.name, message)
+            elif isinstance(message, kind):
+                found[worker.stage] = message
+        return [found[worker.stage] for worker in workers]
 
     def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
         """Have every worker but the last open its data link to the next. ``codecs``: one for each of these links.
         ``silence`` as in ``await_ready``."""
         for worker, following, codec_name in zip(self.workers, self.workers[1:], codecs, strict=False):
             worker.send(Connect(_where_others_find(following), codec_name))
-        waiting = self.workers[:-1]
-        while waiting:
-            worker, message = self.next_message(waiting, silence)
-            if isinstance(message, Connected):
-                waiting.remove(worker)
-                self._note(worker.stage + 1, message.note)
+        for following, reply in zip(
+            self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
+        ):
+            self._note(following.spec, reply.note)
 
-    def _note(self, stage: int, note: str) -> None:
+    def _note(self, spec: StageSpec, note: str) -> None:
         """Report a note about the link to a stage."""
         if note:
-            self._notice(stage, Progress("link", 0, 0, note[:_MAX_NOTE]))
-
-    def read_clocks(self) -> list[ClockReading]:
-        """Read every worker's clock: a few milliseconds each, or one exchange where that takes longer."""
-        return [self._read_clock(worker) for worker in self.workers]
-
-    def _read_clock(self, worker: WorkerHandle) -> ClockReading:
-        readings: list[ClockReading] = []
-        give_up = time.monotonic() + _CLOCK_SECONDS
-        while not readings or (len(readings) < _CLOCK_EXCHANGES and time.monotonic() < give_up):
-            readings.append(self._exchange_clock(worker))
-        return best(readings)
-
-    def _exchange_clock(self, worker: WorkerHandle) -> ClockReading:
-        asked = time.monotonic()
-        worker.send(ClockAsk())
-        reply, event = self._reply(ClockTell)
-        return exchange(asked, reply.received, reply.told, event.at)
+            self._notice(spec.name, Progress("link", 0, 0, note[:_MAX_NOTE]))
 
     def probe(self, worker: WorkerHandle) -> Probed:
         """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: some
@@ -188,25 +171,13 @@ class WorkerGroup:
         """
         address, fallback = worker.spec.link_transport.addresses(worker.address)
         to = NextStage(address, worker.spec.key or "", fallback)
-        return probe_next(to, machine_name(), self._session_id, self._own)
+        return probe_next(to, machine_name(), self._session_id, self._own_key)
 
     def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
         """Have a worker measure a link to another, which was connected right after it; as ``probe``."""
         worker.send(Probe(_where_others_find(following)))
-        found = self._reply(Probed)[0]
+        (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
-
-    def _reply(self, kind: type[Reply]) -> tuple[Reply, Event]:
-        """Wait for a reply of this kind. Raises, too, if another worker is lost meanwhile."""
-        assert self._opening is not None
-        while True:
-            try:
-                event = self._opening.get(timeout=_REPLY_SECONDS)
-            except queue.Empty:
-                raise WorkerLost(f"a worker has not answered for {_REPLY_SECONDS:.0f} s") from None
-            message = event.worker.receive(event.item)
-            if isinstance(message, kind):
-                return message, event
 
     def start_delivery(self) -> None:
         """Deliver all events to ``put`` from now on, beginning with those that have arrived already."""

@@ -27,6 +27,11 @@ class StepFailed:
     error: Exception
     is_late: Callable[[], bool]
 
+    def raise_if_due(self) -> None:
+        """Raise the error, unless the step has been dropped."""
+        if not self.is_late():
+            raise self.error
+
 
 class StepsUnderWay(Generic[T]):
     """Steps of one loop, and all that is noted of which are under way.
@@ -91,8 +96,11 @@ class StepsUnderWay(Generic[T]):
             pass
 
     def close(self) -> None:
-        """Forget all steps under way, and end the thread as soon as it waits for none. None may be added any more."""
-        self.drop()
+        """Forget all steps under way, and end the thread as soon as it waits for none, without waiting for that. None
+        may be added any more."""
+        with self._changed:
+            self._steps = deque()
+            self._changed.notify_all()
         self._queue.put(None)
 
     def _run(self) -> None:

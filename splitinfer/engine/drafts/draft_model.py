@@ -24,7 +24,7 @@ from typing import Self
 
 import mlx.core as mx
 
-from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
@@ -85,7 +85,7 @@ class _Line:
         """Have the tokens that must follow the stream, which has ``number`` drafts, be the next of at most ``most``."""
         if self.seq.rules is None or self.has_ended or number < len(self.given) or number >= most:
             return
-        if forced := self.seq.rules.forced(self._answer, most - number):
+        if forced := self.seq.rules.jump_forward(self._answer, most - number):
             self.given = [*self.stream[len(self.stream) - number :], *forced]
 
     @property
@@ -139,7 +139,7 @@ class DraftModel:
         resolved = resolve_dtype(dtype, gpu=on_gpu())
         num_layers = count_layers(checkpoint)
         found = survey(checkpoint, 0, num_layers, resolved)
-        if found.rewind is not UNLIMITED and found.rewind <= PUT_BACK:
+        if found.rewind is not UNLIMITED and found.rewind <= WITHIN_DRAFTS:
             raise ModelError(
                 f"draft {name} cannot be rolled back after a wrong draft, because its layers keep a state; "
                 "choose one with attention only, or draft with 'ngram'"

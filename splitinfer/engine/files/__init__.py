@@ -1,9 +1,9 @@
 """Weights on their way between machines.
 
     copying      asks one peer for ranges of a model's files, and writes them into the store
-    answering    answers such asks, each link's in a thread of its own; which models others may copy from here
+    answering    answers such requests, each link's in a thread of its own; which models others may copy from here
     reader       a link to a worker that is asked for weights
-    supply       where a worker that loads gets its weights: this machine, the coordinator, other workers, the hub
+    weight_source    where a worker that loads gets its weights: this machine, the coordinator, other workers, the hub
 
     AskManifest -> TellManifest             what a model consists of, and what of it the sender holds
     AskRanges   -> TellRange, TellRange...  bytes of its files, each range with a checksum

@@ -1,5 +1,5 @@
-"""Answers asks for weights, each link's in a thread of its own: reading must hold up neither the engine, which may be
-reading its own layers, nor the thread that receives for all links.
+"""Answers requests for weights, each link's in a thread of its own: reading must hold up neither the engine, which may
+be reading its own layers, nor the thread that receives for all links.
 
 Who may ask is decided before (``engine.worker.access``): an admitted key, as for a coordinator, or a worker that the
 coordinator has named. Who asks cannot make this machine write anything. A coordinator lets its workers copy the model
@@ -33,7 +33,7 @@ Running = tuple[Checkpoint, str]  # a model, and its name
 Find = Callable[[str, str], Source | None]
 """Opens a model by its fingerprint's digest, or, if that is empty, by name, if it may be copied. Raises ModelError."""
 
-_MAX_WAITING = 4096  # asks; an honest peer has a window of a few dozen
+_MAX_WAITING = 4096  # requests; an honest peer has a window of a few dozen
 _MOST_READERS = 4  # at a time
 
 
@@ -59,26 +59,26 @@ class Answers:
 
     def __init__(self, end: Receiver, find: Find, rate: Callable[[], float | None] = lambda: None) -> None:
         self._end, self._find, self._rate = end, find, rate
-        self._asks: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._source: Source | None = None
         self._pace, self._is_over = Pace(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
     def put(self, frame: Frame) -> None:
-        """Take an ask; from any thread, and at once."""
-        if self._asks.qsize() > _MAX_WAITING:
-            self._end.link.abort("it asked for more than it took")
-        self._asks.put(frame)
+        """Take a request; from any thread, and at once."""
+        if self._requests.qsize() > _MAX_WAITING:
+            self._end.link.abort("it requested more than it took")
+        self._requests.put(frame)
 
     def close(self) -> None:
         """The link is over."""
         self._is_over.set()
-        self._asks.put(None)
+        self._requests.put(None)
 
     def _run(self) -> None:
         try:
-            while (frame := self._asks.get()) is not None and not self._is_over.is_set():
+            while (frame := self._requests.get()) is not None and not self._is_over.is_set():
                 self._answer(self._end.receive(frame))
         except TransportError as error:
             log.info("%s takes no more weights: %s", self._end.link.address, error)
@@ -95,29 +95,29 @@ class Answers:
         try:
             match message:
                 case AskManifest():
-                    self._tell_manifest(message)
+                    self._reply_manifest(message)
                 case AskRanges():
-                    self._tell_ranges(message)
+                    self._reply_ranges(message)
                 case _:
-                    raise ProtocolError(f"a {type(message).__name__} is no ask for weights")
+                    raise ProtocolError(f"a {type(message).__name__} is no request for weights")
         except (ProtocolError, TransportError):
             raise
         except SplitinferError as error:
             log.warning("%s cannot have weights: %s", self._end.link.address, error)
             self._end.send(Unavailable(str(error)))
 
-    def _tell_manifest(self, ask: AskManifest) -> None:
+    def _reply_manifest(self, request: AskManifest) -> None:
         self._forget()
-        self._source = self._find(ask.weights, ask.model)
+        self._source = self._find(request.weights, request.model)
         if self._source is None:
-            raise ModelError(f"{ask.model or 'a model with these weights'} is not here")
+            raise ModelError(f"{request.model or 'a model with these weights'} is not here")
         log.info("%s copies weights of %s", self._end.link.address, self._source.manifest.model)
         self._end.send(TellManifest(), memoryview(pack(self._source.manifest)))
 
-    def _tell_ranges(self, ask: AskRanges) -> None:
+    def _reply_ranges(self, request: AskRanges) -> None:
         if self._source is None:
             raise ProtocolError("weights were asked for before what a model consists of")
-        for each in ask.ranges:
+        for each in request.ranges:
             data = self._source.read(each.file, each.begin, each.end)
             if self._is_over.wait(self._pace.wait(time.monotonic(), each.nbytes, self._rate())):
                 return

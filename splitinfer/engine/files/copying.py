@@ -83,7 +83,7 @@ class Remote:
         return b"".join(bytes(data) for _, data in _receive(self, ranges))
 
 
-def ask_manifest(channel: Channel, weights: str, model: str = "") -> Remote | Unavailable:
+def request_manifest(channel: Channel, weights: str, model: str = "") -> Remote | Unavailable:
     """Ask a peer what a model consists of.
 
     Raises:
@@ -287,7 +287,7 @@ def pull(
         ModelError: there is no room, or the layers are not the model's.
         PeerError, TransportError: the peer has no such model, is gone, or sent something else.
     """
-    remote = ask_manifest(channel, "", model)
+    remote = request_manifest(channel, "", model)
     if isinstance(remote, Unavailable):
         raise Refused(f"{channel.peer} has no weights for this machine: {remote.reason}")
     stored = store.begin(remote.manifest)

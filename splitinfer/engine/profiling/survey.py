@@ -20,7 +20,7 @@ from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
@@ -30,8 +30,6 @@ from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
 from splitinfer.wire.messages import Probed, Profile, Profiled, Progress
 from transports import KeyPair, TransportError
-
-Notice = Callable[[str, Progress], None]  # a machine's name, its progress
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Surveyor:
     @contextmanager
     def _group(self, specs: Sequence[StageSpec]) -> Iterator[WorkerGroup]:
         """A session with some workers."""
-        group = WorkerGroup(lambda _event: None, lambda _stage, _progress: None, self.own)
+        group = WorkerGroup(self.own)
         try:
             for stage, spec in enumerate(specs, 1):
                 address = self._locals[spec.name].address() if spec.is_local else str(spec.address)
@@ -100,10 +98,10 @@ class Surveyor:
             waiting[_machine_of(handle)].append(handle)
         here = waiting.pop(_HERE, [])
         for queue in waiting.values():
-            self._ask(queue[0])
+            self._request(queue[0])
         own = profile_here(self.here, self.question, self._own_progress(group), again=self.again)
         if here:
-            self._ask(here[0])
+            self._request(here[0])
         found = self._await(group, [*waiting.values(), here])
         machines = [own, *(found[handle.stage] for handle in group.workers)]
         # Local stages need no share: a plan counts their memory with the coordinator's.
@@ -125,7 +123,7 @@ class Surveyor:
 
         return report
 
-    def _ask(self, handle: WorkerHandle) -> None:
+    def _request(self, handle: WorkerHandle) -> None:
         question = self.question
         command = Profile(question.name, question.dtype, question.kv_format, self.again)
         handle.send(command, memoryview(described(question.checkpoint)))
@@ -144,7 +142,7 @@ class Surveyor:
                 found[handle.stage] = _profile(handle, message)
                 asked.remove(handle)
                 if (after := following.get(handle.stage)) is not None:
-                    self._ask(after)
+                    self._request(after)
                     asked.append(after)
         return found
 

@@ -42,7 +42,7 @@ class Commands:
         if not plan.has_commands:
             return Applied()
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
-        for seq_id in plan.left:
+        for seq_id in plan.retained:
             self._pool.leave(seq_id)
         for seq_id in plan.freed:
             self._pool.free(seq_id)

@@ -37,7 +37,7 @@ class History:
 
     def is_void(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""
-        return part.is_void(len(self.tokens), self.next)
+        return part.is_rejected(len(self.tokens), self.next)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
         """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""

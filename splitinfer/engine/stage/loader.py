@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.kv.rewind import NEVER, PUT_BACK
+from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
@@ -20,7 +20,7 @@ from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.stage.supply import FromHub, Supply
+from splitinfer.engine.stage.weight_source import FromHub, WeightSource
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
@@ -117,10 +117,10 @@ class LoadedStage:
 
 
 def load(
-    command: Load, name: str, report: Report, disk: Disk | None = None, supply: Supply | None = None
+    command: Load, name: str, report: Report, disk: Disk | None = None, source: WeightSource | None = None
 ) -> LoadedStage:
     """Load a stage. ``name``: the stage's, for messages. ``disk``: where to store KV, if the command asks for that.
-    ``supply``: where weights come from, if not from this machine or the hub.
+    ``source``: where weights come from, if not from this machine or the hub.
 
     Raises:
         ModelError: the model cannot be had, has other weights, cannot be cut there, or does not fit.
@@ -128,14 +128,14 @@ def load(
         ConfigError: the emulated accelerator does not fit the layout.
     """
     _check_classes(command, name)
-    device, supply = open_device(command.stage, command.bounds), supply or FromHub()
-    checkpoint = supply.open(command)
+    device, source = open_device(command.stage, command.bounds), source or FromHub()
+    checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     kv_format = format_of(command.kv_format)
-    drafter = _open_drafter(command, checkpoint, supply, report)
+    drafter = _open_drafter(command, checkpoint, source, report)
     found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter, sees=command.sees)
     if command.float32_head:
         found = found.with_float32_head()
@@ -144,7 +144,7 @@ def load(
     free = reserve(found.need, command.kv_tokens, what, name, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
-        own, checkpoint = drafter is checkpoint, supply.fetch(command, checkpoint, found.tensors, report)
+        own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
         return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk)
@@ -164,7 +164,7 @@ def _check_classes(command: Load, name: str) -> None:
     )
 
 
-def _open_drafter(command: Load, checkpoint: Checkpoint, supply: Supply, report: Report) -> Checkpoint | None:
+def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: Report) -> Checkpoint | None:
     """The drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
 
     Raises:
@@ -176,10 +176,10 @@ def _open_drafter(command: Load, checkpoint: Checkpoint, supply: Supply, report:
     if not command.drafter:
         return None
     own = command.of_drafter
-    found = supply.open(own)
+    found = source.open(own)
     if other := own.fingerprint.difference(found.fingerprint()):
         raise ModelError(f"the drafter {own.model} has other weights here than on the coordinator: {other}")
-    return supply.fetch(own, found, read_of(found, is_last=command.is_last), report)
+    return source.fetch(own, found, read_of(found, is_last=command.is_last), report)
 
 
 def _read(
@@ -276,7 +276,7 @@ def _ready(
         kv_bytes_fixed=need.kv_fixed,
         kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
         free_bytes=free,
-        rewind=NEVER if found.rewind == PUT_BACK and not runner.rolls_back else found.rewind,
+        rewind=NEVER if found.rewind == WITHIN_DRAFTS and not runner.rolls_back else found.rewind,
         keeps_blocks=keeps_blocks,
         kept=None,
         hidden=_row(model),

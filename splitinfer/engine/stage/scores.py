@@ -1,7 +1,7 @@
 """Log probabilities of a prompt's own tokens: each from the row before it, on the last stage.
 
 They are what the model gives, whatever else the request asks for, and are computed in float32, as mlx-lm's evaluation
-does it. A step has the logits of a few of a prompt's rows only (``core.scheduler.planner``), never of all.
+does it. A step has the logits of a few of a prompt's rows only (``core.scheduler.scheduler``), never of all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -71,9 +71,9 @@ class StageHolder:
         connection.send(ready)
 
     def _load_anew(self, connection: Connection, command: Load, weights: Weights) -> LoadedStage:
-        with weights.supply(connection) as supply:
+        with weights.source(connection) as source:
             try:
-                return load(command, self._name, _reporter(connection), self._disk, supply)
+                return load(command, self._name, _reporter(connection), self._disk, source)
             except LinkClosed:
                 raise Abandoned from None
 

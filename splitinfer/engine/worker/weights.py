@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 from splitinfer.engine.files.answering import Readers, Running, find_anywhere
 from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.files.supply import NoCopies, PeerSupply
+from splitinfer.engine.files.weight_source import FromPeers, NoCopies
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import options_to
-from splitinfer.engine.stage.supply import Supply
+from splitinfer.engine.stage.weight_source import WeightSource
 from splitinfer.engine.worker.control_channel import ControlChannel
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import Peer
@@ -43,7 +43,7 @@ class Weights:
         self.readers = Readers(find_anywhere(running, store), self._is_serving)
 
     @contextmanager
-    def supply(self, connection: Connection) -> Iterator[Supply | None]:
+    def source(self, connection: Connection) -> Iterator[WeightSource | None]:
         """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
         this machine and the hub."""
         if self._store is None:
@@ -51,7 +51,7 @@ class Weights:
             return
         self._channel = ControlChannel(connection)
         try:
-            yield PeerSupply(self._channel, self._store, self._reader)
+            yield FromPeers(self._channel, self._store, self._reader)
         finally:
             self._channel = None
 

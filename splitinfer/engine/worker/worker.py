@@ -8,7 +8,6 @@ a step; so neither the device nor the link waits for the other. Where the device
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
-          -> ClockAsk  -> ClockTell
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Void      -> forget slices that wait to be computed
@@ -32,18 +31,18 @@ from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.next_stage import connect
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.links.sending import Outgoing
+from splitinfer.engine.links.sending import outgoing
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.threads import clears_streams
-from splitinfer.engine.upkeep import Upkeep
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
@@ -55,8 +54,6 @@ from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    ClockAsk,
-    ClockTell,
     Connect,
     Connected,
     Fault,
@@ -111,7 +108,7 @@ class Worker:
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
-        self._upkeep = Upkeep(self._inbox)
+        self._housekeeping = Housekeeping(self._inbox)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -135,7 +132,7 @@ class Worker:
         qos.serve_requests()
         while self._take(self._next_event()):
             pass
-        self._upkeep.close()
+        self._housekeeping.close()
         self._holder.close()
         self._steps.close()
         self._ended()
@@ -145,8 +142,7 @@ class Worker:
         self._expecting = False
         try:
             if isinstance(event, StepFailed):
-                if not event.is_late():
-                    raise event.error
+                event.raise_if_due()
             elif isinstance(event, tuple):
                 self._handle(*event)
             elif event is _STOP:
@@ -179,9 +175,9 @@ class Worker:
         try:
             self._watch_machine()
             if runner is not None:
-                self._upkeep.build_ahead(runner)
-            release = None if self._owner is not None else self._upkeep.until_release()
-            return self._upkeep.next_event(runner, release, expecting=self._expecting)
+                self._housekeeping.build_ahead(runner)
+            release = None if self._owner is not None else self._housekeeping.until_release()
+            return self._housekeeping.next_event(runner, release, expecting=self._expecting)
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
 
@@ -191,7 +187,7 @@ class Worker:
 
         Whether requests are open is not enough: a machine that sleeps between two of them is lost to its coordinator,
         which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
-        self._upkeep.watch_machine(is_needed=self._owner is not None)
+        self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
@@ -221,8 +217,6 @@ class Worker:
                 self._connect_next(connection, message)
             case Probe():
                 connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
-            case ClockAsk():
-                connection.send(ClockTell(received, time.monotonic()))
 
     def _is_in_session(self, connection: Connection) -> bool:
         """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of
@@ -297,13 +291,12 @@ class Worker:
         done = stage.runner.finish(launched)
         owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
         if stage.command.is_last:
-            own = replace(done.figures, received=received, sent=time.monotonic())
-            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, own))))
+            here = replace(done.figures, received=received, sent=time.monotonic())
+            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
-            out = Outgoing.of(done, received)
-            message, parts = out.message((*step.figures, out.figures), masks)
+            message, parts, _ = outgoing(done, masks, step.figures, received)
             try:
                 following.send(message, *parts)
             except TransportError as error:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.server.keys import Scope
-from splitinfer.server.meters.readings import HttpMeters, Readings
+from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
 
@@ -36,7 +36,7 @@ def meter_routes(service: Service) -> list[ApiRoute]:
 
 
 def _answer(service: Service, http: HttpMeters, running: int) -> Response:
-    from splitinfer.server.meters.exposition import CONTENT_TYPE, text_of
+    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings, text_of
 
     llm = service.llm
     readings = Readings(

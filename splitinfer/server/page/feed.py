@@ -1,7 +1,7 @@
 """The figures for all pages that look: sampled once for all of them, and only while somebody looks.
 
 Whoever asks first after ``EVERY`` seconds has the sample taken; the others get what was made of it. So a hundred pages
-cost the engine what one does, and none costs it anything: then not even single steps are noted.
+cost the engine what one does, and where nobody looks no step is kept.
 
 The engine says in several calls what a sample needs: counters, stages, bounds of memory. Another cut of the layers
 changes these one after the other, on another thread. So the cut is read before the counters and behind them; a sample
@@ -15,19 +15,21 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from splitinfer.core.metrics.recent import RecentSteps
+from splitinfer.core.metrics.records import StepRecord
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
 from splitinfer.server.page.figures import Sample, figures_document, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import joined, spans_of, written
 
 
-def sample_of(llm: LLM, recent: RecentSteps, at: float) -> Sample | None:
-    """What is counted at ``at`` seconds, with the steps that have come back since the last time; ``None``: another cut
-    is just coming into force. Steps of another window than the counters' are left out."""
+def sample_of(llm: LLM, recent: deque[StepRecord], at: float) -> Sample | None:
+    """What is counted at ``at`` seconds, with the steps that have come back since the last time, which are taken from
+    ``recent``; ``None``: another cut is just coming into force. Steps of another cut than the counters' are left
+    out."""
     before = llm.layout.stages
-    stats = llm.stats()  # counts the steps that have come back, which are taken then
-    steps = [step for step in recent.take() if step.window == stats["window"]["number"]]
+    stats = llm.stats()  # counts the steps that have come back
+    taken = [recent.popleft() for _ in range(len(recent))]
+    steps = [step for step in taken if step.cut == stats["cut"]]
     sample = Sample(at, stats, llm.layout, llm.health(), llm.kv_budget, steps)
     return sample if before == sample.layout.stages and sample.is_of_one_cut else None
 
@@ -35,6 +37,7 @@ def sample_of(llm: LLM, recent: RecentSteps, at: float) -> Sample | None:
 EVERY = 0.5  # seconds between two samples
 _SPAN = 10.0  # seconds that the figures are of
 _KEPT = 4  # documents for pages that are late
+_MOST_STEPS = 4096  # between two samples; older ones are lost
 
 Document = dict[str, Any]
 
@@ -47,7 +50,7 @@ class Feed:
         self, llm: LLM, model: str, is_draining: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._llm, self._model, self._is_draining, self._clock = llm, model, is_draining, clock
-        self._recent = RecentSteps()
+        self._recent: deque[StepRecord] = deque(maxlen=_MOST_STEPS)
         self._samples: deque[Sample] = deque()
         self._made: deque[tuple[int, Document]] = deque(maxlen=_KEPT)
         self._num_made = self.num_watching = 0
@@ -56,7 +59,7 @@ class Feed:
     def watched(self) -> Iterator[None]:
         self.num_watching += 1
         if self.num_watching == 1:
-            self._llm.watch_steps(self._recent)
+            self._llm.watch_steps(self._recent.append)
         try:
             yield
         finally:
@@ -65,7 +68,7 @@ class Feed:
                 self._llm.watch_steps(None)
                 self._samples.clear()
                 self._made.clear()
-                self._recent.take()
+                self._recent.clear()
 
     def since(self, number: int) -> list[tuple[int, Document]]:
         """The documents after the one of that number, oldest first, with theirs; takes a sample if it is time. None
@@ -95,7 +98,7 @@ class Feed:
         }
 
     def _add(self, sample: Sample) -> None:
-        """Add a sample; what is of another window, or too old, goes."""
+        """Add a sample; what is of another cut, or too old, goes."""
         samples = self._samples
         if samples and not is_later(samples[-1].stats, sample.stats):
             if samples[-1].stages != sample.stages:

@@ -1,8 +1,7 @@
 """What the engine counted, as the figures of the last seconds. Pure.
 
-The engine's counters begin with the process, or with the last ``stats(reset=True)``, which is others' to call. A page
-wants the last seconds: the difference of two samples of one window. Where another window has begun, because somebody
-has reset it or another cut of the layers was loaded, what came before is forgotten.
+The engine's counters begin with the process, those of stages with the cut of the layers. A page wants the last seconds:
+the difference of two samples of one cut. Where another cut was loaded, what came before is forgotten.
 """
 
 import statistics
@@ -13,7 +12,7 @@ from typing import Any
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.core.metrics.recent import Rows, SeenStep
+from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.coordinator.health import PipelineHealth
 
 Stats = Mapping[str, Any]
@@ -29,7 +28,7 @@ class Sample:
     layout: Layout
     health: PipelineHealth
     budget: KVBudget
-    steps: list[SeenStep] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
 
     @property
     def stages(self) -> list[tuple[str, int, int]]:
@@ -44,10 +43,10 @@ class Sample:
     @property
     def is_of_one_cut(self) -> bool:
         """Whether all in it, which was read one after the other, is of the same stages."""
-        names, stats = [name for name, _, _ in self.stages], self.stats
-        named = [[stage["name"] for stage in each["stages"]] for each in (stats, stats["window"])]
+        names = [name for name, _, _ in self.stages]
         reported = [(stage.name, stage.start, stage.end) for stage in self.health.stages]
-        return reported == self.stages and named == [names, names] and len(self.budgets) == len(names)
+        counted = [stage["name"] for stage in self.stats["stages"]]
+        return reported == self.stages and counted == names and len(self.budgets) == len(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +113,16 @@ class Seen:
 
 
 def is_later(before: Stats, after: Stats) -> bool:
-    """Whether the counters of ``after`` went on from those of ``before``; else a new window has begun."""
-    return bool(before["window"]["number"] == after["window"]["number"])
+    """Whether the counters of ``after`` went on from those of ``before``; else another cut was loaded."""
+    return bool(before["cut"] == after["cut"])
 
 
-def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_draining: bool = False) -> Seen:
-    """The figures between two samples of one window. ``steps``: those of that time."""
+def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> Seen:
+    """The figures between two samples of one cut. ``steps``: those of that time."""
     seconds = max(after.at - before.at, 1e-6)
     old, new, health = before.stats, after.stats, after.health
-    computed = new["window"]["computed_tokens"] - old["window"]["computed_tokens"]
-    useful = new["window"]["useful_tokens"] - old["window"]["useful_tokens"]
+    computed = new["computed_tokens"] - old["computed_tokens"]
+    useful = new["useful_tokens"] - old["useful_tokens"]
     return Seen(
         seconds=seconds,
         stages=_stages(old, new, after.budgets),
@@ -139,8 +138,8 @@ def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_drainin
         drafter=(new.get("speculation") or {}).get("drafter"),
         acceptance=_acceptance(old, new),
         preemptions=new.get("preemptions", 0) - old.get("preemptions", 0),
-        ttft_ms=_milliseconds(new["window"]["ttft_seconds"]),
-        itl_ms=_milliseconds(new["window"]["itl_seconds"]),
+        ttft_ms=_milliseconds(new["ttft_seconds"]),
+        itl_ms=_milliseconds(new["itl_seconds"]),
         failure=health.failure,
         waits_for=health.waits_for,
         is_changing=health.is_changing,
@@ -148,7 +147,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_drainin
     )
 
 
-def rows_of(steps: Sequence[SeenStep]) -> Rows:
+def rows_of(steps: Sequence[StepRecord]) -> Rows:
     return Rows(
         sum(step.rows.prefill for step in steps),
         sum(step.rows.decode for step in steps),
@@ -157,20 +156,19 @@ def rows_of(steps: Sequence[SeenStep]) -> Rows:
 
 
 def _stages(old: Stats, new: Stats, budgets: Sequence[int]) -> list[StageSeen]:
-    pairs = zip(old["window"]["stages"], new["window"]["stages"], new["stages"], budgets, strict=True)
-    return [_stage(was, now, sums, budget_bytes) for was, now, sums, budget_bytes in pairs]
+    return [_stage(*each) for each in zip(old["stages"], new["stages"], budgets, strict=True)]
 
 
-def _stage(was: Stats, now: Stats, sums: Stats, budget: int) -> StageSeen:
+def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
     busy = now["busy_seconds"] - was["busy_seconds"]
-    gaps = {cause: now["gaps"][cause.value]["seconds"] - was["gaps"][cause.value]["seconds"] for cause in Cause}
+    gaps = {cause: now["idle_seconds"][cause.value] - was["idle_seconds"][cause.value] for cause in Cause}
     whole = busy + sum(gaps.values())
     shares = {cause: seconds / whole for cause, seconds in gaps.items() if seconds > 0} if whole > 0 else {}
     duty = busy / whole if whole > 0 else 0.0
-    return StageSeen(now["name"], duty, shares, sums.get("kv_bytes", 0), sums.get("kv_bytes_stored", 0), budget)
+    return StageSeen(now["name"], duty, shares, now.get("kv_bytes", 0), now.get("kv_bytes_stored", 0), budget)
 
 
-def _link(old: Stats, new: Stats, steps: Sequence[SeenStep], stage: int, seconds: float) -> LinkSeen:
+def _link(old: Stats, new: Stats, steps: Sequence[StepRecord], stage: int, seconds: float) -> LinkSeen:
     ways = [step.visits[stage].received - step.visits[stage].sent for step in steps]
     sent = new["stages"][stage - 1]["bytes_sent"] - old["stages"][stage - 1]["bytes_sent"]
     return LinkSeen(1e3 * max(0.0, statistics.median(ways)) if ways else None, sent / seconds)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.core.metrics.recent import SeenStep
+from splitinfer.core.metrics.records import StepRecord
 
 MOST_SPANS = 40  # of a stage at a time
 _LEAST_GAP = 20e-6  # seconds; a shorter one between two spans is none
@@ -49,14 +49,14 @@ class Span:
     busy: float
 
 
-def kind_of(step: SeenStep) -> str:
+def kind_of(step: StepRecord) -> str:
     """What a step was for, as the page colours it."""
     if step.is_void:
         return "void"
     return "draft" if step.rows.draft and not step.rows.prefill else step.rows.kind
 
 
-def spans_of(steps: Iterable[SeenStep], stage: int) -> list[Span]:
+def spans_of(steps: Iterable[StepRecord], stage: int) -> list[Span]:
     """A stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it is
     cut."""
     spans: list[Span] = []

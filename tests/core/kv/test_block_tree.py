@@ -71,22 +71,6 @@ def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
     assert not len(index)
 
 
-def test_a_hit_refreshes():
-    index = BlockTree(block=2)
-    old, new = put(index, [1, 1], 2), put(index, [2, 2], 2)
-    index.use(old)
-    assert list(index.evictable()) == [*new, *old]
-
-
-def test_what_only_one_path_needs():
-    index = BlockTree(block=2)
-    one = put(index, [1, 1, 2, 2, 3], 2)
-    other = put(index, [1, 1, 4], 2)
-    assert list(index.only_for(one[-1])) == [one[2], one[1]]
-    assert list(index.only_for(other[-1])) == [other[1]]
-    assert list(index.only_for(one[0])) == []
-
-
 def test_keys_are_chained():
     a, b, c = (full_keys(*each, 2) for each in ((b"", [1, 1, 2, 2]), (b"", [2, 1, 2, 2]), (b"other", [1, 1, 2, 2])))
     assert len({*a, *b, *c}) == 6
@@ -97,22 +81,3 @@ def test_keys_are_chained():
 @pytest.mark.parametrize(("one", "other"), [([1, 23], [12, 3]), ([1], [1, 0]), ([11], [1, 1])])
 def test_keys_do_not_run_together(one: list[int], other: list[int]):
     assert chained(b"", one) != chained(b"", other)
-
-
-def test_blocks_that_go_know_it():
-    index = BlockTree(block=2)
-    path = put(index, [1, 1, 2, 2], 2)
-    index.remove(path[1])
-    assert [block.is_here for block in path] == [True, False]
-    index.clear()
-    assert not path[0].is_here
-    index.check()
-
-
-def test_nobody_begins_with_a_block_that_is_still_being_read():
-    index = BlockTree(block=4)
-    first, second = put(index, [1, 2, 3, 4, 1, 1, 1, 1])
-    second.is_coming = True
-    assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first,)
-    second.is_coming = False
-    assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first, second)

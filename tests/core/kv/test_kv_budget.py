@@ -34,12 +34,6 @@ def test_growth_is_the_difference(before: int, more: int):
     assert KVBudget().growth(before + more, before) == KVUse()
 
 
-def test_a_block_is_taken_with_its_first_token():
-    assert KVBudget().growth(0, 1) == KVUse(1, BLOCK)
-    assert KVBudget().growth(BLOCK - 1, BLOCK) == KVUse()
-    assert KVBudget().growth(BLOCK, BLOCK + 1) == KVUse(0, BLOCK)
-
-
 @given(st.lists(stages, max_size=4), st.integers(1, 10_000))
 def test_what_never_fits_is_refused_and_nothing_else(them: list[StageKV], num_tokens: int):
     budget = KVBudget(tuple(them))

@@ -278,7 +278,7 @@ def test_a_request_that_begins_again_does_not_begin_with_its_answer():
     again = house.add(PROMPT, max_tokens=12)
     while len(house.generated[again]) < 8:
         house.step() or house.deliver()
-    house.scheduler._life.preempt(house.sequences[again])
+    house.scheduler._preempt(house.sequences[again])
     house.run()
     assert house.sequences[again].num_preemptions == 1
     assert house.sequences[again].kv.num_reused == len(PROMPT) - 1

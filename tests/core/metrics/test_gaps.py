@@ -3,11 +3,10 @@
 import math
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Visit, split
+from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageTime, Visit, split
 
 UP, DOWN, LINK, HOST, NOTHING = Cause.UPSTREAM, Cause.DOWNSTREAM, Cause.LINK, Cause.HOST, Cause.NOTHING
 
@@ -20,8 +19,8 @@ def active(*spells: tuple[float, float]) -> Activity:
     return activity
 
 
-def seconds(stage: StageGaps) -> dict[Cause, float]:
-    return {cause: times.total for cause, times in stage.by_cause.items() if times.count}
+def seconds(stage: StageTime) -> dict[Cause, float]:
+    return {cause: each for cause, each in stage.idle.items() if each}
 
 
 def test_every_mark_lies_in_the_gap():
@@ -44,64 +43,30 @@ def test_what_was_never_waited_for_is_the_host_s():
     assert split(10, Visit(ALWAYS, ALWAYS, ALWAYS, start=11, end=12), DOWN) == {HOST: 1}
 
 
-def test_a_lone_stream_on_two_stages():
-    """One request from 0 to 10, three steps; each stage computes 1 s, a frame takes 0.25 s, the loop 0.5 s.
-
-        first stage   0.5-1.5            3.5-4.5             6.5-7.5
-        second stage         1.75-2.75          4.75-5.75           7.75-8.75
-        results                  heard at 3         at 6                at 9
-
-    First: 0.5 host; then twice 1.25 s until the result is made, 0.25 link, 0.5 host. Busy 3 of 7.5.
-    Second: 1.5 upstream, of which 0.5 before the first stage began, 0.25 link; then twice 1.75 upstream and
-    0.25 link. Busy 3 of 8.75.
-    """
-    activity, first, second = active((0, 10)), StageGaps(DOWN, 0.0), StageGaps(UP, 0.0)
-    changes = (ALWAYS, ALWAYS, ALWAYS)
-    for begin in (0.5, 3.5, 6.5):
-        end = begin + 1
-        first.add(Visit(*changes, begin, end), activity)
-        second.add(Visit(end, end, end + 0.25, end + 0.25, end + 1.25), activity)
-        changes = (end + 1.25, end + 1.25, end + 1.5)
-    assert seconds(first) == pytest.approx({HOST: 1.5, DOWN: 2.5, LINK: 0.5})
-    assert first.duty == pytest.approx(3 / 7.5)
-    assert seconds(second) == pytest.approx({UP: 1.5 + 3.5, LINK: 0.75})
-    assert second.duty == pytest.approx(3 / 8.75)
-    assert first.by_cause[DOWN].count == 2
-    assert first.by_cause[DOWN].longest == pytest.approx(1.25)
-
-
 def test_without_requests_there_is_no_gap():
     """Requests from 0 to 4 and from 10 to 16. The stage computes 1-3 and 12-13.
 
     Gap 3-12: 1 s until the first request ended, in which no step was to come; 6 s without requests, which do not
     count; 2 s of the second request, 1.5 of them upstream and 0.5 on the link.
     """
-    activity, stage = active((0, 4), (10, 16)), StageGaps(UP, 0.0)
+    activity, stage = active((0, 4), (10, 16)), StageTime(UP, 0.0)
     stage.add(Visit(1, 1, 1, 1, 3), activity)
     assert stage.add(Visit(11.5, 11.5, 12, 12, 13), activity) == {NOTHING: 1, UP: 1.5, LINK: 0.5}
-    assert (stage.busy, stage.gaps) == (3, 4)
-    assert stage.busy + stage.gaps == activity.seconds(0, 13)
+    assert (stage.busy, sum(stage.idle.values())) == (3, 4)
+    assert activity.seconds(0, 13) == 7
 
 
 def test_a_step_for_nobody_counts_neither_as_busy_nor_as_waited_for():
     """The only request was aborted at 5, while a step ran from 4 to 6; another step frees what it held, 7 to 8."""
-    activity, stage = active((0, 5)), StageGaps(DOWN, 0.0)
-    stage.add(Visit(ALWAYS, ALWAYS, ALWAYS, 4, 6, tokens=9, useful=0), activity)
+    activity, stage = active((0, 5)), StageTime(DOWN, 0.0)
+    stage.add(Visit(ALWAYS, ALWAYS, ALWAYS, 4, 6), activity)
     assert stage.add(Visit(6.5, 6.5, 6.5, 7, 8), activity) == {}
-    assert (stage.busy, seconds(stage), stage.goodput) == (1, {HOST: 4}, 0)
+    assert (stage.busy, seconds(stage)) == (1, {HOST: 4})
 
 
-def test_goodput_is_the_part_of_duty_that_was_kept():
-    """Busy 6 of 8 s, 30 of 40 rows kept: 75 % and 56.25 %."""
-    activity, stage = active((0, 9)), StageGaps(UP, 0.0)
-    stage.add(Visit(1, 1, 1, 1, 4, tokens=20, useful=20), activity)
-    stage.add(Visit(5, 5, 5, 5, 8, tokens=20, useful=10), activity)
-    assert (stage.duty, stage.goodput) == (0.75, 0.5625)
-
-
-def test_a_window_that_begins_in_the_middle():
+def test_what_was_before_a_cut_does_not_count():
     """From 2 on: the step of 1-3 counts from 2, the gap of 3-4 counts, what ended before 2 does not."""
-    activity, stage = active((0, 9)), StageGaps(UP, 2.0)
+    activity, stage = active((0, 9)), StageTime(UP, 2.0)
     stage.add(Visit(0, 0, 0, 0, 1), activity)
     stage.add(Visit(1, 1, 1, 1, 3), activity)
     stage.add(Visit(4, 4, 4, 4, 5), activity)
@@ -143,9 +108,9 @@ def test_busy_and_gaps_are_all_the_time_under_way(
         activity.begin(now + pause)
         now += pause + length
         activity.stop(now)
-    stage, at = StageGaps(UP, since), 0.0
+    stage, at = StageTime(UP, since), 0.0
     for gap, length in steps:
         start = max(0.0, at + gap)
         stage.add(Visit(*(chance.uniform(-1, 40) for _ in range(3)), start, start + length), activity)
         at = start + length
-        assert math.isclose(stage.busy + stage.gaps, activity.seconds(since, stage.until), abs_tol=1e-6)
+        assert math.isclose(stage.busy + sum(stage.idle.values()), activity.seconds(since, stage.until), abs_tol=1e-6)

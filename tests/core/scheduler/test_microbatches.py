@@ -21,20 +21,6 @@ def ids(batches: MicroBatches) -> list[list[int]]:
 # -- the groups alone ------------------------------------------------------------------------------
 
 
-def test_newcomers_join_the_smallest_group():
-    batches = MicroBatches(3)
-    for i in range(7):
-        batches.join(sequence(i))
-    assert ids(batches) == [[0, 3, 6], [1, 4], [2, 5]]
-
-
-def test_of_equal_groups_the_next_one_in_turn_is_joined():
-    batches = MicroBatches(2)
-    batches.had_turn(0, ())
-    batches.join(sequence(0))
-    assert ids(batches) == [[], [0]]
-
-
 def test_the_last_to_join_moves_and_nobody_else():
     batches = MicroBatches(2)
     them = [sequence(i) for i in range(8)]
@@ -59,15 +45,6 @@ def test_who_is_in_flight_stays():
     them[3].num_in_flight = 0
     batches.balance()
     assert ids(batches) == [[4, 3], [1, 5]]
-
-
-def test_who_had_no_place_goes_first_the_next_time():
-    batches = MicroBatches(1)
-    them = [sequence(i) for i in range(5)]
-    for seq in them:
-        batches.join(seq)
-    batches.had_turn(0, them[3:])
-    assert ids(batches) == [[3, 4, 0, 1, 2]]
 
 
 @given(st.integers(0, 10_000), st.integers(MIN_CHUNK, 600), st.integers(1, 8), st.booleans())
@@ -127,12 +104,6 @@ def test_a_lone_long_prompt_goes_in_as_few_steps_as_possible_all_alike():
     assert [len(part.token_ids) for part in drain(house)] == [440] * 5
 
 
-def test_a_short_prompt_is_not_crumbled():
-    house = House(num_groups=4, max_in_flight=5, token_budget=512, max_running=8)
-    house.add([1] * (2 * MIN_CHUNK - 1), max_tokens=1)
-    assert len(drain(house)) == 1
-
-
 def test_more_decodes_than_tokens_in_a_step_take_turns():
     with small():
         house = House(num_groups=1, token_budget=2, max_running=5, max_in_flight=1)
@@ -147,25 +118,3 @@ def test_more_decodes_than_tokens_in_a_step_take_turns():
                 assert max(made) - min(made) <= most + 1, "somebody stays behind"
         house.run()
         house.check_answers()
-
-
-def test_while_nobody_decodes_chunks_fill_every_place():
-    with small():
-        house = House(num_groups=2, max_in_flight=3, token_budget=4)
-        house.add([1] * 40, max_tokens=3)
-        assert all(house.step() for _ in range(3))
-        assert house.step() is None
-
-
-def test_a_prompt_does_not_stand_in_front_of_a_decode():
-    with small():
-        house = House(num_groups=2, max_in_flight=5, token_budget=4)
-        house.add([1], max_tokens=100)
-        house.step()
-        house.deliver()
-        house.add([2] * 200, max_tokens=1)
-        for _ in range(40):
-            house.step()
-            assert house.scheduler.num_in_flight <= 2
-            if house.step() is None:
-                house.deliver()

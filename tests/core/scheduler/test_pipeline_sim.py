@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
-from toy import alone, blocks, config_of, small
+from toy import blocks, config_of, small
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.sampling_params import SamplingParams
@@ -21,18 +21,6 @@ def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) 
 
 def config(num_stages: int, **more: object) -> SchedulerConfig:
     return config_of(num_groups=num_stages, max_in_flight=num_stages + 1, **{"max_len": 100_000, **more})  # type: ignore[arg-type]
-
-
-def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dict[int, Sequence]) -> None:
-    for seq_id, tokens in sim.tokens.items():
-        seq = sequences[seq_id]
-        wanted, reason = alone(seq, prompts[seq_id], sim.scheduler.config.max_len)
-        if seq.finish_reason is FinishReason.ABORT:
-            assert tokens == wanted[: len(tokens)]
-        else:
-            assert (tokens, seq.finish_reason) == (wanted, reason)
-    stored = {block.block_id for block in sim.scheduler.prefix_cache.tree}
-    assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
 
 
 @given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 4))
@@ -70,7 +58,7 @@ def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int):
             sim.at(moment, lambda: sim.scheduler.expire(sim.now))
         sim.run()
         assert all(seq.finish_reason is not None for seq in sequences.values()), "starved"
-        check_tokens(sim, prompts, sequences)
+        sim.check_tokens(prompts, sequences)
 
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.nightly)])

@@ -54,23 +54,6 @@ def test_the_watermark_has_hysteresis_and_dwells():
     assert seen == [False, False, True, True, True, False, False, False, False, True]
 
 
-def test_between_its_marks_the_watermark_goes_on():
-    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=1))
-    seen = []
-    for share in [0.7, 0.8, 0.79, 0.51, 0.5, 0.51, 0.79, 0.8]:
-        policy.scheduled(PolicyInput(4, kv_share=share))
-        seen.append(policy.drains)
-    assert seen == [False, True, True, True, False, False, False, True]
-
-
-def test_nothing_is_left_to_drain():
-    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, min_dwell=1))
-    policy.scheduled(PolicyInput(4, kv_share=1.0))
-    assert policy.drains
-    policy.scheduled(PolicyInput(0, kv_share=1.0))
-    assert not policy.drains
-
-
 def test_watermark_needs_room_between_its_marks():
     with pytest.raises(ValueError, match="kv_low and kv_high must be 0 <= low < high <= 1"):
         PolicyConfig(kv_low=0.9)
@@ -214,8 +197,3 @@ def test_a_preempted_decode_does_not_keep_prefill_first_for_ever():
             house.add([token] * 6, max_tokens=9)
         house.run()
         house.check_answers()
-
-
-def test_orders_are_the_same_when_asked_twice():
-    policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK))
-    assert policy.decide(BUSY) == policy.decide(BUSY)

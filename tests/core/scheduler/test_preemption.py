@@ -4,13 +4,8 @@ import pytest
 from toy import House, ToyDisk, blocks, small
 
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
-from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler import invariants
-from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import Sequence
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
@@ -199,36 +194,15 @@ def test_who_lacks_kv_does_not_take_the_place_of_one_that_could_go(junior: int, 
         house.check_answers()
 
 
-def test_asking_changes_nothing():
-    with small(block=4):
-        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(12))
-        prefilled(house, 3, 3)
-        while not preempted(house):
-            before = picture(house.scheduler)
-            for _ in range(3):
-                house.scheduler.planner.decide()
-            assert picture(house.scheduler) == before
-            house.step() or house.deliver()
-
-
-def picture(scheduler: Scheduler) -> object:
-    running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
-    groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
-    return (
-        running,
-        groups,
-        [seq.seq_id for seq in scheduler.waiting],
-        len(scheduler.prefix_cache.tree),
-        scheduler.state.used,
-    )
-
-
 def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
-    senior, junior = (Sequence(i, [0] * BLOCK, SamplingParams(), 0, arrival=i) for i in (1, 2))
-    senior.num_scheduled = BLOCK
-    allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), KVBudget().use_of(BLOCK), iter(()), [senior, junior])
-    assert not allocation.allocate(junior, 0, BLOCK)
-    assert allocation.preempted == []
+    with small(block=4):
+        house = House(num_groups=1, max_running=2, token_budget=2000, kv=blocks(4), keeps_blocks=False)
+        (senior,) = prefilled(house, 13, max_tokens=2)
+        house.add([1], max_tokens=1)
+        house.run()
+        assert preempted(house) == set()
+        assert house.sequences[senior].num_preemptions == 0
+        house.check_answers()
 
 
 def test_a_prompt_goes_on_where_the_decodes_that_have_all_rows_lack_kv():

@@ -1,5 +1,6 @@
 """The scheduler against the toy: any history, in any order, then one thing at a time."""
 
+import sys
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants, planner
+from splitinfer.core.scheduler import invariants, scheduler
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
@@ -151,7 +152,7 @@ class AnyOrder:
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3), st.sampled_from([3, 1024]))
 def test_any_order(random: Random, block: int, min_chunk: int, opened_first: int):
     with small(block=block, min_chunk=min_chunk), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "OPENED_FIRST", opened_first)  # between opening and slices anything may happen
+        patch.setattr(scheduler, "OPENED_FIRST", opened_first)  # between opening and slices anything may happen
         AnyOrder(random).run(80)
 
 
@@ -253,3 +254,27 @@ def test_idle_minutes_are_not_the_coordinators_work():
     assert house.scheduler.schedule(house.now) is not None
     since = house.scheduler.newest.idle_since
     assert since is None or since >= house.now
+
+
+def calls_of_a_plan(num_waiting: int) -> int:
+    house = House(max_running=8, token_budget=64, max_waiting=10_000)
+    for i in range(8 + num_waiting):
+        house.add([i % VOCAB] * 3, max_tokens=100)
+    while len(house.scheduler.batches) < 8 or house.toy.under_way:
+        house.step() or house.deliver()
+    count = 0
+
+    def called(_frame: object, event: str, _what: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        assert house.scheduler.schedule(house.now) is not None
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_who_waits_costs_a_plan_nothing():
+    assert calls_of_a_plan(2000) == calls_of_a_plan(10) < 400

@@ -4,7 +4,7 @@ import pytest
 from toy import VOCAB, House, blocks, drain, small
 
 from splitinfer.core.plan import StepPlan
-from splitinfer.core.scheduler import admission, planner
+from splitinfer.core.scheduler import kv_manager, scheduler
 from splitinfer.core.sequence import FinishReason
 
 
@@ -36,7 +36,7 @@ def test_all_stages_copy_much_stored_kv_at_once(
     num_groups: int, is_busy: bool, opened: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     """By a plan of its own where they are idle; it is with the first stage's chunk that the next one copies, else."""
-    monkeypatch.setattr(planner, "OPENED_FIRST", 4)
+    monkeypatch.setattr(scheduler, "OPENED_FIRST", 4)
     house = House(token_budget=100, num_groups=num_groups, max_in_flight=3)
     house.add([1, 2, 3, 4, 1], max_tokens=1)
     house.run()
@@ -75,7 +75,7 @@ def test_the_next_turn_takes_over_the_kv_that_the_last_one_left(
     num_groups: int, whole_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing is copied, so there is no plan that only opens it."""
-    monkeypatch.setattr(planner, "OPENED_FIRST", 4)
+    monkeypatch.setattr(scheduler, "OPENED_FIRST", 4)
     house = House(token_budget=100, num_groups=num_groups, max_in_flight=3, whole_blocks=whole_blocks)
     turn(house, [1, 2, 3, 4, 1])
     for number in range(3):
@@ -119,7 +119,7 @@ def test_kv_is_left_where_nobody_else_needs_it():
     for _ in range(2):
         house.add([1, 2, 3, 4, 1], max_tokens=3)
     house.run()
-    last = house.scheduler.state.left
+    last = house.scheduler.kv.retained
     assert last is not None, "the last of them was alone"
     assert list(house.toy.left) == [last.seq_id]
     small = House(token_budget=100, kv=blocks(4))  # two for the sequence, two for what is stored of it
@@ -187,7 +187,7 @@ def test_where_states_are_kept_chunks_end_with_blocks():
 
 def test_a_plan_has_no_more_of_prefixes_than_a_frame_can_carry(monkeypatch: pytest.MonkeyPatch):
     """Each sequence comes with its prefix's tokens, however many share them: 16 answers to a prompt of 100,000."""
-    monkeypatch.setattr(admission, "MAX_PREFIXES", 70)
+    monkeypatch.setattr(kv_manager, "MAX_PREFIXES", 70)
     house = House(token_budget=1000, max_running=40)
     prompt = [1, 2, 3, 4] * 8
     house.add(prompt, max_tokens=1)
@@ -282,14 +282,6 @@ def test_a_session_can_be_forgotten_and_what_others_need_stays():
     house.run()
     house.check_kv()
     assert not house.toy.blocks
-
-
-def test_names_of_sessions_are_not_collected_for_ever():
-    house = House(max_sessions=2)
-    for session in "abc":
-        house.add([1, 2, 3], max_tokens=1, session=session)
-        house.run()
-    assert list(house.scheduler.prefix_cache.sessions) == ["b", "c"]
 
 
 def test_nothing_is_kept_where_that_is_not_wanted():

@@ -1,7 +1,8 @@
-"""What has not left the first stage may still be made void; what has left may not."""
+"""What has not left the first stage may still be rejected; what has left may not."""
 
 import pytest
 
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Proposal
 from tests.core.toy import VOCAB, House, next_token
@@ -26,11 +27,13 @@ def test_only_what_has_not_left_is_reduced(is_sent: bool) -> None:
     assert second.slices[0].begins_with_draft
     step = house.scheduler.newest
     step.is_sent = is_sent
-    house.scheduler.leave_out_void()
-    assert step.plan is second, "no result has made it void yet"
+    house.scheduler.leave_out_rejected()
+    assert step.plan is second, "no result has rejected it yet"
     house.deliver()
-    house.scheduler.leave_out_void()
+    house.scheduler.leave_out_rejected()
     assert step.plan.slices == (second.slices if is_sent else ())
     assert step.planned is second
-    house.scheduler.leave_out_void()
+    house.scheduler.leave_out_rejected()
     assert house.sequences[0].num_in_flight == int(is_sent)
+    assert house.scheduler.speculation.counts.unsent == int(not is_sent)
+    invariants.check(house.scheduler)

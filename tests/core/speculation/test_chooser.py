@@ -101,16 +101,6 @@ def test_before_anything_is_known_nothing_is_chosen_and_then_drafts_are_tried() 
     assert set(one.flights.values()) == {Flight(1)}, "to learn what they cost"
 
 
-def test_another_number_of_groups_has_to_be_clearly_better() -> None:
-    one, two = chooser(), Choice(2, 1, (0,), 100.0, 1.0, 1.0, 1)
-    single = [Choice(1, 1, (0,), rate, 1.0, 1.0, 1) for rate in (101.0, 104.0, 112.0)]
-    assert one._pick([single[0], two]) is single[0], "nothing was chosen before"
-    one.choice = two
-    assert [one._pick([other, two]).groups for other in single] == [2, 1, 1]  # type: ignore[union-attr]
-    one._steps = one._changed_at = 1000
-    assert [one._pick([other, two]).groups for other in single] == [2, 2, 1], "it has just changed"  # type: ignore[union-attr]
-
-
 def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None:
     one = chooser()
     choose(one, [0.8] * 2)

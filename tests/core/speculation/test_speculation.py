@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import VOCAB, Guesser, House, blocks, next_token, small
+from toy import VOCAB, Guesser, House, blocks, drain, next_token, small
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler import invariants
@@ -90,9 +90,8 @@ def test_right_drafts_take_fewer_steps() -> None:
         found = house()
         found.guess = right_guesses
         prompted(found, 3, max_tokens=24, flight=flight)
-        found.run()
+        steps[flight] = len(drain(found))
         found.check_answers()
-        steps[flight] = found.scheduler._next_step
     assert steps[Flight(3)] < steps[Flight()] / 2
     assert steps[Flight(3, 4, 2)] < steps[Flight()] / 2
 
@@ -110,7 +109,7 @@ def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
     assert found.step() is None, "a fourth block would only stand in the way"
 
 
-def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
+def test_the_correction_goes_out_while_rejected_blocks_are_under_way() -> None:
     found = house(num_groups=3, max_in_flight=4)
     seq_id = decoding(found, Flight(2, 3, 3))
     found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
@@ -124,33 +123,8 @@ def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
     seq = found.sequences[seq_id]
     assert not part.begins_with_draft
     assert (part.token_ids[0], part.start) == (seq.tokens[-1], len(seq.tokens) - 1)
-    assert found.deliver() == [], "the void block says nothing"
-    assert found.scheduler.speculation.counts.void == 1
-    found.run()
-    found.check_answers()
-
-
-def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
-    found = house()
-    decoding(found, Flight(2, 3, 2))
-    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
-    found.step()
-    scheduler = found.scheduler
-    (proposal,) = scheduler.proposals()
-    proposal.drafts = right_guesses(proposal)
-    scheduler.take(proposal)
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert plan.slices[0].begins_with_draft
-    found.deliver()
-    scheduler.leave_out_void()
-    reduced = scheduler.newest.plan
-    assert reduced.slices == ()
-    assert reduced.step == plan.step
-    scheduler.newest.is_sent = True
-    found.toy.submit(reduced)
-    invariants.check(scheduler)
-    assert scheduler.speculation.counts.unsent == 1
+    assert found.deliver() == [], "the rejected block says nothing"
+    assert found.scheduler.speculation.counts.rejected == 1
     found.run()
     found.check_answers()
 
@@ -164,7 +138,7 @@ def test_a_result_that_agrees_overtakes_a_proposal() -> None:
     proposal.drafts = right_guesses(proposal)
     found.deliver()  # with the token in the place of the first of them
     assert proposal.stands
-    assert len(proposal.left) == len(proposal.drafts) - 1
+    assert len(proposal.unsampled) == len(proposal.drafts) - 1
     found.scheduler.take(proposal)
     plan = found.scheduler.schedule()
     assert plan is not None
@@ -371,7 +345,7 @@ def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
         found.scheduler.update(StepResult(plan.step))
 
 
-def test_a_result_may_lack_what_is_void() -> None:
+def test_a_result_may_lack_what_is_rejected() -> None:
     found = house(num_groups=3, max_in_flight=4)
     seq_id = decoding(found, Flight(2, 3, 3))
     found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
@@ -379,15 +353,15 @@ def test_a_result_may_lack_what_is_void() -> None:
     plan = found.step()
     assert plan is not None
     found.deliver()
-    assert found.scheduler.void_slices() == ((plan.step, seq_id),)
-    assert found.scheduler.void_slices() == (), "it is told once"
+    assert found.scheduler.rejected_slices() == ((plan.step, seq_id),)
+    assert found.scheduler.rejected_slices() == (), "it is told once"
     found.toy.under_way.popleft()
     assert found.scheduler.update(StepResult(plan.step)) == []
     found.run()
     found.check_answers()
 
 
-def test_a_void_slice_must_not_be_answered() -> None:
+def test_a_rejected_slice_must_not_be_answered() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
     found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]

@@ -1,7 +1,5 @@
 """The library, on the demo model in two stages: what a caller sees."""
 
-import asyncio
-import contextlib
 import math
 import shutil
 import threading
@@ -278,41 +276,6 @@ def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., 
         assert llm.default_sampling == splitinfer.SamplingParams(temperature=5.0)
         output = llm.generate([5, 9])[0]
         assert (output.token_ids, output.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
-
-
-class Looking(asyncio.SelectorEventLoop):
-    """Looks at something whenever the engine's thread tells it of an event."""
-
-    def __init__(self, look: Callable[[], Any]) -> None:
-        super().__init__()
-        self._look, self.seen = look, list[Any]()
-
-    def call_soon_threadsafe(self, *args: Any, **named: Any) -> asyncio.Handle:
-        if threading.current_thread().name == "engine":
-            self.seen.append(self._look())
-        return super().call_soon_threadsafe(*args, **named)
-
-
-@pytest.mark.parametrize(("ending", "timeout"), [("length", None), ("abort", 0.01)])
-def test_an_answer_is_counted_before_its_reader_is_told(ending: str, timeout: float | None, pipeline: Open) -> None:
-    """Whoever has the last event may ask for figures at once. Each request has one event alone, a token or the end of
-    its time in the queue: of several the loop may be told at once."""
-    with pipeline("llama", [2, 2], max_running=1) as there:
-        before = there.submit(ask(9, max_tokens=2000)) if timeout is not None else []
-        for request in before:
-            there.read(request, 1)  # so that it runs, and the others wait
-
-        async def answer() -> str | None:
-            request = await there.llm.asubmit([5, 9, 13], params(max_tokens=1, ignore_eos=True), timeout=timeout)
-            return (await request.result()).finish_reason
-
-        with contextlib.closing(Looking(lambda: there.stats["finished"])) as loop:
-            for number in range(1, 4):
-                assert loop.run_until_complete(answer()) == ending
-                assert loop.seen == [{ending: i + 1} for i in range(number)]
-            loop.run_until_complete(loop.shutdown_default_executor())
-        for request in before:
-            request.abort()
 
 
 def test_figures_are_plain_numbers(llm: LLM) -> None:

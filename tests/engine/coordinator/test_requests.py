@@ -62,8 +62,8 @@ class Reader:
         self._read()
 
     def _read(self) -> None:
-        event = self.state.events.get()
-        assert self.state.events.is_empty
+        event = self.state.get()
+        assert self.state.is_empty
         self.events.append(event)
         self.output.add(event)
         # What the events say and what the output says is always the same.

@@ -12,8 +12,10 @@ from stages import layout, pipeline, prompt
 
 import splitinfer
 from splitinfer.core.metrics.gaps import Visit
+from splitinfer.core.metrics.records import Rows, StepRecord
+from splitinfer.core.plan import StageFigures
 from splitinfer.engine.coordinator import trace as module
-from splitinfer.engine.coordinator.trace import Trace, TracedStep
+from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.errors import ConfigError, ModelError
 from splitinfer.llm import LLM, Settings
 
@@ -43,21 +45,20 @@ def test_a_run_on_two_stages(scheme: str, tiny_folder: Callable[..., Path], tmp_
     with pipeline(tiny_folder("llama"), [2, 2], scheme=scheme, token_budget=24, trace=path) as llm:
         params = [splitinfer.SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 9, 12)]
         llm.generate(prompts, params)
-        window = llm.stats()["window"]
-        uncertainty = 1e6 * window["stages"][1]["clock_uncertainty_seconds"] + ROUNDED
-        assert sum(map(len, read(path).values())) >= 4 * window["steps"], "it can be read while it grows"
+        num_steps = llm.stats()["stages"][0]["steps"]
+        assert sum(map(len, read(path).values())) >= 4 * num_steps, "it can be read while it grows"
     assert path.read_text().endswith("\n]\n")
     tracks = read(path)
     assert list(tracks) == ["s0", "s0 to s1", "s1", "s1 to s0"]
     for events in tracks.values():
         steps = [e["args"]["step"] for e in events]
         assert steps == list(range(len(steps)))
-        assert len(steps) >= window["steps"]
+        assert len(steps) >= num_steps
         assert all(end(a) <= b["ts"] + ROUNDED for a, b in itertools.pairwise(events)), "none overlap"
     for here, way, there, back in zip(*tracks.values(), strict=True):
-        assert end(here) - uncertainty <= way["ts"]
-        assert end(way) <= there["ts"] + uncertainty
-        assert end(there) - uncertainty <= back["ts"]
+        assert end(here) <= way["ts"] + ROUNDED
+        assert end(way) <= there["ts"] + ROUNDED
+        assert end(there) <= back["ts"] + ROUNDED
         assert way["args"]["way_ms"] >= 0
         same = ("step", "sequences", "tokens", "useful")
         assert [here["args"][key] for key in same] == [there["args"][key] for key in same]
@@ -68,9 +69,10 @@ def test_a_run_on_two_stages(scheme: str, tiny_folder: Callable[..., Path], tmp_
     assert sum(e["args"]["tokens"] for e in tracks["s0"]) == sum(map(len, prompts)) + 2 + 8 + 11
 
 
-def some_step(number: int, start: float) -> TracedStep:
+def some_step(number: int, start: float) -> StepRecord:
     visits = (Visit(0, 0, 0, start, start + 1), Visit(0, start + 1, start + 2, start + 2, start + 3))
-    return TracedStep(number, "decode", 1, 1, 1, visits, (8, 0), start + 3, start + 4)
+    figures = (StageFigures(0, start, start + 1, bytes_sent=8), StageFigures(1, 0, 1))
+    return StepRecord(number, 1, Rows(decode=1), 1, (), visits, figures, (), start + 3, start + 4)
 
 
 def test_a_frame_that_waits_for_the_one_before_it_begins_when_that_has_arrived(tmp_path: Path):

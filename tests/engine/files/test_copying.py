@@ -10,7 +10,7 @@ import pytest
 from weights import CONFIG, FILE, SIZES, TOTAL, bytes_in, described
 
 from splitinfer.engine.files.answering import Answers
-from splitinfer.engine.files.copying import Remote, ask_manifest, copy, copy_small
+from splitinfer.engine.files.copying import Remote, copy, copy_small, request_manifest
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.store.manifest import Manifest, SmallFile, pack
 from splitinfer.store.models import ModelStore, StoredModel
@@ -89,7 +89,7 @@ def connected(
 
 
 def take(channel: Channel, stored: StoredModel, numbers: Sequence[int] = ALL) -> list[tuple[int, int]]:
-    remote = ask_manifest(channel, stored.digest)
+    remote = request_manifest(channel, stored.digest)
     assert isinstance(remote, Remote)
     reports: list[tuple[int, int]] = []
     copy_small(remote, stored, ["config.json"])
@@ -210,7 +210,7 @@ def test_a_file_that_changes_under_the_sender(make, stored: StoredModel, tmp_pat
 def test_other_weights_are_not_to_be_had(make, tmp_path: Path):
     wanted = ModelStore(tmp_path / "store").begin(described(sample="another"))
     with connected(make) as (channel, _):
-        answer = ask_manifest(channel, wanted.digest)
+        answer = request_manifest(channel, wanted.digest)
     assert isinstance(answer, Unavailable)
     assert "is not here" in answer.reason
 
@@ -222,7 +222,7 @@ def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: M
         return message, [pack(other)]
 
     with connected(make, lie) as (channel, _), pytest.raises(ProtocolError, match="other weights than it describes"):
-        ask_manifest(channel, told.fingerprint.digest())
+        request_manifest(channel, told.fingerprint.digest())
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: M
 )
 def test_a_range_that_there_is_not_is_not_sent(make, stored: StoredModel, asked: Range):
     with connected(make) as (channel, end):
-        assert isinstance(ask_manifest(channel, stored.digest), Remote)
+        assert isinstance(request_manifest(channel, stored.digest), Remote)
         channel.send(AskRanges((asked,)))
         answer, _ = channel.receive()
         assert isinstance(answer, Unavailable)
@@ -248,7 +248,7 @@ def test_ranges_before_a_manifest_end_the_link(make):
 
 def test_a_small_file_that_the_peer_lacks_or_has_otherwise(make, store: ModelStore, told: Manifest):
     with connected(make) as (channel, _):
-        remote = ask_manifest(channel, told.fingerprint.digest())
+        remote = request_manifest(channel, told.fingerprint.digest())
         assert isinstance(remote, Remote)
         with pytest.raises(ProtocolError, match=r"has no tokenizer\.json"):
             remote.read("tokenizer.json")

@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on another machine, although theirs is this one."""
     for name in ("open_local", "local_snapshot"):
-        monkeypatch.setattr(f"splitinfer.engine.files.supply.{name}", lambda _model, _revision: None)
+        monkeypatch.setattr(f"splitinfer.engine.files.weight_source.{name}", lambda _model, _revision: None)
 
 
 @contextmanager

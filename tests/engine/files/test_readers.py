@@ -7,7 +7,7 @@ import pytest
 from test_copied_file import fill
 from weights import CONFIG, FILE, TOTAL, described, written
 
-from splitinfer.engine.files.copying import Remote, ask_manifest, copy
+from splitinfer.engine.files.copying import Remote, copy, request_manifest
 from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
@@ -75,7 +75,7 @@ def test_who_is_admitted_takes_weights(address: str, wanted: str, tmp_path: Path
     mine = ModelStore(tmp_path / "mine")
     stored = mine.begin(described())
     with Reader(address, options(ADMITTED), 5.0) as reader:
-        remote = ask_manifest(reader, wanted)
+        remote = request_manifest(reader, wanted)
         assert isinstance(remote, Remote)
         assert remote.manifest.held == {FILE: ((0, TOTAL),)}
         copy(remote, mine, stored, described().tensors, lambda _done, _total: None)
@@ -84,13 +84,13 @@ def test_who_is_admitted_takes_weights(address: str, wanted: str, tmp_path: Path
 
 def test_a_model_is_found_by_name_or_its_digests_beginning(address: str, wanted: str):
     with Reader(address, options(ADMITTED), 5.0) as reader:
-        assert all(isinstance(ask_manifest(reader, "", name), Remote) for name in ("a/model", wanted[:10]))
+        assert all(isinstance(request_manifest(reader, "", name), Remote) for name in ("a/model", wanted[:10]))
 
 
 def test_who_has_left_is_not_counted(address: str, wanted: str):
     for _ in range(9):  # more than may read at a time
         with Reader(address, options(ADMITTED), 5.0) as reader:
-            assert isinstance(ask_manifest(reader, wanted), Remote)
+            assert isinstance(request_manifest(reader, wanted), Remote)
 
 
 def test_a_stranger_gets_nothing(address: str):
@@ -117,7 +117,7 @@ def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
     assert not access.may_coordinate(STRANGER.public)
     assert not access.may_send_hidden_states(STRANGER.public)
     with Reader(address, options(STRANGER), 5.0) as reader:
-        assert isinstance(ask_manifest(reader, wanted), Remote)
+        assert isinstance(request_manifest(reader, wanted), Remote)
     access.begin()
     with pytest.raises(PeerError):
         Reader(address, options(STRANGER), 2.0)
@@ -126,7 +126,7 @@ def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
 @pytest.mark.parametrize("name", ["", "a/../a/model", "\0", "x" * 5000, "{folder}"])
 def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
     with Reader(address, options(ADMITTED), 5.0) as reader:
-        answer = ask_manifest(reader, "", name.format(folder=tmp_path / "model"))
+        answer = request_manifest(reader, "", name.format(folder=tmp_path / "model"))
     assert isinstance(answer, Unavailable)
     assert "is not here" in answer.reason
 

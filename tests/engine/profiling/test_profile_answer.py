@@ -19,7 +19,7 @@ from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import open_model
-from splitinfer.wire.messages import ClockAsk, ClockTell, Fault, Profile, Profiled, Ready, Refuse, Welcome
+from splitinfer.wire.messages import Fault, Profile, Profiled, Ready, Refuse, Welcome
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
 QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "head": COSTS})
@@ -56,7 +56,6 @@ def no_room(_report: Report) -> MachineProfile:
 def test_between_other_questions_and_before_the_load(model: bytes, profiles: list[Any]):
     profiles += [quick, quick]
     with stages.worker("tcp") as there, greeted(there) as peer:
-        assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
         for _ in range(2):
             reply = peer.say(ASK, model).hear()
             assert isinstance(reply, Profiled)
@@ -79,7 +78,7 @@ def test_what_no_coordinator_sends_ends_its_session_only(ask: Profile, parts: tu
             (fault,) = peer.say(ask, *parts).rest()
             assert isinstance(fault, Fault)
         with greeted(there) as peer:
-            assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
+            assert isinstance(peer.say(peers.load()).hear(), Ready)
 
 
 def test_a_model_that_cannot_be_built_is_refused():
@@ -92,7 +91,7 @@ def test_a_model_that_cannot_be_built_is_refused():
 
 def test_only_a_coordinator_may_ask(model: bytes):
     with stages.worker("tcp") as there, greeted(there) as owner:
-        owner.say(ClockAsk()).hear()
+        assert isinstance(owner.say(peers.load()).hear(), Ready)
         with Peer(there) as other:
             other.say(peers.hello("upstream", session="one")).hear()
             assert "a profile message, which has no place" in other.say(ASK, model).ending
@@ -119,7 +118,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles:
             assert peer.link.silent_for < 2
         assert ended.wait(10)
         with greeted(there) as peer:
-            assert isinstance(peer.say(ClockAsk()).hear(), ClockTell)
+            assert isinstance(peer.say(peers.load()).hear(), Ready)
 
 
 def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, profiles: list[Any]):

@@ -15,7 +15,7 @@ from processes import until
 from stages import layout, prompt, shorten_blocks, worker
 
 from splitinfer.core.fingerprint import Fingerprint
-from splitinfer.core.scheduler.admission import AdmissionControl
+from splitinfer.core.scheduler.kv_manager import KVManager
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
@@ -34,7 +34,7 @@ FIRST = ask(200, max_tokens=8)
 def reading_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether KV is read or computed again follows from measured times: on a busy machine a tiny model is computed
     faster than its first block was read, and the next one is not read."""
-    monkeypatch.setattr(AdmissionControl, "reads_faster", lambda _self, _num_tokens: True)
+    monkeypatch.setattr(KVManager, "reads_faster", lambda _self, _num_tokens, _rows: True)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ import copy
 from typing import Any
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
+from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
+from splitinfer.engine.coordinator.totals import Totals
 
 DRAFTS = {
     "drafted": 30, "sent": 20, "accepted": 8, "blocks": 7, "void_blocks": 2, "unsent_blocks": 1,
@@ -16,6 +17,7 @@ STAGE = {
     "idle_seconds": {"upstream": 1.0, "downstream": 0.5, "link": 0.25, "host": 0.125, "nothing_to_do": 3.0},
 }  # fmt: skip
 STATS: dict[str, Any] = {
+    "prompt_tokens": 8, "cached_tokens": 2,
     "running": 3, "waiting": 4, "max_running": 16, "active_seconds": 5.0, "computed_tokens": 50, "generated_tokens": 12,
     "finished": {"stop": 1, "abort": 2}, "preemptions": 1, "losses": {"back": 2}, "rejoins": 1, "stored_blocks": 6,
     "fetched_tokens": 256, "swapped_tokens": 512, "costs": {"hop": 0.004}, "speculation": None,
@@ -38,8 +40,8 @@ class Model:
     def stats(self) -> dict[str, Any]:
         return copy.deepcopy(STATS)
 
-    def request_figures(self) -> RequestFigures:
-        return RequestMeters().read()
+    def request_figures(self) -> dict[str, Histogram]:
+        return Totals().read_histograms()
 
     def health(self) -> PipelineHealth:
         return HEALTH

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from figures import DRAFTS, HEALTH, STATS
+from figures import DRAFTS, HEALTH, STATS, Model
 
-from splitinfer.core.metrics.requests import RequestMeters
-from splitinfer.server.meters.exposition import all_families
-from splitinfer.server.meters.readings import HttpMeters, Readings
+from splitinfer.server.meters.collector import PipelineCollector, Readings
+from splitinfer.server.meters.http import HttpMeters
 
 FOLDER = Path(__file__).resolve().parents[3] / "scripts" / "grafana"
 HTTP = HttpMeters()
 HTTP.responded("/v1/messages", 200)
-READINGS = Readings(
-    "demo", 300, "0", "two", STATS | {"speculation": DRAFTS}, RequestMeters().read(), HTTP, HEALTH
-)  # fmt: skip
+READINGS = Readings("demo", 300, "0", "two", STATS | {"speculation": DRAFTS}, Model().request_figures(), HTTP, HEALTH)
 NAME = re.compile(r"\b((?:vllm|splitinfer):\w+)(?:\{([^}]*)\})?")
 BY = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 OF_PROMETHEUS = {"instance", "job", "le"}
@@ -26,7 +23,7 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 
 def series() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for sample in (sample for family in all_families(READINGS) for sample in family.samples):
+    for sample in (sample for family in PipelineCollector(READINGS).collect() for sample in family.samples):
         found.setdefault(sample.name, set()).update(sample.labels)
     return found
 

@@ -7,22 +7,25 @@ from typing import cast
 import pytest
 from asgi import answer
 from figures import DRAFTS, HEALTH, STATS, Model
+from prometheus_client.core import Metric
 from starlette.routing import Router
 from valid_requests import JSON, Asked
 
-from splitinfer.core.metrics.requests import RequestMeters
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.keys import NOBODY
-from splitinfer.server.meters.exposition import all_families
-from splitinfer.server.meters.readings import OTHER, HttpMeters, Readings
-from splitinfer.server.meters.vllm import kv_usage
+from splitinfer.server.meters.collector import PipelineCollector, Readings, kv_usage
+from splitinfer.server.meters.http import OTHER, HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
 from splitinfer.server.service import ApiRoute, Service
 
-READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), HttpMeters(), HEALTH)
+READINGS = Readings("demo", 300, "0.1.0", "two", STATS, Model().request_figures(), HttpMeters(), HEALTH)
 WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
+
+
+def all_families(readings: Readings) -> list[Metric]:
+    return list(PipelineCollector(readings).collect())
 
 
 def told(readings: Readings, name: str, **labels: str) -> float:
@@ -32,9 +35,9 @@ def told(readings: Readings, name: str, **labels: str) -> float:
 
 
 def test_the_fullest_stage_decides_how_full_memory_is():
-    assert kv_usage(READINGS) == 0.5
+    assert kv_usage(STATS) == 0.5
     unbounded = [{name: value for name, value in stage.items() if "kv" not in name} for stage in STATS["stages"]]
-    assert kv_usage(replace(READINGS, stats=STATS | {"stages": unbounded})) == 0.0
+    assert kv_usage({"stages": unbounded}) == 0.0
     assert all_families(replace(READINGS, stats=STATS | {"stages": unbounded}))
 
 

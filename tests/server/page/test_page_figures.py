@@ -7,7 +7,7 @@ import pytest
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Cause, Visit
-from splitinfer.core.metrics.recent import Rows, SeenStep
+from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.server.page.figures import Sample, Seen, figures_document, is_later, pipeline_document, seen
 from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
@@ -19,35 +19,30 @@ BUDGET = KVBudget((StageKV(1000, 1), StageKV(500, 1)))
 
 def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **more: Any) -> dict[str, Any]:
     """What the engine says after ``busy`` seconds of computing on each stage, and ``link`` of waiting on the second."""
-    gaps = [dict.fromkeys((str(cause) for cause in Cause), 0.0) for _ in range(2)]
-    gaps[1]["link"] = link
-    times = {"count": 3, "p50": 0.25}
-    window_stages = [
-        {"name": name, "busy_seconds": busy, "gaps": {cause: {"seconds": each} for cause, each in own.items()}}
-        for name, own in zip(("studio", "mini"), gaps, strict=True)
-    ]
-    window = {"number": 1, "seconds": busy + link, "steps": tokens, "computed_tokens": tokens, "useful_tokens": useful}
+    nothing = dict.fromkeys((str(cause) for cause in Cause), 0.0)
     return {
-        "active_seconds": busy + link, "generated_tokens": generated, "running": 2, "waiting": 1, "max_running": 32,
-        "preemptions": 0, "stages": [
-            {"name": "studio", "bytes_sent": 100 * tokens, "kv_bytes": 300, "kv_bytes_stored": 50},
-            {"name": "mini", "bytes_sent": 0},
-        ],
-        "window": {**window, "stages": window_stages, "ttft_seconds": times, "itl_seconds": {"count": 0, "p50": 0.0}},
-        "speculation": None, **more,
+        "active_seconds": busy + link, "generated_tokens": generated, "computed_tokens": tokens,
+        "useful_tokens": useful, "running": 2, "waiting": 1, "max_running": 32, "preemptions": 0, "cut": 1,
+        "speculation": None,
+        "ttft_seconds": {"count": 3, "p50": 0.25}, "itl_seconds": {"count": 0, "p50": 0.0}, "stages": [
+            {"name": "studio", "bytes_sent": 100 * tokens, "kv_bytes": 300, "kv_bytes_stored": 50, "busy_seconds": busy,
+             "idle_seconds": nothing},
+            {"name": "mini", "bytes_sent": 0, "busy_seconds": busy, "idle_seconds": {**nothing, "link": link}},
+        ], **more,
     }  # fmt: skip
 
 
-def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -> SeenStep:
+def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -> StepRecord:
     """0.1 s on each stage, 0.02 s between."""
     visits = (
         Visit(start, start, start, start, start + 0.1),
         Visit(start + 0.1, start + 0.1, start + 0.12, start + 0.12, start + 0.22),
     )
-    return SeenStep(number, rows, useful, visits, ({Cause.DOWNSTREAM: gap}, {Cause.UPSTREAM: 0.05, Cause.LINK: 0.02}))
+    gaps = ({Cause.DOWNSTREAM: gap}, {Cause.UPSTREAM: 0.05, Cause.LINK: 0.02})
+    return StepRecord(number, 1, rows, useful, (), visits, (), gaps, start + 0.22, start + 0.23)
 
 
-def between(before: dict[str, Any], after: dict[str, Any], steps: list[SeenStep], **more: Any) -> Seen:
+def between(before: dict[str, Any], after: dict[str, Any], steps: list[StepRecord], **more: Any) -> Seen:
     cut = LAYOUT, more.pop("health", HEALTH), BUDGET
     return seen(Sample(100.0, before, *cut), Sample(110.0, after, *cut), steps, **more)
 

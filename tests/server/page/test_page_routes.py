@@ -133,7 +133,7 @@ def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: S
         await reader.leave()
 
     asyncio.run(look())
-    assert llm._engine.figures._window._recent is None, "when nobody looks, no step is noted"
+    assert llm._engine.figures.watch is None, "when nobody looks, no step is kept"
 
 
 def test_who_looks_is_counted(service: Service):

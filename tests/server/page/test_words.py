@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.core.metrics.recent import Rows
+from splitinfer.core.metrics.records import Rows
 from splitinfer.server.page.figures import LinkSeen, Seen, StageSeen
 from splitinfer.server.page.words import remarks
 

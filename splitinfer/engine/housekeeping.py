@@ -15,7 +15,7 @@ from splitinfer.system.keep_awake import KeepAwake
 T = TypeVar("T")
 
 
-class Upkeep(Generic[T]):
+class Housekeeping(Generic[T]):
     """Of the loop that reads ``inbox``."""
 
     def __init__(self, inbox: Mailbox[T]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
-from splitinfer.engine.files.copying import Channel, Remote, ask_manifest, copy, copy_small
-from splitinfer.engine.stage.supply import FromHub, Report
+from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
+from splitinfer.engine.stage.weight_source import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 OpenReader = Callable[[Peer], AbstractContextManager[Channel]]
 
 
-class PeerSupply:
-    """A ``Supply`` for a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
+class FromPeers:
+    """A ``WeightSource`` for a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
 
     def __init__(self, channel: Channel, store: ModelStore, reader: OpenReader) -> None:
         self._channel, self._store, self._reader = channel, store, reader
         self._coordinator: Remote | None = None
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``Supply.open``."""
+        """As ``WeightSource.open``."""
         here = open_local(command.model, command.fingerprint.revision)
         if here is not None:
             return here
@@ -69,14 +69,14 @@ class PeerSupply:
         """
         known = self._coordinator
         if known is None or known.manifest.fingerprint.digest() != command.fingerprint.digest():
-            answer = ask_manifest(self._channel, command.fingerprint.digest())
+            answer = request_manifest(self._channel, command.fingerprint.digest())
             if isinstance(answer, Unavailable):
                 raise PeerError(f"{self._channel.peer} has no weights to copy: {answer.reason}")
             self._coordinator = known = answer
         return known
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
-        """As ``Supply.fetch``."""
+        """As ``WeightSource.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
             return FromHub().fetch(command, checkpoint, tensors, report)
@@ -117,7 +117,7 @@ class PeerSupply:
         for peer in command.peers:
             with ExitStack() as stack:
                 try:
-                    answer = ask_manifest(stack.enter_context(self._reader(peer)), command.fingerprint.digest())
+                    answer = request_manifest(stack.enter_context(self._reader(peer)), command.fingerprint.digest())
                 except PeerError as error:
                     log.info("%s", error)
                     continue
@@ -136,10 +136,10 @@ class PeerSupply:
 
 
 class NoCopies(FromHub):
-    """A ``Supply`` for a worker that keeps no copies."""
+    """A ``WeightSource`` for a worker that keeps no copies."""
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``Supply.open``."""
+        """As ``WeightSource.open``."""
         try:
             return super().open(command)
         except ModelError as error:

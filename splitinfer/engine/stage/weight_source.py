@@ -11,7 +11,7 @@ from splitinfer.wire.messages import Load, Progress
 Report = Callable[[Progress], None]
 
 
-class Supply(Protocol):
+class WeightSource(Protocol):
     """Finds a model, and brings the tensors that a stage of it reads to this machine."""
 
     def open(self, command: Load) -> Checkpoint:
@@ -27,11 +27,11 @@ class FromHub:
     """This machine's own files, and the hub."""
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``Supply.open``."""
+        """As ``WeightSource.open``."""
         return open_model(command.model)
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
-        """As ``Supply.fetch``."""
+        """As ``WeightSource.fetch``."""
         missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"

@@ -1,0 +1,311 @@
+"""The KV of all sequences on the stages: what they have, what a step may add, and who gives way where memory is short.
+
+A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
+reserved. It begins with the stored blocks that it matches (``core.kv.prefix_cache``); where there is no room for both,
+it takes them over, that is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk
+waits until they are read, if reading is faster than computing; a sequence whose next block is just being computed by
+another waits for that.
+
+Where a sequence's KV has to grow and memory is short, in this order:
+
+    1. stored blocks are evicted, those of open conversations last, the least recently used first, except those that
+       sequences of this step begin with
+    2. of the running sequences that rank below the one in need and are not in flight, the lowest is preempted
+    3. else the sequence in need keeps what it has, and continues when others have ended
+
+Rank decides (priority, then who came first), and no sequence is preempted for one of lower rank. So the highest-ranked
+sequence always continues once results are back, and two never take the memory from each other in turn.
+
+What is *promised* to the sequences of a step counts as taken until the step is made: also what decodes of other groups
+need next, so that no sequence takes what one of higher rank lacks.
+
+When a sequence ends alone its KV is *retained* on the stages, beside the blocks that are stored of it: most often, what
+comes next is the next turn of its conversation, which takes the arrays over and copies nothing. Whatever else begins
+frees them, so they never take memory from anybody.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as Seq
+
+from splitinfer.core.costs.model import CostModel
+from splitinfer.core.costs.shape import Shape
+from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, Match
+from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
+from splitinfer.core.kv.prefix_cache import PrefixCache
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.microbatches import MicroBatches
+from splitinfer.core.sequence import FinishReason, Sequence
+
+MAX_PREFIXES = 1 << 20  # tokens of stored prefixes in a plan, which has them all; a stage takes 8 MiB for damage
+
+Admission = tuple[Sequence, Match]
+
+
+class KVManager:
+    """``cache``: the stored blocks, and the budget of all; ``used``: the KV of all running sequences; ``retained``: the
+    sequence that ended last, alone, as long as nothing runs; ``freed``: ids of those whose KV the next plan frees."""
+
+    def __init__(self, config: SchedulerConfig, costs: CostModel, batches: MicroBatches) -> None:
+        self.cache = PrefixCache(config.blocks, config.kv or KVBudget())
+        self.used = NOTHING
+        self.retained: Sequence | None = None
+        self._config, self._costs, self._batches = config, costs, batches
+        self._can_roll_back = config.rewind is UNLIMITED and not config.blocks.whole_blocks  # to any token
+        self.freed = list[int]()
+        self._newly_retained = list[int]()  # ids, for the next plan
+        self.begin_step()
+
+    @property
+    def budget(self) -> KVBudget:
+        """The memory of sequences and of stored blocks; as configured, or less (``lower``)."""
+        return self.cache.budget
+
+    @property
+    def stored(self) -> KVUse:
+        """The KV that is kept for sequences to come: all cached blocks, and what one has left behind."""
+        kept = NOTHING if self.retained is None else self.budget.use_of(self.retained.kv_tokens)
+        return self.cache.use + kept
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the stages have something to do even without slices."""
+        return bool(self.freed or self._newly_retained) or self.cache.has_changes
+
+    # -- room for a step -----------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Promise nothing to anybody yet."""
+        self._promised = NOTHING
+        self._granted = set[int]()
+        self._pinned = set[Block]()  # what sequences of this step begin with
+        self._is_short = False
+
+    def allocate(self, seq: Sequence, end: int, running: Iterable[Sequence]) -> list[Sequence] | None:
+        """Promise a sequence KV for ``end`` tokens. Returns the sequences that have to be preempted for it, at once;
+        ``None``: there is no room, and nothing has changed."""
+        need, victims = self.budget.growth(seq.kv_tokens, end), list[Sequence]()
+        if need is not NOTHING:
+            found = victims if self._has_room(need) else self._make_room(need, seq, running)
+            if found is None:
+                return None
+            victims = found
+            self._promised += need
+        self._granted.add(seq.seq_id)
+        return victims
+
+    def allocate_spare(self, before: int, end: int, reserve: KVUse = NOTHING) -> bool:
+        """Promise a sequence that has KV for ``before`` tokens some for ``end``, if that fits beside ``reserve``
+        without eviction or preemption; whether it does."""
+        need = self.budget.growth(before, end)
+        if need is NOTHING:
+            return True
+        if not self._has_room(need + reserve):
+            return False
+        self._promised += need
+        return True
+
+    def _has_room(self, need: KVUse) -> bool:
+        return self.budget.fits(self.used + self._promised + self.cache.use + need)
+
+    def _make_room(self, need: KVUse, seq: Sequence, running: Iterable[Sequence]) -> list[Sequence] | None:
+        if self._is_short:
+            return None
+        # Sequences with KV granted in this step rank higher, or are just being admitted.
+        idle = [one for one in running if one.kv_tokens and not one.num_in_flight and one.seq_id not in self._granted]
+        victims = sorted((one for one in idle if one.rank > seq.rank), key=lambda one: one.rank, reverse=True)
+        found = self.cache.make_room(self.used + self._promised + self.cache.use + need, self._pinned, victims)
+        # One block is the least that a sequence needs, and lower ranks have fewer victims.
+        self._is_short = found is None and need == KVUse(0, self.budget.block)
+        return found
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def admissible(
+        self, waiting: Iterable[Sequence], running: Collection[Sequence], most: int, rows: int
+    ) -> Iterator[Admission]:
+        """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
+        all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
+        ``reads_faster``."""
+        num_places = most - len(running) - self.cache.num_awaiting
+        if num_places <= 0:
+            return
+        use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0
+        for seq in running:
+            reserved += use_of(self.reservation(seq))
+            coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
+        for seq in waiting:
+            if seq.kv.awaits:
+                reserved += use_of(self.reservation(seq))
+                continue
+            match = self.cache.match(seq)
+            if self._is_being_computed(seq, match, coming):
+                continue
+            if told and told + match.num_tokens > MAX_PREFIXES:
+                return  # the next plan has room for it
+            told += match.num_tokens
+            reserved += use_of(self.reservation(seq))
+            if num_places <= 0:
+                return
+            num_places -= 1
+            if self._fetches_first(seq, match, reserved, rows):
+                coming.update(self.cache.coming())
+                continue
+            # Where memory is so short that its own blocks must be evicted, too, it takes them over.
+            if not self._reserve(reserved, match.blocks) and not self._reserve(reserved, ()):
+                return
+            coming.update(self._keys_to_store(seq, match.num_tokens // self.budget.block))
+            yield seq, match
+
+    def _reserve(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
+        """Whether there is room for what is ``reserved`` for all running sequences and one more, and for blocks that
+        are fetched. Stored blocks are evicted for it, except those that it ``begins_with``."""
+        pinned = self._pinned | set(begins_with)
+        if self.cache.make_room(reserved + self.cache.use + KVUse(stored=num_fetched), pinned) is None:
+            return False
+        self._pinned = pinned
+        return True
+
+    def reservation(self, seq: Sequence) -> int:
+        """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
+        if seq in self._batches:
+            return max(seq.kv_tokens, len(seq.tokens))
+        return max(seq.kv_tokens, min(len(seq.tokens) + self.budget.block, self._config.longest(seq)))
+
+    def reads_faster(self, num_tokens: int, rows: int) -> bool:
+        """Whether reading a sequence's first ``num_tokens`` from disk is faster than computing them in chunks of so
+        many ``rows``, by the times measured so far; True where there are none yet, so that reading gets measured."""
+        reading = self.cache.seconds_per_token
+        if reading is None or not self._costs.trusted_rows:
+            return True
+        # Chunks of a prompt are computed on all stages at once, and blocks are read on all at once.
+        chunk = Shape().plus(max(0, num_tokens - rows) // 2, rows)
+        return reading < self._costs.slowest(chunk) / rows
+
+    def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse, rows: int) -> bool:
+        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
+        ahead = self.cache.ahead(seq, match)
+        if not ahead or not self.reads_faster(ahead[-1].end, rows):
+            return False
+        num_lacking = self.cache.num_lacking(ahead)
+        if num_lacking and not self._reserve(reserved, match.blocks, num_lacking):
+            return False
+        if num_lacking:  # else they are being read for another sequence
+            self.cache.fetch(seq, ahead)
+        return True
+
+    def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
+        """The keys of the prompt blocks that a sequence computes and that will then be stored."""
+        return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self._batches else ()
+
+    def _is_being_computed(self, seq: Sequence, match: Match, coming: Collection[Key]) -> bool:
+        """Whether the first block that a sequence lacks is being computed or read for another."""
+        at = match.num_tokens // self.budget.block
+        return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
+
+    # -- what happens to sequences -------------------------------------------------------------
+
+    def begin(self, seq: Sequence, match: Match) -> int | None:
+        """Have a sequence run with the stored KV that it matches; returns the sequence whose arrays it takes over."""
+        before = self.retained_for(seq, match)
+        seq.begin(match.num_tokens, 0 if before is None else before.kv_tokens)
+        self.cache.begin(seq, match)
+        self.used += self.budget.use_of(seq.kv_tokens)
+        if before is None:
+            return None
+        self.retained = None  # its arrays stay as long as they are
+        return before.seq_id
+
+    def retained_for(self, seq: Sequence, match: Match) -> Sequence | None:
+        """The sequence that is retained, if its KV is that of the tokens that a new one need not compute, and can be
+        rolled back to their end. It must not have grown beyond what is reserved for the new one."""
+        kept, end = self.retained, match.num_tokens
+        if kept is None or not 0 < end <= kept.num_sure or kept.kv_tokens > len(seq.tokens):
+            return None
+        is_at_end = end == kept.num_scheduled
+        return kept if (is_at_end or self._can_roll_back) and kept.tokens[:end] == seq.tokens[:end] else None
+
+    def grow(self, before: int, after: int) -> None:
+        """A sequence's KV has grown by a plan's slice."""
+        need = self.budget.growth(before, after)
+        if need is not NOTHING:
+            self.used += need
+
+    def preempt(self, seq: Sequence, rows: int) -> None:
+        """Have the next plan free a running sequence's KV, and write its blocks to disk before if they are read faster
+        than computed. ``rows``: see ``reads_faster``."""
+        if self._config.rewind is UNLIMITED and self.reads_faster(seq.num_sure, rows):
+            self.cache.swap_out(seq)
+        self.used -= self.budget.use_of(seq.kv_tokens)
+        self.freed.append(seq.seq_id)
+
+    def end(self, seq: Sequence, *, is_alone: bool) -> None:
+        """Store what a sequence that ran and has ended leaves, and have the next plan free or retain its KV.
+        ``is_alone``: whether nobody else runs or waits."""
+        # Its KV is freed by the plan that stores it, so the blocks may take its place.
+        self.used -= self.budget.use_of(seq.kv_tokens)
+        if self._config.rewind == WITHIN_DRAFTS and seq.drafts.were_planned:
+            self.cache.keep_no_more(seq)  # its state may be one behind its last token
+        if seq.finish_reason is not FinishReason.ERROR:
+            self.cache.store_rest(seq, self.used, again=self._config.rewind is UNLIMITED)
+            if is_alone and self._can_be_retained(seq):
+                self.retained = seq
+                self._newly_retained.append(seq.seq_id)
+                return
+        self.freed.append(seq.seq_id)
+
+    def _can_be_retained(self, seq: Sequence) -> bool:
+        """Whether the KV of a sequence that ends alone may stay: there is room for it beside all blocks, and it can be
+        rolled back to their end."""
+        if self._config.drafts_at_end or not seq.kv.blocks:
+            return False
+        if not self._can_roll_back and (seq.drafts.were_planned or seq.num_in_flight):
+            return False
+        return self.budget.fits(self.budget.use_of(seq.kv_tokens) + self.cache.use)
+
+    def free_retained(self) -> None:
+        """Have the next plan free the KV that is retained, if there is some."""
+        kept, self.retained = self.retained, None
+        if kept is not None:
+            self._newly_retained.clear()
+            self.freed.append(kept.seq_id)
+
+    def take_ended(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return and clear the sequences that the next plan frees, and those that it retains."""
+        freed, retained = tuple(self.freed), tuple(self._newly_retained)
+        self.freed.clear()
+        self._newly_retained.clear()
+        return freed, retained
+
+    def forget(self, session: str) -> None:
+        """Free what a session keeps, but for blocks that others begin with, too."""
+        self.cache.forget(session)
+        if self.retained is not None and self.retained.session == session:
+            self.free_retained()
+
+    def clear(self, kept: Iterable[DiskBlock]) -> None:
+        """Begin again, after the stages have lost everything but the blocks ``kept`` on disk."""
+        self.take_ended()
+        self.used, self.retained = NOTHING, None
+        self.cache.clear(kept)
+
+    def lower(self, stage: int) -> bool:
+        """Lower the budget of a stage whose device had no memory left for what is in use; whether there is less now."""
+        before = self.budget
+        self.cache.budget = before.lowered(stage, self.used + self.stored)
+        return self.budget != before
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert the invariants; for tests."""
+        self.cache.check()
+        use = NOTHING
+        for seq in running:
+            use += self.budget.use_of(seq.kv_tokens)
+        assert use == self.used, f"{self.used} is counted, {use} is used"
+        assert self.budget.fits(use + self.stored), "more KV is used than there is"
+        kept = self.retained
+        assert kept is None or not (use != NOTHING or kept.seq_id in self.freed), (
+            "an ended sequence keeps its KV beside one that runs"
+        )
+        assert set(self._newly_retained) <= ({kept.seq_id} if kept is not None else set())
+        assert len(self.freed) == len(set(self.freed)), "a sequence is to be freed twice"
