@@ -239,9 +239,9 @@ def load_with_others(
     if it is the first of a model that ``sees``."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
-    for path in paths:
+    for path, names in paths.items():
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        arrays.update({name: array for name, array in there.items() if name in found.tensors})
+        arrays.update({name: there[name] for name in names if name in there})
     stage, model, parameters, outputs, output, tower, heads = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
