@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.model_config import positive
 from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models.weight_files import read_index, resolve, weight_files
@@ -69,19 +70,13 @@ class Checkpoint:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the embedding table; ``None`` where the configuration does not say."""
-        text = self.config.get("text_config") or {}
-        size = self.config.get("vocab_size") or text.get("vocab_size")
-        return None if size is None else int(size)
+        return positive(self.config, "vocab_size")
 
     @property
     def context_length(self) -> int:
         """Tokens the model was trained for; a large number where its configuration does not say."""
-        text = self.config.get("text_config") or {}
-        for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length"):
-            value = self.config.get(key) or text.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-        return 2**20
+        keys = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length")
+        return positive(self.config, *keys) or 2**20
 
     def fingerprint(self) -> Fingerprint:
         """A fingerprint of these weights, cheap enough to compute at every start."""

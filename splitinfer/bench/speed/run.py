@@ -35,6 +35,7 @@ from splitinfer.bench.speed.report import (
 from splitinfer.bench.speed.tables import gap_tables, table
 from splitinfer.console import load_llm
 from splitinfer.core.layout import Layout
+from splitinfer.core.model_config import text_part
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
@@ -277,7 +278,7 @@ def _plain_layout(layout: Layout) -> dict[str, Any]:
 
 
 def _model(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
-    config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    config = {**checkpoint.config, **text_part(checkpoint.config)}
     return {
         "name": Path(str(layout.model)).name,
         "dtype": resolve_dtype(layout.dtype, gpu=on_gpu()) or "as stored",
