@@ -4,6 +4,7 @@ Without workers, all layers are on this machine.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from splitinfer.cli.options import PipelineOptions
@@ -33,7 +34,8 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     chosen = None if options.auto else alone(options.model, settings)  # before seconds are spent on looking
     workers = paired(Keyring().known(), own_versions())
     if options.auto and workers:
-        return planned(options.model, workers, settings, options)
+        found = planned(options.model, workers, settings, options)
+        return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
     if options.auto:
         errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
     chosen = chosen or alone(options.model, settings)

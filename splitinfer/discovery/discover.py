@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.network import Network
 from splitinfer.discovery.report import Found, Look, address_of, way_words
@@ -73,6 +73,18 @@ def find_stages(
             found[stage.name] = (address_of(way, workers[stage.name]), keys[stage.name])
             notice(stage.name, f"found at {found[stage.name][0]} by {way_words(way)}")
     return layout.with_found(found)
+
+
+def find_again(stage: StageSpec, seconds: float = SHORTLY, network: Network | None = None) -> str | None:
+    """Where the worker with a stage's key announces itself now, and answers; ``None`` if nowhere, or without a key."""
+    if stage.key is None:
+        return None
+    keys, network = {stage.name: stage.key}, network or Network()
+    worker = _chosen(keys, network.look(seconds, lambda seen: bool(_chosen(keys, seen))).workers).get(stage.name)
+    try:
+        return None if worker is None else address_of(_way_to(worker, None, network), worker)
+    except WorkerUnreachable:
+        return None
 
 
 def best_addresses(

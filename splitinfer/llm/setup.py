@@ -21,6 +21,7 @@ from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
+from splitinfer.discovery.discover import find_again
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_handle import Event
@@ -52,7 +53,7 @@ _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
 class PipelineSetup:
     """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: tokens
     of a prompt and its answer together that every stage must have room for. ``make_drafter``: makes another drafter
-    than the layout's."""
+    than the layout's. ``by_key``: the stages whose addresses were found."""
 
     layout: PlainLayout
     settings: Settings
@@ -61,6 +62,7 @@ class PipelineSetup:
     vocab_size: int
     context_length: int
     make_drafter: MakeDrafter | None = None
+    by_key: frozenset[str] = frozenset()
 
     def pipeline(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
         """Return a function that makes the pipeline, given where to put its events."""
@@ -80,6 +82,8 @@ class PipelineSetup:
             drafter_fingerprint=None if self._trained is None else self._trained.fingerprint(),
             sees=self.sees,
             trained=self._trained,
+            find=find_again,
+            by_key=self.by_key,
         )
 
         def make(put: Callable[[Event], None]) -> Pipeline:

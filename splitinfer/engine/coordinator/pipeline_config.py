@@ -1,10 +1,11 @@
 """What a pipeline is opened with: a layout, and what every stage is told to load."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.links.keys import Keys
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.building import mlx_vlm_of
@@ -32,6 +33,8 @@ class PipelineConfig:
     drafter_fingerprint: Fingerprint | None = None
     sees: bool = False  # with the model's tower for pictures
     trained: Checkpoint | None = None  # the drafter's, if it has a folder of its own
+    find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
+    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""
