@@ -225,6 +225,25 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
 
+# ----- one key on two machines ------------------------------------------------------------------------
+
+
+def test_a_worker_with_this_machines_key_is_told():
+    there, here = worker("192.168.7.2"), worker(str(ETHERNET.networks[0].ip))
+    looks = [discover(around(each), LONG, (), VERSIONS, KEY) for each in (there, here)]
+    said = ["\n".join(notes(*each)) for each in looks]
+    assert "mini has the same key as this machine, so the two cannot be told apart: " in said[0]
+    assert "Remove that file on one of them" in said[0]
+    assert "same key" not in said[1]
+    assert [as_json(*each)["workers"][0]["has_own_key"] for each in looks] == [True, False]
+
+
+@pytest.mark.parametrize(("address", "is_told"), [("192.168.7.3", True), ("192.168.7.2", False)])
+def test_two_workers_with_one_key_at_different_addresses(address: str, is_told: bool):
+    other = worker(address, name="air", id="f" * 16, port=5578)
+    assert ("have the same key: if they are two machines" in look(around(worker("192.168.7.2"), other))) == is_told
+
+
 # ----- a worker that has moved ------------------------------------------------------------------------
 
 
