@@ -24,6 +24,7 @@ from splitinfer.core.serving_options import SERVING, Declared, declared
 from splitinfer.errors import SplitinferError
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.placement.asked import Aim
+from splitinfer.places import folder_named
 from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def settings_of(options: PipelineOptions) -> Settings:
 def plain_settings(options: PipelineOptions) -> Settings:
     """The settings of a pipeline whose stages are named elsewhere."""
     given = {name: _in_own_unit(_DECLARED[name], value) for name, value in options.declared.items()}
-    given["kv_dir"] = given.get("kv_dir") or default_folder()
+    given["kv_dir"] = given["kv_dir"] if given.get("kv_dir") is not None else default_folder()
     try:
         return Settings(**given)
     except ValueError as error:
@@ -320,7 +321,7 @@ def _check_named(options: PipelineOptions) -> None:
 def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     """The KV store on disk that the options name; ``None`` if there is to be none."""
     most = _in_own_unit(_DECLARED["kv_dir_bytes"], gigabytes)
-    return Settings(kv_dir=kv_dir or default_folder(), kv_dir_bytes=most).disk
+    return Settings(kv_dir=default_folder() if kv_dir is None else kv_dir, kv_dir_bytes=most).disk
 
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
@@ -328,10 +329,8 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
     from splitinfer.store.models import ModelStore
     from splitinfer.store.paths import default_folder
 
-    if folder == "none":
-        return None
-    path = default_folder() if folder is None else Path(folder).expanduser()
-    return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
+    path = default_folder() if folder is None else folder_named(folder, "--models-dir")
+    return None if path is None else ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
 
 
 def _start_workers(layout: str, disk: "Disk | None") -> None:

@@ -257,6 +257,7 @@ def load_with_others(
     del arrays, outputs, output, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     _evaluate([parameters[name] for name in in_memory], report)
+    _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
     if heads is not None:
         heads.heads.check(stage)
     return stage, heads, tower
@@ -278,6 +279,23 @@ def _evaluate(parameters: list[mx.array], report: Report) -> None:
         done += sum(p.nbytes for p in few)
         report(done, total)
     mx.clear_cache()
+
+
+def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
+    """Refuse weights that would make noise of every answer. Costs one reading of them.
+
+    Raises:
+        ModelError: one has NaN, and its name.
+    """
+    floats = {name: array for name, array in parameters.items() if mx.issubdtype(array.dtype, mx.floating)}
+    found = [mx.isnan(mx.max(array)) for array in floats.values() if array.size]
+    mx.eval(found)
+    for name, has_nan in zip((name for name, array in floats.items() if array.size), found, strict=True):
+        if has_nan.item():
+            raise ModelError(
+                f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "
+                "converted wrongly: download or convert it again"
+            )
 
 
 def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
