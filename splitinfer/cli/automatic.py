@@ -31,11 +31,13 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     assert options.model is not None
     if options.workers is not None:
         return planned(options.model, named(options.workers), settings, options)
-    chosen = None if options.auto else alone(options.model, settings)  # before seconds are spent on looking
+    chosen: Chosen | None = (
+        None if options.auto else alone(options.model, settings)
+    )  # before seconds are spent on looking
     workers = paired(Keyring().known(), own_versions())
     if options.auto and workers:
-        found = planned(options.model, workers, settings, options)
-        return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
+        chosen = planned(options.model, workers, settings, options)
+        return replace(chosen, layout=chosen.layout.to_be_found())  # so that they are looked for again if they move
     if options.auto:
         errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
     chosen = chosen or alone(options.model, settings)

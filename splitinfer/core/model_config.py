@@ -5,7 +5,7 @@ for is as good as none.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 
@@ -48,7 +48,7 @@ def token_ids(config: Mapping[str, Any], key: str) -> int | list[int] | None:
     return next((value for part in parts(config) if _are_ids(value := part.get(key))), None)
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> TypeGuard[int]:
     """Whether it is an integer; ``True`` is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 

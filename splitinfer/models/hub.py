@@ -66,12 +66,14 @@ def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
     """
     folder = _folder(model)
     is_empty = folder is None or all(path.name.startswith(".") for path in folder.iterdir())
-    if model in DEMO_MODELS or not is_empty:
-        return open_model(model)
-    snapshot = local_snapshot(model, revision)
+    is_named, snapshot = model in DEMO_MODELS or not is_empty, local_snapshot(model, revision)
     try:
+        if is_named:
+            return open_model(model)
         return None if snapshot is None else _open_snapshot(model, snapshot)
     except ModelError as error:
+        if is_named and not isinstance(error, IncompleteModel):
+            raise
         log.info("not used: %s", error)
         return None
 

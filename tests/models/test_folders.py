@@ -223,6 +223,12 @@ def test_a_link_by_path_that_leads_nowhere(with_index: bool, tmp_path: Path):
         open_folder(folder)
 
 
+def test_half_a_folder_of_a_worker_is_none(tmp_path: Path):
+    """It copies what it needs from the coordinator."""
+    folder = write(tmp_path / "model", CASES["a shard is nowhere"])
+    assert open_local(str(folder)) is None
+
+
 def test_a_client_that_keeps_no_lists(half: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub, "get_cached_repo_tree", None)
     assert open_local(REPO) is None
