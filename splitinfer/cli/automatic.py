@@ -31,9 +31,8 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
     assert options.model is not None
     if options.workers is not None:
         return planned(options.model, named(options.workers), settings, options)
-    chosen: Chosen | None = (
-        None if options.auto else alone(options.model, settings)
-    )  # before seconds are spent on looking
+    # Before seconds are spent on looking:
+    chosen: Chosen | None = None if options.auto else alone(options.model, settings)
     workers = paired(Keyring().known(), own_versions())
     if options.auto and workers:
         chosen = planned(options.model, workers, settings, options)
