@@ -347,7 +347,8 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
-        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        said = " ".join(str(error).split())[:200]
+        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {said})"
     finally:
         stage.use_format(None)
     if reason:
