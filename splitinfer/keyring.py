@@ -29,6 +29,14 @@ def default_keys() -> Path:
     return configuration()
 
 
+def same_key() -> str:
+    """What is wrong with another machine that has this one's key, and what to do: a sentence without its subject."""
+    return (
+        f"has the same key as this machine, so the two cannot be told apart: {default_keys() / 'key'} was copied from "
+        "one to the other. Remove that file on one of them, which makes a new key, and pair the two again"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """An admitted key, and its owner's name."""

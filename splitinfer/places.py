@@ -59,6 +59,23 @@ def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
     return (Path(given) if given else Path.home() / usual) / "splitinfer"
 
 
+def folder_named(given: Path | str, what: str) -> Path | None:
+    """The folder that a person names; ``None`` for the word "none". ``what``: the option or setting, for messages.
+
+    Raises:
+        ConfigError: that can be no folder.
+    """
+    if str(given) == "none":
+        return None
+    try:
+        path = Path(given).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"{what}: there is no home folder for {given}") from error
+    if not str(given) or "\0" in str(given) or (path.exists() and not path.is_dir()):
+        raise ConfigError(f"{what}: {str(given)!r} is not a folder; name one, or 'none'")
+    return path
+
+
 # -- how a small file is changed ---------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from splitinfer.core.serving_options import Option, ServingOptions
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.places import folder_named
 
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
@@ -187,6 +188,5 @@ class Settings(ServingOptions):
         """Where this machine stores KV on disk; ``None``: nowhere."""
         from splitinfer.kvstore.store import Disk
 
-        if self.kv_dir in (None, "none") or not self.prefix_cache:
-            return None
-        return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
+        folder = None if self.kv_dir is None else folder_named(self.kv_dir, "kv_dir")
+        return None if folder is None or not self.prefix_cache else Disk(folder, self.kv_dir_bytes)

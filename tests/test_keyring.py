@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from splitinfer.cli.pair import _pair
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from transports import KeyPair
@@ -82,3 +83,12 @@ def test_a_stranger_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         keyring.log_unknown(KeyPair.make().public)
     assert caplog.text.count(f"splitinfer pair {KEY}") == 1
     assert len(caplog.records) == 20, "a flood of strangers does not fill the log"
+
+
+def test_pairing_with_ones_own_key_says_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    for key in (Keyring().own().public, KEY):
+        assert _pair(key, "studio", remove=False) == 0
+    own, other = capsys.readouterr().err.split("admitted; running workers know it already\n")[1:]
+    assert own.startswith("It is this machine's own key")
+    assert "If another machine printed it, that machine has the same key as this machine" in own
+    assert other == ""

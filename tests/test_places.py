@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from splitinfer import places
+from splitinfer.cli.options import disk_of, store_of
+from splitinfer.errors import ConfigError
+from splitinfer.settings import Settings
 
 XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 ALL = (places.configuration, places.data, places.state, places.caches)
@@ -43,3 +46,23 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch
         places.replace_file(path, "two\n")
     assert path.read_text() == "one\n"
     assert list(path.parent.iterdir()) == [path], "half a file is left over"
+
+
+def test_a_folder_as_a_person_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert places.folder_named("none", "kv_dir") is None
+    assert places.folder_named("kv", "kv_dir") == tmp_path / "kv"
+    assert places.folder_named("~/kv", "kv_dir") == Path.home() / "kv"
+    assert Settings(kv_dir="none").disk is Settings(kv_dir=Path("none")).disk is Settings().disk is None
+    assert store_of("none", None) is None
+    assert store_of("models", None).path == tmp_path / "models"  # type: ignore[union-attr]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["", "~nobody-here/kv", "a\0b", "file"])
+def test_what_can_be_no_folder_is_one_sentence(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for make in (lambda: Settings(kv_dir=given).disk, lambda: store_of(given, None), lambda: disk_of(given, 1.0)):
+        with pytest.raises(ConfigError, match=r"^(kv_dir|--models-dir): "):
+            make()

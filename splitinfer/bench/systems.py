@@ -68,8 +68,7 @@ def together(requests: Sequence[Request]) -> BatchRun:
 
 def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
     """The number of token ids that both the model and its tokenizer have, for random prompts."""
-    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
-    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.has_tokenizer else None]
+    sizes = [checkpoint.vocab_size, llm.tokenizer.vocab_size if llm.has_tokenizer else None]
     return min((size for size in sizes if size is not None), default=2)
 
 

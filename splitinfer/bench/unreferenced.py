@@ -28,6 +28,7 @@ from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.building import FIRST_LAYERS
 from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.weight_files import INDEX
 from splitinfer.probes.tokens import parting, tolerance
 
 Prompts = Mapping[str, Sequence[int]]
@@ -130,7 +131,7 @@ def first_layers(
 def shorten(checkpoint: Checkpoint, count: int, folder: Path) -> None:
     """Make ``folder`` a model of the first ``count`` layers, with the same files of weights: those of the other layers
     are not read. Lists with an entry for each layer are as much shorter."""
-    for path in checkpoint.paths_of(checkpoint.tensors):
+    for path in [*checkpoint.paths_of(checkpoint.tensors), checkpoint.folder / INDEX]:
         (folder / path.name).symlink_to(path.absolute())
     config = {**shortened(checkpoint.config, count), FIRST_LAYERS: True}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

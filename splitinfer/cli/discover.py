@@ -33,7 +33,8 @@ def _discover(seconds: float, *, as_json: bool) -> int:
     from splitinfer.keyring import Keyring
 
     with errors.status("looking for workers"):
-        look, found = look_around(Network(), seconds, Keyring().known(), own_versions())
+        keyring = Keyring()
+        look, found = look_around(Network(), seconds, keyring.known(), own_versions(), keyring.own().public)
     if as_json:
         typer.echo(json.dumps(report.as_json(look, found), indent=2))
         return 0 if found else 1

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -172,22 +171,12 @@ def _layers(stored: "StoredModel") -> str:
 
 def _hub_rows() -> list[tuple[str, ...]]:
     """What the hub's client keeps here."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+    from splitinfer.models.hub import kept
 
-    try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
-        return []
-    rows = list[tuple[str, ...]]()
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
-        files = {file.file_name for revision in repo.revisions for file in revision.files}
-        count = sum(name.endswith(".safetensors") for name in files)
-        if repo.repo_type == "model" and count:
-            rows.append(
-                (repo.repo_id, f"{count} files", megabytes(repo.size_on_disk), "hub", str(Path(repo.repo_path)))
-            )
-    return rows
+    return [
+        (model, count, megabytes(sum(blob.stat().st_size for blob in folder.glob("blobs/*"))), "hub", str(folder))
+        for model, count, folder in kept()
+    ]
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

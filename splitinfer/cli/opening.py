@@ -148,13 +148,14 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
     chosen = None if options.auto else alone(options.model, options.settings)  # before seconds are spent on looking
     workers = paired(Keyring().known(), own_versions())
     if options.auto and workers:
-        return planned(options, options.model, workers)
+        found = planned(options, options.model, workers)
+        return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
     if options.auto:
         errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
     chosen = chosen or alone(options.model, options.settings)
     names = " and ".join(each["name"] for each in workers)
-    found = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
-    say(chosen.text + found)
+    paired_here = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
+    say(chosen.text + paired_here)
     return chosen
 
 

@@ -22,6 +22,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.placement.asked import Aim
+from splitinfer.places import folder_named
 from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
 def settings_of(declared: Mapping[str, Any]) -> Settings:
     """The settings that declared options ask for, by the fields' names."""
     given = {name: _in_own_unit(_DECLARED[name], value) for name, value in declared.items()}
-    given["kv_dir"] = given.get("kv_dir") or default_folder()
+    given["kv_dir"] = given["kv_dir"] if given.get("kv_dir") is not None else default_folder()
     try:
         return Settings(**given)
     except ValueError as error:
@@ -328,7 +329,5 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
     from splitinfer.store.models import ModelStore
     from splitinfer.store.paths import default_folder
 
-    if folder == "none":
-        return None
-    path = default_folder() if folder is None else Path(folder).expanduser()
-    return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
+    path = default_folder() if folder is None else folder_named(folder, "--models-dir")
+    return None if path is None else ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))

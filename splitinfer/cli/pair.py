@@ -19,7 +19,7 @@ def pair(
 
 
 def _pair(key: str | None, name: str, *, remove: bool) -> int:
-    from splitinfer.keyring import Keyring
+    from splitinfer.keyring import Keyring, same_key
 
     keyring = Keyring()
     if key is None:
@@ -33,4 +33,7 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
         return 0
     keyring.admit(key, name)
     typer.echo("admitted; running workers know it already", err=True)
+    if key == keyring.own().public:
+        why = f"If another machine printed it, that machine {same_key()}."
+        typer.echo(f"It is this machine's own key, which only its own coordinators need. {why}", err=True)
     return 0

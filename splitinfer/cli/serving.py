@@ -14,7 +14,7 @@ from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.errors import ConfigError, SplitinferError
-from splitinfer.launch.own import own_addresses
+from splitinfer.launch.own import own_names
 from splitinfer.llm import LLM
 from splitinfer.llm.automatic import Chosen
 from splitinfer.server.connections import Limits
@@ -64,7 +64,7 @@ class Access:
             check_tls(self.certificate, self.certificate_key)
         keys = self._keys()
         check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
-        hosts = names_of(self.host, own_addresses(), self.allowed_hosts)
+        hosts = names_of(self.host, own_names(), self.allowed_hosts)
         return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
 
     def _keys(self) -> ApiKeys | None:

@@ -74,7 +74,7 @@ def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
 
 def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tuple[Host, ...]":
     from splitinfer.launch.hosts import from_hostfile, from_words
-    from splitinfer.launch.own import own_addresses
+    from splitinfer.launch.own import own_names
     from splitinfer.places import read
 
     if hostfile is None:
@@ -84,7 +84,7 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
     text = read(hostfile)
     if text is None:
         raise ConfigError(f"there is no hostfile {hostfile}")
-    return from_hostfile(text, str(hostfile), own_addresses(), port)
+    return from_hostfile(text, str(hostfile), own_names(), port)
 
 
 def _remembered() -> "Last":

@@ -119,7 +119,12 @@ class Layout:
         """The workers without an address, which are to be found before the layout can be used."""
         return tuple(stage for stage in self.stages[1:] if stage.address is None)
 
-    def with_found(self, found: Mapping[str, tuple[str, str]]) -> Self:
+    def to_be_found(self) -> Self:
+        """The same layout without the addresses of workers that have a key."""
+        stages = (stage if stage.key is None else dataclasses.replace(stage, address=None) for stage in self.stages)
+        return dataclasses.replace(self, stages=tuple(stages))
+
+    def with_found(self, found: Mapping[str, tuple[str, str | None]]) -> Self:
         """The same layout with the address and key of each stage in ``found``, by the stages' names.
 
         Raises:

@@ -16,3 +16,8 @@ only says where to try, and the encrypted link, which needs the key itself, deci
     discover      the list; the addresses of a layout's names
     announcer     announces a worker, in its process
 """
+
+import logging
+
+logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
+"""It warns with tracebacks of what passes: an interface that goes, a network that is down. What stays is told here."""

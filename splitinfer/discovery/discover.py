@@ -1,14 +1,15 @@
 """What `splitinfer discover` lists, and the addresses of a layout's names and of workers that `up` has started."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.network import Network
 from splitinfer.discovery.report import Found, Look, address_of, way_words
 from splitinfer.discovery.workers import Way, Worker, choose, for_both, is_here, is_same_name, is_shared, key_of
 from splitinfer.errors import WorkerUnreachable
-from splitinfer.keyring import Keyring, Known
+from splitinfer.keyring import Keyring, Known, same_key
 from splitinfer.wire.messages import Versions
 
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
@@ -18,11 +19,18 @@ Notice = Callable[[str, str], None]
 """Gets the name of a stage or worker, and where it was found."""
 
 
-def discover(network: Network, seconds: float, known: Iterable[Known], own: Versions) -> tuple[Look, list[Found]]:
+def discover(
+    network: Network, seconds: float, known: Iterable[Known], own: Versions, own_key: str = ""
+) -> tuple[Look, list[Found]]:
     """Every worker that announces itself within ``seconds``, with the ways to it. ``known``: this machine's keyring;
-    ``own``: this process's versions."""
+    ``own``: this process's versions; ``own_key``: this machine's."""
     look, keys = network.look(seconds), tuple(known)
-    return look, [_found(worker, network, keys, own) for worker in look.workers]
+    found = [_found(worker, network, keys, own) for worker in look.workers]
+    mine = fingerprint_of(own_key) if own_key else None
+    return look, [
+        replace(each, same_key=same_key()) if each.worker.fingerprint == mine and not each.is_here else each
+        for each in found
+    ]
 
 
 def paired(
@@ -73,6 +81,18 @@ def find_stages(
             found[stage.name] = (address_of(way, workers[stage.name]), keys[stage.name])
             notice(stage.name, f"found at {found[stage.name][0]} by {way_words(way)}")
     return layout.with_found(found)
+
+
+def find_again(stage: StageSpec, seconds: float = SHORTLY, network: Network | None = None) -> str | None:
+    """Where the worker with a stage's key announces itself now, and answers; ``None`` if nowhere, or without a key."""
+    if stage.key is None:
+        return None
+    keys, network = {stage.name: stage.key}, network or Network()
+    worker = _chosen(keys, network.look(seconds, lambda seen: bool(_chosen(keys, seen))).workers).get(stage.name)
+    try:
+        return None if worker is None else address_of(_way_to(worker, None, network), worker)
+    except WorkerUnreachable:
+        return None
 
 
 def best_addresses(

@@ -44,7 +44,8 @@ class Look:
 class Found:
     """A worker, and the ways to it, the best first. ``known_as``: the name under which its key is in this machine's
     keyring, "" if it is not; ``is_impostor``: the keyring has another key under its name; ``is_here``: it runs on this
-    machine; ``difference``: of its versions from the own ones, in words, or None."""
+    machine; ``same_key``: what to do if it does not, but has this machine's key, else ""; ``difference``: of its
+    versions from the own ones, in words, or None."""
 
     worker: Worker
     ways: tuple[Way, ...]
@@ -52,6 +53,7 @@ class Found:
     is_impostor: bool = False
     is_here: bool = False
     difference: str | None = None
+    same_key: str = ""
 
     @property
     def address(self) -> str | None:
@@ -109,6 +111,7 @@ def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
     """What a person has to know beside the rows: what is wrong with workers, or what to do if there are none."""
     for each in found:
         yield from (f"{each.worker.name} {what}" for what in _troubles(each))
+    yield from _shared(found)
     for name, count in Counter(each.worker.name.lower() for each in found).items():
         if count > 1:
             yield f"{count} workers are named {name}: a layout tells them apart by their keys, or by an address"
@@ -122,6 +125,18 @@ def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
         yield _BY_HAND
 
 
+def _shared(found: Sequence[Found]) -> Iterator[str]:
+    """Workers at different addresses with one key: those of one machine share addresses, too."""
+    by_key = {each.worker.fingerprint: each.worker for each in found if each.worker.fingerprint}
+    for worker in (each.worker for each in found if each.worker.fingerprint):
+        other = by_key[worker.fingerprint]
+        if worker is not other and set(worker.addresses).isdisjoint(other.addresses):
+            yield (
+                f"{worker.name} and {other.name} have the same key: if they are two machines, the file `key` was "
+                "copied from one to the other; remove it on one of them, which makes a new one, and pair that one again"
+            )
+
+
 def _troubles(found: Found) -> Iterator[str]:
     if found.address is None:
         refused = any("refused" in way.problem for way in found.ways)
@@ -130,6 +145,8 @@ def _troubles(found: Found) -> Iterator[str]:
         yield f"announced itself, but does not answer: {gone if refused else silent}"
     if not found.worker.fingerprint:
         yield "has no key: it admits everyone, unencrypted (--insecure)"
+    if found.same_key:
+        yield found.same_key
     if found.is_impostor:
         yield (
             "has NOT the key that is known here under this name: it is another machine, or it was given a new key; "
@@ -168,6 +185,7 @@ def _worker_as_json(found: Found) -> dict[str, Any]:
         "known_as": found.known_as or None,
         "other_key_known": found.is_impostor,
         "here": found.is_here,
+        "has_own_key": bool(found.same_key),
         "device": announcement.device,
         "memory": announcement.memory,
         "free": announcement.free,

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import psutil
-
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.keyring import Keyring
+from splitinfer.system.interfaces import own_addresses
 from splitinfer.wire.messages import Versions
 
 _FOLDER_PARTS = ("pyproject.toml", "README.md", "LICENSE", "splitinfer", "transports", "layouts")  # what a build needs
@@ -45,12 +44,11 @@ def own(*, makes_key: bool = True) -> Own:
     return Own(key, machine_name(), own_versions(), came_from, program)
 
 
-def own_addresses() -> set[str]:
+def own_names() -> set[str]:
     """This machine's names and addresses."""
     name = machine_name()
     short = name.partition(".")[0]
-    addresses = {one.address.partition("%")[0] for each in psutil.net_if_addrs().values() for one in each}
-    return {name, short, f"{short}.local", *addresses}
+    return {name, short, f"{short}.local", *own_addresses()}
 
 
 def origin(direct_url: str | None) -> Path | None:

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 
 from splitinfer.discovery.announcer import addresses_of
 from splitinfer.errors import ConfigError
+from splitinfer.keyring import same_key
 from splitinfer.system.interfaces import local_interfaces
 from transports import check_key
 
@@ -83,7 +84,7 @@ def exchange(link: socket.socket, own: Hello, secret: bytes) -> Hello:
 
     Raises:
         WrongCode: it has another.
-        ConfigError: it has another version, or both are to coordinate, or neither.
+        ConfigError: it has this machine's key, or another version, or both are to coordinate, or neither.
         OSError, ValueError: it is something else, or has gone.
     """
     link.settimeout(_PATIENCE)
@@ -92,11 +93,13 @@ def exchange(link: socket.socket, own: Hello, secret: bytes) -> Hello:
         link.sendall(said + b"\n")
         heard = _line(lines.readline(_LONGEST))
         other = _hello(heard)
-        if other.key == own.key:
+        if other.nonce == own.nonce:
             raise ValueError("this machine itself")
         link.sendall(_proof(secret, said, heard).encode() + b"\n")
         if not hmac.compare_digest(_line(lines.readline(_LONGEST)), _proof(secret, heard, said).encode()):
             raise WrongCode
+    if other.key == own.key:
+        raise ConfigError(f"{other.name} {same_key()}")
     if other.protocol != own.protocol:
         raise ConfigError(f"{other.name} runs another version of splitinfer; install the same on both")
     if (other.port is None) == (own.port is None):

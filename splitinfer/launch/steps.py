@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.core.plain_text import duration, plain
+from splitinfer.keyring import same_key
 from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
@@ -62,6 +63,8 @@ class Steps:
 
     def _up(self, host: Host) -> Answer:
         seen = self._ask(host, "--show")
+        if seen.key == self.own.key:
+            raise HostFailed(f"{host.name}: unless it is this machine, it {same_key()}")
         version, memory = plain(seen.versions.splitinfer, 20), _memory(seen)
         self.say("✓", f"{host.name}: splitinfer {version} is there, {memory} free")
         started = self._started(host)

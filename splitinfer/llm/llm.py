@@ -137,6 +137,7 @@ class LLM(Operated):
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)
+        by_key = frozenset(stage.name for stage in self.layout.to_find)
         self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         if (self.settings.context or 0) > self._checkpoint.context_length:
@@ -150,6 +151,7 @@ class LLM(Operated):
             self._prompts.vocab_size,
             self.settings.context_of(self._checkpoint.context_length),
             self._make_drafter,
+            by_key,
         )
         folders = () if self.settings.picture_dir is None else (Path(self.settings.picture_dir),)
         self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees, folders=folders)

@@ -21,6 +21,7 @@ from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
+from splitinfer.discovery.discover import find_again
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice as Notice
@@ -52,7 +53,7 @@ _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
 class PipelineSetup:
     """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: tokens
     of a prompt and its answer together that every stage must have room for. ``make_drafter``: makes another drafter
-    than the layout's."""
+    than the layout's. ``by_key``: the stages whose addresses were found."""
 
     layout: PlainLayout
     settings: Settings
@@ -61,6 +62,7 @@ class PipelineSetup:
     vocab_size: int
     context_length: int
     make_drafter: MakeDrafter | None = None
+    by_key: frozenset[str] = frozenset()
 
     @property
     def pipeline(self) -> PipelineConfig:
@@ -90,6 +92,8 @@ class PipelineSetup:
             keys=Keyring(),  # made when a link needs it: another cut may bring workers that have keys
             disk=self.settings.disk,
             running=tuple(running),
+            find=find_again,
+            by_key=self.by_key,
         )
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:

@@ -31,6 +31,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from splitinfer.core.model_config import positive
+
 STEP_ROWS = 512  # tokens in a step on a GPU, unless an owner chose another ``token_budget``
 
 _METAL_SIZES = (64, 72, 80, 96, 128)
@@ -94,10 +96,8 @@ def backend() -> str:
 def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ...]:
     """The attention of a model that does not call MLX's function, from its configuration; none where that names no
     number of heads."""
-    text = config.get("text_config") or {}
-    found = (config.get(key) or text.get(key) for key in ("num_attention_heads", "n_heads", "n_head"))
-    heads = next(filter(None, found), 0)
-    return (Attention(heads, 0, 0, itemsize),) if isinstance(heads, int) and heads > 0 else ()
+    heads = positive(config, "num_attention_heads", "n_heads", "n_head")
+    return () if heads is None else (Attention(heads, 0, 0, itemsize),)
 
 
 Calls = list[tuple[Attention, int]]

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from splitinfer import cleanup
+from splitinfer.core.model_config import positive, text_part
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models import mlx_vlm
@@ -68,7 +69,7 @@ def build_with_pictures(
         (folder / "model.safetensors").touch()
         try:
             # Not every architecture leaves out by itself what is not its own.
-            count = _num_layers(checkpoint.config)
+            count = positive(text_part(checkpoint.config), "num_hidden_layers")
             heads = tensors_of(arrays, count)
             cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
             own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
@@ -85,12 +86,6 @@ def _few_lines(text: str) -> str:
     lines = [line.strip() for line in text.splitlines()]
     more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
     return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
-
-
-def _num_layers(config: Mapping[str, Any]) -> int | None:
-    """The number of layers that a configuration tells; ``None`` where it does not."""
-    found = (config.get("text_config") or config).get("num_hidden_layers")
-    return found if isinstance(found, int) else None
 
 
 def _layers_after(tensors: Iterable[str], count: int | None) -> set[str]:

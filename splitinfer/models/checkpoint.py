@@ -8,14 +8,17 @@ needs, and to tell two sets of weights apart.
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.model_config import positive
 from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.models.weight_files import read_index, resolve, weight_files
 from splitinfer.store.models import Hold
 
 GGUF = ".gguf"
@@ -45,9 +48,12 @@ class Checkpoint:
         """The file that holds a tensor, or would hold it."""
         return self.copied.get(tensor) or self.folder / self.tensors[tensor].file
 
-    def paths_of(self, tensors: Iterable[str]) -> list[Path]:
-        """The files that hold these tensors, sorted."""
-        return sorted({self.path_of(name) for name in tensors})
+    def paths_of(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
+        """The files that hold these tensors, sorted, each with those that are read from it."""
+        found = defaultdict[Path, list[str]](list)
+        for name in tensors:
+            found[self.path_of(name)].append(name)
+        return dict(sorted(found.items()))
 
     def missing(self, tensors: Iterable[str]) -> list[str]:
         """Those of ``tensors`` that are in no file of this machine, in the order of the files."""
@@ -64,19 +70,13 @@ class Checkpoint:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the embedding table; ``None`` where the configuration does not say."""
-        text = self.config.get("text_config") or {}
-        size = self.config.get("vocab_size") or text.get("vocab_size")
-        return None if size is None else int(size)
+        return positive(self.config, "vocab_size")
 
     @property
     def context_length(self) -> int:
         """Tokens the model was trained for; a large number where its configuration does not say."""
-        text = self.config.get("text_config") or {}
-        for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length"):
-            value = self.config.get(key) or text.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-        return 2**20
+        keys = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length")
+        return positive(self.config, *keys) or 2**20
 
     def fingerprint(self) -> Fingerprint:
         """A fingerprint of these weights, cheap enough to compute at every start."""
@@ -96,21 +96,26 @@ class Checkpoint:
         return FileFingerprint(max(t.end for t in own), table, _sample(path) if path.exists() else None)
 
 
-def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:
-    """The checkpoint in a local model folder.
+def open_folder(folder: Path, revision: str | None = None, listed: Collection[str] | None = None) -> Checkpoint:
+    """The checkpoint in a local model folder. ``listed``: the names of the files that belong there, if they are known.
 
     Raises:
+        IncompleteModel: a file of weights is missing.
         ModelError: no such folder, no configuration, no weights, or a damaged file.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() and listed is None:
         raise ModelError(f"there is no model folder {folder}")
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths and any(folder.glob(f"*{GGUF}")):
+    links = {path.name for path in folder.glob("*")}
+    names = links if listed is None else listed
+    if not any(name.endswith(".safetensors") for name in names) and any(name.endswith(GGUF) for name in names):
         raise in_gguf(folder)
-    config = read_config(folder)
-    if not paths:
+    config, index = read_config(folder), read_index(folder)
+    files = weight_files(names, index)
+    if not files:
         raise ModelError(f"{folder} contains no weights (model*.safetensors)")
-    return Checkpoint(folder, config, table_of(info for path in paths for info in read_header(path)), revision)
+    here = {file for file in files if file in links and (folder / file).exists()}
+    headers = {file: read_header(folder / file) if file in here else None for file in files}
+    return Checkpoint(folder, config, resolve(headers, index, str(folder)), revision)
 
 
 def in_gguf(what: Path | str) -> ModelError:

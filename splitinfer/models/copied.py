@@ -1,5 +1,6 @@
 """Checkpoints made of what was copied from other machines, and checkpoints that others copy from."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,11 +36,13 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
 
 
 def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[str, Path]:
-    """The tensors in those files that the snapshot has."""
-    if snapshot is None:
-        return {}
-    there = {file: snapshot / file for file in {info.file for info in tensors.values()} if (snapshot / file).exists()}
-    return {name: there[info.file] for name, info in tensors.items() if info.file in there}
+    """The tensors in those files that the snapshot has and that can be read."""
+    found = dict[str, Path]()
+    paths = [] if snapshot is None else [snapshot / file for file in {info.file for info in tensors.values()}]
+    for path in paths:
+        with contextlib.suppress(ModelError):
+            found |= {info.name: path for info in read_header(path) if info == tensors.get(info.name)}
+    return found
 
 
 def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:

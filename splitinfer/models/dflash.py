@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models import taps
 from splitinfer.models.cut import StageModel
@@ -34,12 +35,12 @@ _NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at a
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a DFlash or DFlash2 drafter."""
-    return any(str(name).startswith("DFlash") for name in config.get("architectures") or ())
+    return any(name.startswith("DFlash") for name in strings(config, "architectures"))
 
 
 def told_in(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration, with what it says in ``dflash_config`` on top."""
-    return {**config, **(config.get("dflash_config") or {})}
+    return {**config, **mapping(config, "dflash_config")}
 
 
 def at_once(config: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models import taps
 from splitinfer.models.cut import StageModel
@@ -29,13 +30,13 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of an EAGLE-3 drafter."""
-    names = [*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type")]
+    names = [*strings(config, "architectures"), config.get("speculators_model_type"), config.get("model_type")]
     return any("eagle3" in str(name).lower().replace("-", "") for name in names)
 
 
 def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
     """The layers of a target behind which the hidden states are taken."""
-    leaving = (config.get("eagle_config") or {}).get(_IDS)
+    leaving = mapping(config, "eagle_config").get(_IDS)
     entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
     return [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from splitinfer.core.model_config import token_ids
 from splitinfer.core.sampling_defaults import Recommended, recommended
 
 FILE = "generation_config.json"
+_END = "eos_token_id"
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +30,10 @@ def read_recommended(folder: Path) -> Recommended:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> int | list[int] | None:
-    """The token ids that end an answer: the generation config's, else those of the model's ``config``; as in mlx-lm."""
-    given: Any = _read(folder)[0].get("eos_token_id")
-    tokens = given if isinstance(given, list) else [given]
-    is_usable = tokens and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
-    ids: int | list[int] | None = given if is_usable else config.get("eos_token_id")
-    return ids
+    """The token ids that end an answer: the generation config's, else those of the model's ``config``, as in mlx-lm;
+    else those of its language model's part, as in transformers."""
+    given = token_ids(_read(folder)[0], _END)
+    return token_ids(config, _END) if given is None else given
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], str | None]:

@@ -5,19 +5,24 @@ files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a sta
 at its first use: that takes half a second, which local folders need not wait for.
 """
 
-import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder, read_config, read_header, table_of
+from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder, read_config, read_header
 from splitinfer.models.copied import open_stored
+from splitinfer.models.hub_errors import why_not
+from splitinfer.models.weight_files import IncompleteModel, read_index, resolve, weight_files
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.paths import default_folder
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, str], None]  # bytes done, bytes in all, file name
 
@@ -44,54 +49,80 @@ def open_model(model: str) -> Checkpoint:
         raise ModelError(
             f"there is no model {model!r:.100}: it is not a folder, a hub id (owner/name) or one of {known}"
         )
-    return _open_hub(model)
+    try:
+        return _open_hub(model)
+    except ModelError as error:
+        if "gguf" in model.lower():
+            raise in_gguf(model) from error
+        raise
 
 
 def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
-    """The checkpoint of that name if all of it is on this machine; ``None`` otherwise. Never asks the hub. An empty
-    folder is as good as none.
+    """The checkpoint of that name if all of it is on this machine and can be read; ``None`` otherwise. Never asks the
+    hub. An empty folder is as good as none.
 
     Raises:
         ModelError: it is a folder that holds something else than a model.
     """
     folder = _folder(model)
     is_empty = folder is None or all(path.name.startswith(".") for path in folder.iterdir())
-    if model in DEMO_MODELS or not is_empty:
-        return open_model(model)
-    snapshot = local_snapshot(model, revision)
-    if snapshot is None or not _is_whole(snapshot):
+    is_named, snapshot = model in DEMO_MODELS or not is_empty, local_snapshot(model, revision)
+    try:
+        if is_named:
+            return open_model(model)
+        return None if snapshot is None else _open_snapshot(model, snapshot)
+    except ModelError as error:
+        if is_named and not isinstance(error, IncompleteModel):
+            raise
+        log.info("not used: %s", error)
         return None
-    return open_folder(snapshot, snapshot.name)
 
 
 def local_snapshot(model: str, revision: str | None = None) -> Path | None:
-    """The folder in which the hub's client keeps a model's files, if it has any. Never asks the hub."""
+    """The folder in which the hub's client keeps a model's files, if it has its configuration. Never asks the hub."""
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         return None
     import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        found = huggingface_hub.try_to_load_from_cache(model, "config.json", revision=revision)
+    except (HFValidationError, OSError):
         return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _is_whole(snapshot: Path) -> bool:
-    """Whether its configuration and all weights are there."""
+def kept() -> Iterator[tuple[str, str, Path]]:
+    """Each model that the hub's client keeps here: its name, how many of its files of weights are here, as a phrase,
+    and its folder."""
+    from huggingface_hub import constants
+
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
+        model = folder.name.removeprefix("models--").replace("--", "/")
+        snapshot = local_snapshot(model)
+        try:
+            if snapshot is not None:
+                yield model, f"{len(_open_snapshot(model, snapshot).files)} files", folder
+        except IncompleteModel as error:
+            yield model, error.count, folder
+        except ModelError as error:
+            log.info("%s", error)
+
+
+def _open_snapshot(repo: str, snapshot: Path) -> Checkpoint:
+    """What is in a folder of the hub's client, if all of it is."""
+    return open_folder(snapshot, snapshot.name, _listed(repo, snapshot.name))
+
+
+def _listed(repo: str, commit: str) -> list[str] | None:
+    """The names of a repository's files, if the hub's client remembers them (older ones do not)."""
+    import huggingface_hub
+
     try:
-        return (snapshot / "config.json").exists() and bool(_all_weights(snapshot))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _all_weights(folder: Path) -> list[Path]:
-    """A folder's files of weights; none if the index names one that is not there."""
-    local, index = sorted(folder.glob("model*.safetensors")), folder / "model.safetensors.index.json"
-    if index.exists():
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return local if set(named) <= {path.name for path in local} else []
-    return local
+        return [file.path for file in huggingface_hub.get_cached_repo_tree(repo, revision=commit)]
+    except Exception as error:  # noqa: BLE001 - the client's file may be damaged, or the client too old
+        log.info("no list of the files of %s: %s", repo, error)
+        return None
 
 
 def _stored(model: str) -> StoredModel | None:
@@ -111,42 +142,52 @@ def _folder(model: str) -> Path | None:
 
 
 def _open_hub(repo: str) -> Checkpoint:
+    """The checkpoint of a repository: from this machine if all of it is here, else with the headers at the hub."""
     import huggingface_hub
-    from huggingface_hub.errors import (
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        NotASafetensorsRepoError,
-        SafetensorsParsingError,
-    )
 
+    folder: Path | None
     try:
         folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=_SMALL_FILES))
-        return Checkpoint(folder, read_config(folder), table_of(_hub_tensors(repo, folder)), folder.name)
-    except LocalEntryNotFoundError as error:
-        raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
-    except (HTTPError, HFValidationError, NotASafetensorsRepoError, SafetensorsParsingError, OSError) as error:
-        if "gguf" in repo.lower():
-            raise in_gguf(repo) from error
-        raise ModelError(f"{repo} cannot be opened at the hub ({_first_line(error)})") from error
-    except ModelError:
-        if "gguf" in repo.lower():
-            raise in_gguf(repo) from None
-        raise
+        listed = _listed(repo, folder.name) or huggingface_hub.HfApi().list_repo_files(repo, revision=folder.name)
+    except Exception as error:  # the hub, and what answers in its place, may make its client raise anything
+        reason, folder = why_not(repo, error), local_snapshot(repo)
+        if folder is None:
+            raise ModelError(f"{repo} is not on this machine, and {reason}") from error
+        try:
+            return _open_snapshot(repo, folder)
+        except IncompleteModel as incomplete:
+            raise ModelError(f"{incomplete}, and {reason}") from error
+    try:
+        return open_folder(folder, folder.name, listed)
+    except IncompleteModel as incomplete:
+        return Checkpoint(folder, read_config(folder), _tensors_at_hub(repo, folder, listed, incomplete), folder.name)
 
 
-def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
-    """All tensors: from the local files if all are there, else from the headers at the hub."""
-    if local := _all_weights(folder):
-        return [info for path in local for info in read_header(path)]
+def _tensors_at_hub(
+    repo: str, folder: Path, listed: Collection[str], incomplete: IncompleteModel
+) -> dict[str, TensorInfo]:
+    """All tensors, by the headers of the files here and at the hub."""
     import huggingface_hub
 
-    found = huggingface_hub.HfApi().get_safetensors_metadata(repo, revision=folder.name)
-    return [
-        TensorInfo(name, t.dtype, tuple(t.shape), file, *t.data_offsets)
-        for file, meta in found.files_metadata.items()
-        for name, t in meta.tensors.items()
-    ]
+    api, index = huggingface_hub.HfApi(), read_index(folder)
+
+    def header(file: str) -> list[TensorInfo] | None:
+        if file not in listed or "/" in file:
+            return None
+        if (folder / file).exists():
+            return read_header(folder / file)
+        found = api.parse_safetensors_file_metadata(repo, file, revision=folder.name)
+        return [TensorInfo(name, t.dtype, tuple(t.shape), file, *t.data_offsets) for name, t in found.tensors.items()]
+
+    files = weight_files(listed, index)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            headers = dict(zip(files, pool.map(header, files), strict=True))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{incomplete}, and {why_not(repo, error)}") from error
+    return resolve(headers, index, repo)
 
 
 def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Report) -> None:
@@ -171,13 +212,8 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
 
 def _download(model: str, file: str, revision: str) -> None:
     import huggingface_hub
-    from huggingface_hub.errors import HTTPError
 
     try:
         huggingface_hub.hf_hub_download(model, file, revision=revision)
-    except (HTTPError, OSError) as error:
-        raise ModelError(f"{file} of {model} could not be downloaded ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:
+        raise ModelError(f"{file} of {model} could not be downloaded: {why_not(model, error)}") from error

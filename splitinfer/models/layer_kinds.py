@@ -26,7 +26,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.layers import find_layers
-from splitinfer.models.loader import kv_need
+from splitinfer.models.loader import check_format, kv_need
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
 
@@ -67,11 +67,13 @@ def describe(
         kv_format: how keys and values are stored; ``None``: as computed.
 
     Raises:
-        ModelError: an architecture that mlx-lm does not know, or tensors that do not fit it.
+        ModelError: an architecture that mlx-lm does not know, tensors that do not fit it, or keys and values that
+            cannot have the format.
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
+    check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}

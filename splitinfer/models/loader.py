@@ -245,9 +245,9 @@ def load_with_others(
     if it is the first of a model that ``sees``."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
-    for path in paths:
+    for path, names in paths.items():
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        arrays.update({name: array for name, array in there.items() if name in found.tensors})
+        arrays.update({name: there[name] for name in names if name in there})
     stage, model, parameters, outputs, output, tower, heads = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
@@ -263,6 +263,7 @@ def load_with_others(
     del arrays, outputs, output, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     _evaluate([parameters[name] for name in in_memory], report)
+    _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
     if heads is not None:
         heads.heads.check(stage)
     return stage, heads, tower
@@ -284,6 +285,23 @@ def _evaluate(parameters: list[mx.array], report: Report) -> None:
         done += sum(p.nbytes for p in few)
         report(done, total)
     mx.clear_cache()
+
+
+def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
+    """Refuse weights that would make noise of every answer. Costs one reading of them.
+
+    Raises:
+        ModelError: one has NaN, and its name.
+    """
+    floats = {name: array for name, array in parameters.items() if mx.issubdtype(array.dtype, mx.floating)}
+    found = [mx.isnan(mx.max(array)) for array in floats.values() if array.size]
+    mx.eval(found)
+    for name, has_nan in zip((name for name, array in floats.items() if array.size), found, strict=True):
+        if has_nan.item():
+            raise ModelError(
+                f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "
+                "converted wrongly: download or convert it again"
+            )
 
 
 def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
@@ -335,7 +353,8 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
-        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {error})"
+        said = " ".join(str(error).split())[:200]
+        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {said})"
     finally:
         stage.use_format(None)
     if reason:

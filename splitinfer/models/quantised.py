@@ -23,6 +23,7 @@ from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import IN_STEP, Phases
+from splitinfer.errors import ModelError
 from splitinfer.models.attention import backend
 from splitinfer.models.growing import of_both, written
 from splitinfer.models.mlx_lm import base
@@ -36,7 +37,7 @@ Columns = tuple[mx.array, mx.array, mx.array]  # words, scales, biases: each [B,
 _original = base.scaled_dot_product_attention
 
 
-class CannotQuantise(Exception):
+class CannotQuantise(ModelError):
     """No group size divides the head dimension."""
 
 

@@ -157,7 +157,7 @@ class ModelStructure:
         try:
             return call_model(self.model, tokens, caches, lambda: mx.arange(at, at + tokens.shape[1])[None])
         except Exception as error:  # a model's code may raise anything
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ModelError(f"{self.name} does not answer tokens alone: its own code fails ({reason})") from error
 
     @property

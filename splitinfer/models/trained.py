@@ -57,10 +57,10 @@ def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
 
 def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
     """Those tensors, which are read when they are computed."""
-    found, names = dict[str, mx.array](), read_of(drafter, is_last=is_last)
-    for path in drafter.paths_of(names):
+    found = dict[str, mx.array]()
+    for path, names in drafter.paths_of(read_of(drafter, is_last=is_last)).items():
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        found |= {name: array for name, array in there.items() if name in names}
+        found |= {name: there[name] for name in names if name in there}
     return found
 
 

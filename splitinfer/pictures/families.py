@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from splitinfer.core.model_config import positive, text_part
+from splitinfer.errors import ModelError
 from splitinfer.pictures.sizes import Fit
 
 TokenId = Callable[[str], int | None]  # of a special token's text
@@ -134,11 +136,21 @@ _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}
 
 def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Family | None:
     """The family of a checkpoint; ``None`` where it does not see, or not in a way that is known here. ``token_id``: the
-    id of a special token's text, where there is a tokenizer."""
+    id of a special token's text, where there is a tokenizer.
+
+    Raises:
+        ModelError: its configuration, or its processor's, has values that no such model has.
+    """
     if not isinstance(config.get("vision_config"), Mapping):
         return None
     make = _READERS.get(str(config.get("model_type")))
-    return None if make is None else make(config, _processor(folder), token_id)
+    try:
+        return None if make is None else make(config, _processor(folder), token_id)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, OSError) as error:
+        files = " or ".join(("config.json", *(name for name in _PROCESSORS if (folder / name).exists())))
+        raise ModelError(
+            f"{folder} cannot see: {files} has unusual values ({error}); correct it, or start with --no-pictures"
+        ) from error
 
 
 def sees(config: Mapping[str, Any]) -> bool:
@@ -147,10 +159,10 @@ def sees(config: Mapping[str, Any]) -> bool:
 
 def layers_at_once(config: Mapping[str, Any]) -> int:
     """How many of the first layers take more of a picture than its rows, and so must be where its tower is."""
-    text = config.get("text_config") or {}
-    if text.get("hidden_size_per_layer_input"):
-        return int(text["num_hidden_layers"])  # all of them look at the rows themselves
-    return len(config["vision_config"].get("deepstack_visual_indexes") or ())
+    if positive(config, "hidden_size_per_layer_input"):
+        return positive(config, "num_hidden_layers") or 0  # all of them look at the rows themselves
+    found = config["vision_config"].get("deepstack_visual_indexes")
+    return len(found) if isinstance(found, list) else 0
 
 
 def _processor(folder: Path) -> dict[str, Any]:
@@ -193,14 +205,13 @@ def _read_gemma(config: Mapping[str, Any], processor: Mapping[str, Any], _token_
     patch = processor.get("patch_size") or vision.get("patch_size", 16)
     merge = processor.get("pooling_kernel_size") or vision.get("pooling_kernel_size", 3)
     tokens = processor.get("max_soft_tokens") or vision.get("default_output_length", 280)
-    text = config.get("text_config") or {}
     others = {
         "begin": config.get("boi_token_id", 255999),
         "end": config.get("eoi_token_id") or config.get("eoi_token_index") or 258882,
     }
     colours = ((0.0,) * 3, (1.0,) * 3) if not processor.get("do_normalize") else _colours(processor, *((0.5,) * 3,) * 2)
     fit = Fit("budget", patch * merge, 0, tokens * (patch * merge) ** 2)
-    whole = text.get("use_bidirectional_attention") == "vision"
+    whole = text_part(config).get("use_bidirectional_attention") == "vision"
     placeholder = config.get("image_token_id", 258880)
     return Family("gemma", placeholder, "<|image|>", fit, patch, merge, *colours, others, whole)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.core.model_config import positive
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import CODECS, MOST_WIDTH, NONE, bytes_per_row, is_faster, packs
 from splitinfer.demo import DEMO_MODELS
@@ -123,5 +124,4 @@ def _width(model: str) -> int | None:
         config = {} if folder is None else read_config(folder)
     except (ModelError, OSError, ValueError, RuntimeError):
         return None
-    found = config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size")
-    return found if isinstance(found, int) and found > 0 else None
+    return positive(config, "hidden_size")

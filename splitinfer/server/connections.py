@@ -20,7 +20,9 @@ What uvicorn cannot read as HTTP it refuses itself, with 400 and a plain word. B
 Whoever opens a server to the internet puts a reverse proxy in front (docs/use/server-proxy.md).
 """
 
+import contextlib
 import math
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from splitinfer.server.problem import Problem
 
 _READ_AHEAD = 64 << 10  # bytes behind a request
+_MOST_UNREAD = 64 << 10  # bytes of an answer; Linux takes twice as many
 _TOO_MANY_AGAIN = 2.0  # seconds, for a client that is turned away
 
 
@@ -61,6 +64,8 @@ class Connections:
         for connection in self.open:
             what, unsent = _waits_for(connection)
             before = self._still.get(connection)
+            if before is None:
+                _bound_what_the_system_keeps(connection)
             has_moved = before is None or before[0] != what or unsent < before[1]
             since = now if has_moved or before is None else before[2]
             still[connection] = what, unsent, since
@@ -95,6 +100,12 @@ def _waits_for(connection: H11Protocol) -> tuple[str, int]:
         return "answer", 0
     has_rest = connection.conn.their_state is h11.SEND_BODY or bool(connection.conn.trailing_data[0])
     return "head" if cycle is None or has_rest else "idle", 0
+
+
+def _bound_what_the_system_keeps(connection: H11Protocol) -> None:
+    """Have a client that does not read be noticed: systems keep megabytes for it, a quarter of an hour of an answer."""
+    with contextlib.suppress(OSError):
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_UNREAD)
 
 
 def _listen_for_its_end(connection: H11Protocol) -> None:

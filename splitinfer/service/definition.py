@@ -75,8 +75,10 @@ def carried(environment: Mapping[str, str]) -> dict[str, str]:
 
 def absolute(value: str) -> str:
     """A path that an option names, as it is from any folder. Words that are not a path stay ("none", a hub id)."""
-    path = Path(value).expanduser()
-    return str(path.absolute()) if value != "none" and (path.exists() or value[0] in "~./") else value
+    if not value or value == "none":
+        return value
+    path = Path(os.path.expanduser(value))  # noqa: PTH111 - it leaves as it is what has no home: the command says so
+    return str(path.absolute()) if path.exists() or value[0] in "~./" else value
 
 
 # ----- the program ---------------------------------------------------------------------------------

@@ -32,6 +32,11 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
     return tuple(found)
 
 
+def own_addresses() -> frozenset[str]:
+    """All IP addresses of this machine, without scopes."""
+    return frozenset(each.address.partition("%")[0] for all_of in psutil.net_if_addrs().values() for each in all_of)
+
+
 def _wireless_interfaces() -> frozenset[str]:
     """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))

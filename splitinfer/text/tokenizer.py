@@ -70,8 +70,8 @@ class Tokenizer:
 
         try:
             wrapper = load(path, eos_token_ids=eos_token_ids)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+        except Exception as error:  # what a model's files make other people's code raise
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             if not [*path.glob("tokenizer.*"), *path.glob("tekken.json")]:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error

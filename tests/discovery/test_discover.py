@@ -1,6 +1,7 @@
 """A whole look around in a made-up network: lists, layouts with names, and sentences."""
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, WIFI, way, worker
 
 from splitinfer.config import Layout
+from splitinfer.core.layout import StageSpec
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.discover import best_addresses, discover, find_stages, paired
+from splitinfer.discovery.discover import best_addresses, discover, find_again, find_stages, paired
 from splitinfer.discovery.network import BrowsingFailed, Network
 from splitinfer.discovery.report import as_json, notes, rows
 from splitinfer.discovery.workers import Way, Worker, in_order
@@ -221,6 +223,47 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
     both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
     found = find_stages(named, keyring, LONG, around(*both))
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
+
+
+# ----- one key on two machines ------------------------------------------------------------------------
+
+
+def test_a_worker_with_this_machines_key_is_told():
+    there, here = worker("192.168.7.2"), worker(str(ETHERNET.networks[0].ip))
+    looks = [discover(around(each), LONG, (), VERSIONS, KEY) for each in (there, here)]
+    said = ["\n".join(notes(*each)) for each in looks]
+    assert "mini has the same key as this machine, so the two cannot be told apart: " in said[0]
+    assert "Remove that file on one of them" in said[0]
+    assert "same key" not in said[1]
+    assert [as_json(*each)["workers"][0]["has_own_key"] for each in looks] == [True, False]
+
+
+@pytest.mark.parametrize(("address", "is_told"), [("192.168.7.3", True), ("192.168.7.2", False)])
+def test_two_workers_with_one_key_at_different_addresses(address: str, is_told: bool):
+    other = worker(address, name="air", id="f" * 16, port=5578)
+    assert ("have the same key: if they are two machines" in look(around(worker("192.168.7.2"), other))) == is_told
+
+
+# ----- a worker that has moved ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "key", "address"),
+    [
+        ([worker("192.168.7.33")], KEY, "tcp://192.168.7.33:5577"),
+        ([worker("192.168.7.99", "192.168.7.33")], KEY, "tcp://192.168.7.33:5577"),  # the old one is announced, too
+        ([worker("192.168.7.99")], KEY, None),
+        ([worker("192.168.7.33")], OTHER_KEY, None),
+        ([worker("192.168.7.33")], None, None),
+        ([], KEY, None),
+    ],
+)
+def test_a_worker_is_found_again_by_its_key(there: list[Worker], key: str | None, address: str | None):
+    assert find_again(StageSpec("mini", 6, 12, "tcp://192.168.7.2:5577", key), 0.01, around(*there)) == address
+
+
+def test_zeroconfs_tracebacks_reach_no_terminal():
+    assert not logging.getLogger("zeroconf").isEnabledFor(logging.ERROR)
 
 
 # ----- a better way than the one that is known --------------------------------------------------------

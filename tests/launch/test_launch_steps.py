@@ -57,6 +57,13 @@ def test_every_host_comes_to_its_end():
     assert problems(["air", "old"]).startswith("air and old did not start; the other hosts are unchanged.")
 
 
+def test_a_host_that_has_this_machines_key_is_left_alone():
+    made = MadeUp(mini=[replace(SEEN, key=OWN.key)])
+    assert made.steps.up([MINI]) == [None]
+    assert made.said[0].startswith("✗ mini: unless it is this machine, it has the same key as this machine, so the two")
+    assert len(made.asked) == 1
+
+
 def test_down_says_what_it_stopped_and_what_still_runs():
     others = (
         Found(5578, 72, How.SERVICE),

@@ -85,12 +85,24 @@ def test_who_stands_between_cannot_put_in_another_key():
     [
         (replace(MINI, protocol=2), "mini runs another version of splitinfer"),
         (replace(MINI, port=None), "both machines have a model"),
+        (replace(MINI, key=STUDIO.key), "mini has the same key as this machine"),
     ],
 )
 def test_what_cannot_become_a_pipeline_is_said(other: Hello, said: str):
     found = both(STUDIO, CODES, other, CODES)[0]
     assert isinstance(found, ConfigError)
     assert said in str(found)
+
+
+def test_a_machine_does_not_meet_itself():
+    found = both(STUDIO, CODES, STUDIO, CODES)
+    assert str(found[0]) == "this machine itself"
+
+
+def test_who_only_sends_this_machines_key_learns_nothing_and_ends_nothing():
+    """The key is no secret: what is said of it follows the proof."""
+    found = both(STUDIO, CODES, replace(MINI, key=STUDIO.key), ("", ""))
+    assert isinstance(found[0], WrongCode)
 
 
 NO_PORT = json.dumps({"key": MINI.key, "port": 0}).encode() + b"\n"

@@ -1,6 +1,7 @@
 """Without a layout the machines are measured, and the best cut is taken; what was chosen is said."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import stages
 
 from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
@@ -53,11 +55,15 @@ def test_paired_workers_are_named_and_used_when_told_to(
     auto: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     mini = {"name": "mini", "address": "tcp://10.0.0.2:5577", "key": KEY}
-    found = automatic.Chosen(automatic.alone("demo", Settings()).layout, "cut over mini")
+    first = automatic.alone("demo", Settings()).layout.stages[0]
+    stages = (replace(first, end=6), StageSpec("mini", 6, 12, mini["address"], KEY))
+    found = automatic.Chosen(Layout(stages, "demo", name="(planned)"), "cut over mini")
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: [mini])
     monkeypatch.setattr(commands, "planned", lambda _options, _model, workers: found if workers == [mini] else None)
     chosen = commands.layout_of(PipelineOptions(model="demo", auto=auto))
-    assert (chosen is found) == auto
+    assert isinstance(chosen, automatic.Chosen)
+    assert (chosen.text == found.text) == auto
+    assert [stage.name for stage in chosen.layout.to_find] == ["mini"] * auto, "by its key, also if it moves"
     assert ("Found and paired: mini; --auto uses it." in capsys.readouterr().err) != auto
 
 

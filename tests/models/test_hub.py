@@ -1,16 +1,15 @@
 """The word in a layout finds its model; from the hub only what a stage needs is downloaded."""
 
+import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import huggingface_hub
-import huggingface_hub.errors
 import mlx.core as mx
 import pytest
 import tiny
+from fake_hub import FakeHub, fake_hub
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
@@ -19,14 +18,12 @@ from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import load_stage, survey
 
 REPO = "owner/name"
-REVISION = "abc123"
 FILES = tuple(f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3))
-HTTPError = huggingface_hub.errors.HTTPError  # what every failure of the connection derives from
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny.save(tmp_path_factory.mktemp("hub") / REVISION, "llama", tie_word_embeddings=False)
+    folder = tiny.save(tmp_path_factory.mktemp("hub") / "source", "llama", tie_word_embeddings=False)
     weights: dict[str, mx.array] = {}
     for path in folder.glob("*.safetensors"):
         weights.update(mx.load(str(path)))
@@ -44,53 +41,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class FakeHub:
-    """huggingface_hub's functions over a folder, counting what is asked of them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> None:
-        self.source, self.folder = source, cache / REVISION
-        self.downloaded: list[str] = []
-        self.num_metadata = 0
-        self.error: Exception | None = None
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.hf_hub_download)
-        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(get_safetensors_metadata=self.metadata))
-
-    def snapshot_download(self, repo: str, allow_patterns: list[str]) -> str:
-        if self.error is not None and not self.folder.exists():
-            raise self.error
-        assert repo == REPO
-        self.folder.mkdir(exist_ok=True)
-        for path in self.source.iterdir():
-            if any(path.match(pattern) for pattern in allow_patterns):
-                assert path.suffix != ".safetensors"
-                shutil.copy(path, self.folder)
-        return str(self.folder)
-
-    def metadata(self, repo: str, revision: str) -> Any:
-        if self.error is not None:
-            raise self.error
-        assert (repo, revision) == (REPO, REVISION)
-        self.num_metadata += 1
-        tables: dict[str, dict[str, Any]] = {file: {} for file in FILES}
-        for info in open_folder(self.source).tensors.values():
-            offsets = (info.begin, info.end)
-            tables[info.file][info.name] = SimpleNamespace(
-                dtype=info.dtype, shape=list(info.shape), data_offsets=offsets
-            )
-        return SimpleNamespace(files_metadata={f: SimpleNamespace(tensors=table) for f, table in tables.items()})
-
-    def hf_hub_download(self, repo: str, file: str, revision: str) -> str:
-        if self.error is not None:
-            raise self.error
-        assert (repo, revision) == (REPO, REVISION)
-        self.downloaded.append(file)
-        return str(shutil.copy(self.source / file, self.folder))
-
-
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path) -> FakeHub:
-    return FakeHub(monkeypatch, source, tmp_path)
+def hub(source: Path, tmp_path: Path) -> Iterator[FakeHub]:
+    with fake_hub(tmp_path) as hub:
+        hub.repos[REPO] = source
+        yield hub
 
 
 def quiet(_done: int, _total: int, _file: str) -> None: ...
@@ -110,11 +65,13 @@ def test_a_folder_is_a_model(tiny_folder: Callable[..., Path]):
     assert open_model(str(folder)) == open_folder(folder)
 
 
-def test_a_model_in_gguf_at_the_hub(fake: FakeHub):
-    fake.error = huggingface_hub.errors.NotASafetensorsRepoError("no such file")
-    assert error_of("someone/Model-GGUF").startswith(
-        "someone/Model-GGUF has a model in GGUF, and MLX reads safetensors"
-    )
+@pytest.mark.parametrize("repo", ["someone/Model-GGUF", "someone/gguf-that-is-there", "someone/model"])
+def test_a_model_in_gguf_at_the_hub(repo: str, hub: FakeHub, tmp_path: Path):
+    if repo != "someone/Model-GGUF":
+        (tmp_path / "gguf").mkdir()
+        (tmp_path / "gguf" / "model-q4.gguf").touch()
+        hub.repos[repo] = tmp_path / "gguf"
+    assert " has a model in GGUF, and MLX reads safetensors" in error_of(repo)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +80,8 @@ def test_a_model_in_gguf_at_the_hub(fake: FakeHub):
         "nothing", "a/b/c", "./gone", "~nobody-here/model", "x" * 5000, "a\0b",
     ],
 )  # fmt: skip
-def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
-    fake.error = AssertionError("the hub was asked")
+def test_an_unknown_name_lists_what_there_is(name: str, hub: FakeHub):
+    hub.answer = lambda request: pytest.fail("the hub was asked")
     known = ", ".join(sorted(DEMO_MODELS))
     assert error_of(name) == (
         f"there is no model {name!r:.100}: it is not a folder, a hub id (owner/name) or one of {known}"
@@ -134,12 +91,13 @@ def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
 # -- from the hub ----------------------------------------------------------------------------------
 
 
-def test_opening_downloads_no_weights(fake: FakeHub, source: Path):
+def test_opening_downloads_no_weights(hub: FakeHub, source: Path):
     checkpoint = open_model(REPO)
     assert checkpoint.tensors == open_folder(source).tensors
-    assert (checkpoint.revision, checkpoint.folder, checkpoint.files) == (REVISION, fake.folder, list(FILES))
-    assert sorted(p.suffix for p in fake.folder.iterdir()) == [".json"] * 3
-    assert fake.downloaded == []
+    assert (checkpoint.revision, checkpoint.folder) == (hub.commit(REPO), hub.snapshot(REPO))
+    assert checkpoint.files == list(FILES)
+    assert sorted(p.suffix for p in checkpoint.folder.iterdir()) == [".json"] * 3
+    assert hub.downloaded() == []
 
 
 @pytest.mark.parametrize(
@@ -151,81 +109,46 @@ def test_opening_downloads_no_weights(fake: FakeHub, source: Path):
         (0, 4, FILES),
     ],
 )
-def test_a_stage_downloads_the_files_it_reads(fake: FakeHub, start: int, end: int, files: tuple[str, ...]):
+def test_a_stage_downloads_the_files_it_reads(hub: FakeHub, start: int, end: int, files: tuple[str, ...]):
     checkpoint = open_model(REPO)
     found = survey(checkpoint, start, end, None)
     assert found.files == files
     reports: list[tuple[int, int, str]] = []
     fetch(REPO, checkpoint, found.files, lambda *report: reports.append(report))
-    assert tuple(fake.downloaded) == files
+    assert tuple(hub.downloaded()) == files
     load_stage(checkpoint, found, start, end, None, lambda _done, _total: None)
     sizes = [sum(t.nbytes for t in checkpoint.tensors.values() if t.file == file) for file in files]
     expected = [(sum(sizes[:i]), sum(sizes), file) for i, file in enumerate(files)]
     assert reports == [*expected, (sum(sizes), sum(sizes), "")]
 
 
-def test_what_is_here_is_not_downloaded_again(fake: FakeHub):
+def test_what_is_here_is_not_downloaded_again(hub: FakeHub):
     checkpoint = open_model(REPO)
     fetch(REPO, checkpoint, FILES[:2], quiet)
     reports: list[str] = []
     fetch(REPO, checkpoint, FILES, lambda _done, _total, file: reports.append(file))
-    assert fake.downloaded == list(FILES)
+    assert hub.downloaded() == list(FILES)
     assert reports == [FILES[2], ""]
     fetch(REPO, checkpoint, FILES, lambda *_: pytest.fail("there is nothing to report"))
 
 
-def test_a_whole_copy_needs_no_hub(fake: FakeHub, source: Path):
-    fetch(REPO, open_model(REPO), FILES, quiet)
-    assert fake.num_metadata == 1
-    fake.error = HTTPError("no route to host")
-    assert open_model(REPO).tensors == open_folder(source).tensors
-    assert fake.num_metadata == 1
+# -- what goes wrong: tests/models/test_folders.py has the hub's errors -----------------------------
 
 
-def test_a_part_of_the_files_is_not_taken_for_the_whole(fake: FakeHub, source: Path):
-    fetch(REPO, open_model(REPO), FILES[:1], quiet)
-    assert open_model(REPO).tensors == open_folder(source).tensors
-    assert fake.num_metadata == 2
-
-
-# -- what goes wrong -------------------------------------------------------------------------------
-
-
-def test_the_hub_cannot_be_reached_and_nothing_is_here(fake: FakeHub):
-    fake.error = huggingface_hub.errors.LocalEntryNotFoundError("no cache")
-    assert error_of(REPO) == f"{REPO} is not on this machine and the hub cannot be reached"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        HTTPError("no route to host\nand much more"),  # what httpx raises when nobody answers
-        ConnectionError("no route to host"),  # offline mode
-        huggingface_hub.errors.SafetensorsParsingError("no route to host"),
-    ],
-)
-@pytest.mark.parametrize("small_files_here", [False, True])
-def test_an_error_of_the_hub_becomes_one_sentence(fake: FakeHub, error: Exception, small_files_here: bool):
-    if small_files_here:
-        open_model(REPO)
-    fake.error = error
-    assert error_of(REPO) == f"{REPO} cannot be opened at the hub (no route to host)"
-
-
-def test_really_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """huggingface_hub as it is, forbidden to connect."""
+def test_really_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert error_of(REPO) == f"{REPO} is not on this machine and the hub cannot be reached"
+    assert error_of(REPO) == f"{REPO} is not on this machine, and the hub cannot be reached (HF_HUB_OFFLINE is set)"
 
 
-@pytest.mark.parametrize("error", [HTTPError("connection lost"), OSError("connection lost")])
-def test_a_download_that_fails_names_the_file(fake: FakeHub, error: Exception):
+def test_a_disk_that_is_full_is_not_the_hubs_fault(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     checkpoint = open_model(REPO)
-    fake.error = error
-    with pytest.raises(ModelError) as caught:
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(ModelError, match=r"its files cannot be stored on this machine \(.*No space left on device\)"):
         fetch(REPO, checkpoint, FILES[1:], quiet)
-    assert str(caught.value) == f"{FILES[1]} of {REPO} could not be downloaded (connection lost)"
 
 
 def test_a_file_missing_from_a_local_folder_is_named(tiny_folder: Callable[..., Path], tmp_path: Path):

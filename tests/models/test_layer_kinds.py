@@ -8,6 +8,9 @@ import mlx.core as mx
 import pytest
 import tiny
 
+from splitinfer.core.kv.format import format_of
+from splitinfer.errors import ModelError
+from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe, kinds_of
 from splitinfer.models.loader import survey
@@ -38,6 +41,19 @@ def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
         own = model.layers[start:end]
         assert sum(layer.kv_per_token for layer in own) == need.kv_per_token
         assert sum(layer.kv_fixed for layer in own) == need.kv_fixed
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
+def test_a_format_of_kv_that_cannot_be_is_one_sentence(name: str, tiny_folder: Callable[..., Path]):
+    """As where a stage is loaded, although a whole model is only described here."""
+    checkpoint, kv_format = open_folder(tiny_folder(name, head_dim=16)), format_of("k8v8")
+    for ask in (
+        lambda: describe(checkpoint, None, name, kv_format=kv_format),
+        lambda: survey(checkpoint, 0, checkpoint.config["num_hidden_layers"], None, kv_format),
+        lambda: LLM(model=str(checkpoint.folder), settings=Settings(kv_format="k8v8")),
+    ):
+        with pytest.raises(ModelError, match=f"^keys and values of {name} cannot be k8v8: its heads have 16 numbers"):
+            ask()
 
 
 def test_a_row_on_the_link(tiny_folder: Callable[..., Path]):

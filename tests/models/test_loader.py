@@ -211,6 +211,20 @@ def test_a_configuration_that_does_not_fit_is_one_sentence(tiny_folder: Folder, 
         survey(open_folder(folder), 0, 4, None)
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", UP, "model.embed_tokens.weight"])
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_weights_that_are_not_numbers_are_named(name: str, dtype: str | None, tiny_folder: Folder, tmp_path: Path):
+    def break_one(tensors: dict[str, mx.array]) -> None:
+        if name in tensors:
+            flat = tensors[name].flatten()
+            flat[flat.size // 2] = float("nan")
+            tensors[name] = flat.reshape(tensors[name].shape)
+
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "m", break_one)
+    with pytest.raises(ModelError, match=rf"{name} has values that are not numbers \(NaN\)"):
+        load(checkpoint, 0, 4, dtype)
+
+
 def test_a_stage_never_runs_on_placeholders(tiny_folder: Folder):
     """A survey of other layers makes an error, and no silent zeros."""
     checkpoint = open_folder(tiny_folder("llama"))

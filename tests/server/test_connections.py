@@ -118,6 +118,20 @@ def test_who_asks_on_and_on_and_never_reads_loses_the_connection(server: Server,
     until(lambda: server.num_connections == 0, "it is gone", AT_MOST)
 
 
+def test_a_stream_that_is_not_read_ends(server: Server, connect: Any):
+    """Before it is complete: the system keeps little of it for the client."""
+    made = connect(buffer=2048)
+    made.socket.sendall(asks_long(stream=True, logprobs=True, top_logprobs=5))
+    until(lambda: server.service.num_running == 1, "it is under way", AT_MOST)
+    until(lambda: server.num_connections == 0, "it is gone", 60.0)
+    received = b""
+    with suppress(ConnectionError):
+        while read := made.socket.recv(1 << 16):
+            received += read
+    assert b"[DONE]" not in received
+    assert len(received) < 500_000
+
+
 def half_closed(made: Connection) -> None:
     made.socket.shutdown(1)
 

@@ -400,3 +400,12 @@ def test_several_threads_may_use_one_at_a_time():
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(work, [False, True] * 100))
     assert found == expected * 100
+
+
+@pytest.mark.parametrize("odd", ["x", 1.5, {}, [1, "x"]])
+def test_an_odd_value_in_a_configuration_is_one_sentence(odd: object, tmp_path: Path):
+    """transformers checks config.json, too, and raises what it likes."""
+    folder = copy_of_target(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": odd}))
+    with pytest.raises(ModelError, match=r"has no readable tokenizer: .*eos_token_id.*"):
+        Tokenizer.from_folder(folder)

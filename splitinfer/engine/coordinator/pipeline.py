@@ -159,7 +159,24 @@ class Pipeline:
             if spec.is_local:
                 self._reach_local(worker_group, stage, spec, timeout)
             else:
-                worker_group.connect(stage, spec, str(spec.address), timeout)
+                self._reach_remote(worker_group, stage, spec, timeout)
+
+    def _reach_remote(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
+        """Connect to a worker; one that was found by its key, and has another address now, is followed."""
+        try:
+            worker_group.connect(stage, spec, str(spec.address), timeout)
+        except WorkerUnreachable as error:
+            address = self._config.find(spec)
+            if address is None or address == spec.address:
+                raise
+            if spec.name not in self._config.by_key:
+                raise WorkerUnreachable(
+                    f"{error}. Its key is announced at {address} now: give that address, or the key alone"
+                ) from error
+            log.warning("worker %s is at %s now", spec.name, address)
+            layout = self._config.layout.with_found({spec.name: (address, spec.key)})
+            self._config = replace(self._config, layout=layout)
+            worker_group.connect(stage, layout.stages[stage], address, timeout)
 
     def _reach_local(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
         try:
@@ -391,7 +408,8 @@ class Pipeline:
             return "it is still running; reconnecting"
         if self._lost.spec.is_local:
             return "restarting it"
-        return f"start it there again with: {start_command(self._lost.address)}"
+        looks = "its key is looked for; if it has ended, " if self._lost.spec.name in self._config.by_key else ""
+        return f"{looks}start it there again with: {start_command(self._lost.address)}"
 
     # -- closing -----------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """What a pipeline is opened with: a layout, and what every stage is told to load."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.keys import Keys
 from splitinfer.kvstore.store import Disk
@@ -20,6 +21,8 @@ class PipelineConfig:
     keys: Keys  # for encrypted links
     disk: Disk | None = None  # where this machine stores KV
     running: tuple[Running, ...] = ()  # what workers may copy that lack weights
+    find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
+    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
 
     def load(self, stage: int) -> Load:
         """What a stage is told to load."""

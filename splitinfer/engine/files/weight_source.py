@@ -47,7 +47,8 @@ class FromPeers:
         needed = stored.manifest.small(tokenizer=False)
         if not set(needed) <= set(stored.files()):
             copy_small(self._ask_coordinator(command), stored, needed)
-        return open_stored(stored, local_snapshot(command.model, command.fingerprint.revision))
+        revision = command.fingerprint.revision
+        return open_stored(stored, None if revision is None else local_snapshot(command.model, revision))
 
     def _begin(self, command: Load) -> StoredModel | None:
         """Begin a copy, as the coordinator describes the model; ``None`` if the coordinator has none of it."""

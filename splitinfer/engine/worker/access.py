@@ -33,6 +33,10 @@ class AccessControl:
         with self._lock:
             self._readers = frozenset(filter(None, readers))
 
+    def is_own(self, key: str | None) -> bool:
+        """Whether ``key`` is this machine's own."""
+        return self._keys is not None and key == self._keys.own().public
+
     def may_coordinate(self, key: str | None) -> bool:
         """Whether the owner of ``key`` may be this worker's coordinator."""
         return self._keys is None or (key is not None and self._keys.admits(key))

@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitinfer.core.endpoint import is_loopback
 from splitinfer.core.plain_text import plain
 from splitinfer.engine.files.answering import Readers
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.errors import ProtocolError
+from splitinfer.keyring import same_key
 from splitinfer.models.memory import free_bytes
+from splitinfer.system.interfaces import own_addresses
 from splitinfer.wire.messages import Hello, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
@@ -150,7 +153,14 @@ class Acceptor:
                 return f"the worker is busy with {owner}; try again when it is done"
             self._owner = connection
             self._access.begin(hello.upstream_key)
+        self._warn_of_copied_key(connection)
         return None
+
+    def _warn_of_copied_key(self, connection: Connection) -> None:
+        """Say so if a coordinator on another machine has this one's key: it was copied."""
+        host = connection.link.address.removeprefix("tcp://").rpartition(":")[0].strip("[]").partition("%")[0]
+        if self._access.is_own(connection.link.peer_key) and not is_loopback(host) and host not in own_addresses():
+            log.warning("%s at %s %s", connection.name, host, same_key())
 
     def _is_allowed(self, role: str, key: str | None) -> bool:
         match role:

@@ -1,0 +1,46 @@
+"""A worker that gets another address in the middle of an answer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stages import here, layout, plain_greedy, prompt
+
+from splitinfer import SamplingParams
+from splitinfer.config import Layout
+from splitinfer.llm import LLM, Settings
+
+KEY = "7" * 64
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_worker_that_moves(by_key: bool, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """One that was found by its key is followed, and the answer goes on. For one whose address was given, the error
+    says where its key is now."""
+    model, tokens, params = tiny_folder("llama"), prompt(20), SamplingParams(max_tokens=60, ignore_eos=True)
+    with here() as first, here() as second:
+        told = layout(model, [2, 2], [first.address])
+        if by_key:
+            told["stages"][1] = {"name": "s1", "layers": 2, "key": KEY}
+
+        def find_stages(given: Layout, **_: object) -> Layout:
+            """Without the key: these workers have none."""
+            stages = [replace(stage, address=first.address, key=None) for stage in given.to_find]
+            return replace(given, stages=(given.stages[0], *(stages or given.stages[1:])))
+
+        monkeypatch.setattr("splitinfer.llm.llm.find_stages", find_stages)
+        monkeypatch.setattr("splitinfer.llm.setup.find_again", lambda stage: second.address if moved else None)
+        moved = False
+        with LLM(told, settings=Settings(rejoin_timeout=30.0 if by_key else 3.0)) as llm:
+            request = llm.submit(tokens, params)
+            events = iter(request)
+            next(events)
+            moved = True
+            first.stop()
+            first.cables.close()
+            output = request.result()
+            if by_key:
+                assert output.token_ids == plain_greedy(model, tokens, 60)
+            else:
+                assert f"Its key is announced at {second.address} now: give that address" in str(output.error)

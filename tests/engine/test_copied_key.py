@@ -1,0 +1,40 @@
+"""A worker whose coordinator has its key, and is another machine, says so."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stages import layout, prompt, tokens_of
+
+from splitinfer.engine.worker import handshake
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.worker import Worker
+from splitinfer.keyring import Keyring
+from splitinfer.llm import LLM, Settings
+from transports import listen
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_a_copied_key_is_told(
+    is_elsewhere: bool,
+    tiny_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if is_elsewhere:
+        monkeypatch.setattr(handshake, "is_loopback", lambda _host: False)
+        monkeypatch.setattr(handshake, "own_addresses", frozenset)
+    keys, caplog.handler.level = Keyring(), logging.WARNING
+    keys.admit(keys.own().public, "studio")
+    access = AccessControl(keys)
+    listener = listen("tcp://127.0.0.1:0", options=access.options)
+    running = Worker(listener, keys=keys, access=access)
+    told = layout(tiny_folder("llama"), [2, 2], [listener.address])
+    told["stages"][1]["key"] = keys.own().public
+    try:
+        with LLM(told, settings=Settings()) as llm:
+            assert len(tokens_of(llm, prompt(9), max_tokens=2)) == 2
+    finally:
+        assert running.stop(timeout=10)
+    assert ("has the same key as this machine, so the two cannot be told apart" in caplog.text) == is_elsewhere
