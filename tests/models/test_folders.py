@@ -13,9 +13,9 @@ import huggingface_hub
 import mlx.core as mx
 import pytest
 from fake_hub import FakeHub, fake_hub
-from splitinfer.engine.files.supply import PeerSupply
 
 from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.engine.files.weight_source import FromPeers
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.hub import fetch, kept, open_local, open_model
@@ -140,7 +140,7 @@ def test_what_a_folder_holds(name: str, hub: FakeHub, tmp_path: Path):
     source = write(tmp_path / "model", case)
 
     def on_worker(fingerprint: Fingerprint) -> Checkpoint:
-        return PeerSupply(NoPeer(), ModelStore(tmp_path / "store"), quiet).open(load(fingerprint))  # type: ignore[arg-type]
+        return FromPeers(NoPeer(), ModelStore(tmp_path / "store"), quiet).open(load(fingerprint))  # type: ignore[arg-type]
 
     if isinstance(case.right, tuple):
         hub.repos[REPO] = source

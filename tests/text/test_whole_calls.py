@@ -90,7 +90,7 @@ def test_a_word_that_ends_something_is_a_part_of_a_text(syntax: str, word: str):
     assert found_in(syntax, written(syntax, call)) == [call]
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES.keys() - WITH_ONE)
+@pytest.mark.parametrize("syntax", sorted(SYNTAXES.keys() - WITH_ONE))
 def test_a_second_function_is_a_second_call(syntax: str):
     calls = [("write", {"path": "a", "content": "x"}), ("read", {"path": "b"})]
     assert found_in(syntax, written(syntax, *calls)) == calls
