@@ -43,20 +43,26 @@ class Drafting:
         """The proposals whose sequences the drafter has read; of one alone the rest is read."""
         speculation = self._scheduler.speculation
         if speculation is None or not speculation.are_several:
-            while proposals[0].stands and self._drafter.prepare(proposals[0].seq):
+            first, began, has_read = proposals[0], time.monotonic(), False
+            while first.stands and self._drafter.prepare(first.seq):
+                has_read = True
                 self._receive()
+            if has_read and speculation is not None:
+                speculation.read(first.seq, time.monotonic() - began)
             return [proposal for proposal in proposals if proposal.stands]
-        return [proposal for proposal in self._read_in_turn(proposals) if proposal.stands]
+        return [proposal for proposal in self._read_in_turn(proposals, speculation) if proposal.stands]
 
-    def _read_in_turn(self, proposals: list[Proposal]) -> list[Proposal]:
+    def _read_in_turn(self, proposals: list[Proposal], speculation: Speculation) -> list[Proposal]:
         """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
         ready, chunks = list[Proposal](), 0
         for proposal in proposals:
             seq_id = proposal.seq.seq_id
             if chunks >= _CHUNKS and seq_id not in self._read:
                 continue
+            began = time.monotonic()
             if self._drafter.prepare(proposal.seq):
                 chunks += 1
+                speculation.read(proposal.seq, time.monotonic() - began)
                 self._read.discard(seq_id)
             else:
                 self._read.add(seq_id)
