@@ -1,6 +1,7 @@
 """The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -103,8 +104,8 @@ class Formed(Fields):
         Raises:
             Problem: 400, there are several forms, or one is not a form.
         """
-        other = StructuredOutputs() if self.structured_outputs is None else self.structured_outputs
-        asked = [
+        other = self.structured_outputs or StructuredOutputs.model_validate({})
+        asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [
             ("structured_outputs.json", Grammar.json, other.json_),
             ("structured_outputs.regex", Grammar.regex, other.regex),
             ("structured_outputs.choice", Grammar.choice, other.choice),
