@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx2 as httpx
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from asgi import InMemory
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from stages import pipeline, plain_greedy, shorten_blocks, tokens_of
+from stages import pipeline, shorten_blocks, tokens_of
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_params import SamplingParams
@@ -28,6 +30,7 @@ _FOLDER = os.environ.get("SPLITINFER_REAL_MODELS", "")
 MODELS = sorted(file.parent for file in Path(_FOLDER).expanduser().glob("*/config.json")) if _FOLDER else []
 pytestmark = [
     pytest.mark.nightly,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not MODELS, reason="SPLITINFER_REAL_MODELS names no folder that holds model folders"),
 ]
 QUESTION = "What is the capital of France? Answer with one word."
@@ -60,14 +63,22 @@ class Real:
     def halves(self) -> list[int]:
         return [self.num_layers // 2, self.num_layers - self.num_layers // 2]
 
+    @cached_property
+    def model(self) -> nn.Module:
+        model, _ = load_model(self.folder)
+        model.set_dtype(mx.float32)
+        return model
+
     def greedy(self, tokens: list[int], count: int = NEW) -> list[int]:
-        return plain_greedy(self.folder, tokens, count)
+        cache, found, given = make_prompt_cache(self.model), list[int](), tokens
+        while len(found) < count:
+            found.append(int(mx.argmax(self.model(mx.array([given]), cache=cache)[0, -1]).item()))
+            given = found[-1:]
+        return found
 
     def logprobs(self, tokens: list[int]) -> list[float]:
         """Of the tokens from the second on."""
-        model, _ = load_model(self.folder)
-        model.set_dtype(mx.float32)
-        logits = model(mx.array([tokens[:-1]]))[0].astype(mx.float32)
+        logits = self.model(mx.array([tokens[:-1]]))[0]
         own = mx.take_along_axis(logits, mx.array(tokens[1:])[:, None], axis=-1)[:, 0]
         return [float(one) for one in (own - mx.logsumexp(logits, axis=-1)).tolist()]  # type: ignore[union-attr]
 
