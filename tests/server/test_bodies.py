@@ -74,6 +74,8 @@ VALUES: list[tuple[str, Any, str]] = [  # of another type, out of their range, o
     (TEXT, {"guided_regex": "x", "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice, guided_regex"),
     (TEXT, {"guided_choice": ["a", ""]}, "guided_choice texts"),
     (TEXT, {"guided_json": "{"}, "guided_json JSON"),
+    (TEXT, {"guided_json": 5}, "guided_json must be an object or text, not 5"),
+    (TEXT, {"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex text"),
     (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"messages": None}, "messages"),
     (CHAT, {"messages": []}, "messages empty"),

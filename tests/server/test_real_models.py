@@ -80,7 +80,7 @@ class Real:
         """Of the tokens from the second on."""
         logits = self.model(mx.array([tokens[:-1]]))[0]
         own = mx.take_along_axis(logits, mx.array(tokens[1:])[:, None], axis=-1)[:, 0]
-        return [float(one) for one in (own - mx.logsumexp(logits, axis=-1)).tolist()]  # type: ignore[union-attr]
+        return [float(one) for one in (own - mx.logsumexp(logits, axis=-1)).tolist()]
 
 
 @pytest.fixture(scope="module", params=MODELS or [Path("none")], ids=lambda folder: folder.name)

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.grammar import Grammar
-from splitinfer.server.fields import EMPTY, Fields, Kinds, Name
+from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import STRUCTURED
 
@@ -70,9 +70,20 @@ def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = 
 
 # -- as vLLM and llama.cpp have it ------------------------------------------------------------------
 
-Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(lambda given: None if given in EMPTY else given)]
-Text = Annotated[str | None, BeforeValidator(lambda given: None if given in EMPTY else given)]
-Texts = Annotated[list[str] | None, BeforeValidator(lambda given: None if given in EMPTY else given)]
+
+def _asked(given: Any) -> Any:
+    return None if given in EMPTY else given
+
+
+def _schema(given: Any) -> Any:
+    if given not in EMPTY and not isinstance(given, dict | str):
+        raise not_a("an object or text", given)
+    return _asked(given)
+
+
+Schema = Annotated[dict[str, Any] | str | None, PlainValidator(_schema)]
+Text = Annotated[str | None, BeforeValidator(_asked)]
+Texts = Annotated[list[str] | None, BeforeValidator(_asked)]
 
 
 class StructuredOutputs(Fields):
