@@ -91,6 +91,7 @@ def real(request: pytest.FixtureRequest) -> Real:
 @pytest.fixture(scope="module")
 def llm(real: Real) -> Iterator[LLM]:
     with pipeline(real.folder, real.halves) as running:
+        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running
 
 
