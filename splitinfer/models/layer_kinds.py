@@ -7,6 +7,8 @@ what it costs, and is left out.
 
 Nothing is computed: shapes and graphs are those of placeholders (``models.loader``), so a model of any size is
 described in the seconds that it takes to build its graph.
+
+Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
 """
 
 from collections import Counter
@@ -18,6 +20,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
+from splitinfer.errors import ModelError
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
 from splitinfer.models.building import build_model, placeholders_of
@@ -31,6 +34,7 @@ from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
+_LEAST = 4  # layers of a stage that stands for a longer one: in fewer, rounding cannot be told from mistakes
 _EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
 
@@ -113,6 +117,33 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     }
     names = _distinct({signature: words[signature] for signature in dict.fromkeys(signatures)})
     return [names[signature] for signature in signatures]
+
+
+def with_each_kind(stage: StageModel) -> StageModel:
+    """A stage of the same model, of a few of its layers that follow each other and of which each kind is one; the stage
+    itself where there are no fewer, or where the model cannot be cut there in the same way."""
+    try:
+        structure = ModelStructure(stage.whole)
+        kinds = kinds_of(structure)[stage.start : stage.end]
+        first, last = _shortest_run(kinds, _LEAST)
+        if last - first == len(kinds):
+            return stage
+        few = StageModel(stage.whole, stage.start + first, stage.start + last, structure)
+    except ModelError:
+        return stage
+    return few if few.may_go_by_rows or not stage.may_go_by_rows else stage
+
+
+def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
+    """Where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
+    length = next(n for n in range(min(least, len(kinds)), len(kinds) + 1) if _runs(kinds, n))
+    return next(iter(_runs(kinds, length)))
+
+
+def _runs(kinds: Sequence[str], length: int) -> list[tuple[int, int]]:
+    """The runs of a length in which each kind occurs."""
+    starts = range(len(kinds) - length + 1)
+    return [(at, at + length) for at in starts if len(set(kinds[at : at + length])) == len(set(kinds))]
 
 
 def _shapes(layer: nn.Module) -> Signature:

@@ -61,12 +61,12 @@ class _RolledBack(Continued):
 
     def errors(self) -> Errors:
         """Of continuing behind the block, against continuing without it."""
-        calls, _ = self._reference
         caches, start, end = self._stage.make_caches(), ENDS[0], ENDS[1]
         self._fill(caches, 0, start)
         block = Block.of(caches, self._way)
         if block is None:
             raise _NoStates
+        calls, _ = self._reference
         right, wrong = self._chunks[start], rows_of(calls, 0, end - WITHIN)
         with following(self._stage, end - start, lambda: joined([right, wrong]), RowErrors()):
             mx.eval(self._run(caches, block), block.arrays(), caches.arrays())

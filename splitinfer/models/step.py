@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +31,7 @@ from splitinfer.models.rows import (
     each_sequence,
     find_cache_consumers,
 )
-from splitinfer.models.step_trial import StepTrial, Together
+from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial, Together
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,20 @@ class StepModel:
     @cached_property
     def way(self) -> Way:
         """How rows of many sequences are run. The first access computes small steps in each way until one is right."""
-        trial = StepTrial(self.stage, self._one_by_one)
-        together = Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
-        return self._first_way(lambda: trial.why_wrong(together))
+        return self._first_way(self._trial(ALL_STEPS))
+
+    def _trial(self, steps: Steps) -> Callable[[], str | None]:
+        """Tries the way that is taken."""
+        trial = StepTrial(self.stage, self._one_by_one, steps)
+        return partial(trial.why_wrong, Together(self._by_rows, lambda: tuple(self._caches[0].step.parts)))
+
+    def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
+        """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps
+        show."""
+        if way is Way.SEQUENCES:
+            return None
+        attend_by_rows(self.stage.whole)
+        return self._try(self._trial(TWO_STEPS), way, self._plain_places if shares_calls else [])
 
     @property
     def shares_calls(self) -> bool:

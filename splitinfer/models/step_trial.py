@@ -1,7 +1,8 @@
 """The trial of a way to run many sequences: the same small steps together and one sequence at a time.
 
 The reference is one sequence at a time, as its chunks are. Its own rounding is that of its chunks' rows, one at a time.
-Whether errors are rounding is decided in ``rounding``, layer by layer.
+Whether errors are rounding is decided in ``rounding``, layer by layer. Where a few layers have been tried for all, the
+whole stage runs two steps: each layer and the head once with a chunk, and once where sequences attend together.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,15 +17,18 @@ from splitinfer.models.layer_trace import LayerCall, RowErrors, following, joine
 from splitinfer.models.rounding import Errors, reason_to_refuse
 from splitinfer.models.rows import Part
 
+Steps = Sequence[Sequence[tuple[int, int, int]]]
+
 # (sequence, rows, logits): chunks; a chunk beside a decode; decodes of equal length, not in order; a chunk beside
 # decodes; decodes of unequal length.
-_STEPS = (
+ALL_STEPS: Steps = (
     ((0, 3, 1), (1, 2, 0), (2, 4, 4)),
     ((0, 2, 2), (1, 3, 1), (2, 1, 1)),
     ((1, 1, 1), (0, 1, 1), (2, 1, 1)),
     ((2, 2, 1), (0, 1, 1), (1, 1, 1)),
     ((0, 1, 1), (1, 1, 1), (2, 1, 1)),
 )
+TWO_STEPS: Steps = (((0, 2, 0), (1, 2, 1)), ((1, 1, 1), (0, 1, 1)))  # chunks; decodes of equal length, not in order
 _SEQUENCES = 3
 _TOKENS = 32  # ids below this; every vocabulary has them
 
@@ -54,8 +58,8 @@ class _Slice:
 class StepTrial:
     """Trials of a stage. ``alone``: runs a step one sequence after the other."""
 
-    def __init__(self, stage: StageModel, alone: Run) -> None:
-        self._round = cache(lambda number: _Round(stage, alone, number))  # whose reference serves every way
+    def __init__(self, stage: StageModel, alone: Run, steps: Steps = ALL_STEPS) -> None:
+        self._round = cache(lambda number: _Round(stage, alone, number, steps))  # whose reference serves every way
 
     def why_wrong(self, way: Together) -> str | None:
         """Why steps of several sequences are not what each has alone; ``None`` if they differ by rounding at most."""
@@ -65,13 +69,13 @@ class StepTrial:
 class _Round:
     """The trial with the tokens of one round."""
 
-    def __init__(self, stage: StageModel, alone: Run, number: int) -> None:
-        self._stage, self._run_alone, self._number = stage, alone, number
+    def __init__(self, stage: StageModel, alone: Run, number: int, steps: Steps) -> None:
+        self._stage, self._run_alone, self._number, self._steps = stage, alone, number, steps
 
     def errors(self, way: Together) -> Errors:
         """Of the way on trial, against one sequence at a time."""
         errors, caches = RowErrors(), self._caches()
-        for number, step in enumerate(_STEPS):
+        for number, step in enumerate(self._steps):
             slices = self._reference[number]
             parts = [Part(caches[i], slices[i].start, n, logits) for i, n, logits in step]
             of_part = {id(part): slices[i] for part, (i, _, _) in zip(parts, step, strict=True)}
@@ -90,7 +94,7 @@ class _Round:
     def noise(self) -> Errors:
         """Of the reference's chunks, against the same rows one at a time."""
         errors, caches = RowErrors(), self._caches()
-        for number, step in enumerate(_STEPS):
+        for number, step in enumerate(self._steps):
             for i, count, _ in step:
                 self._row_by_row(self._reference[number][i], caches[i], count, errors)
         return errors.evaluated()
@@ -111,7 +115,7 @@ class _Round:
     def _reference(self) -> list[dict[int, _Slice]]:
         """Each step's slices, by sequence, evaluated."""
         caches, steps = self._caches(), list[dict[int, _Slice]]()
-        for number, step in enumerate(_STEPS):
+        for number, step in enumerate(self._steps):
             ids, hidden = self._tokens(number, step)
             slices, at = dict[int, _Slice](), 0
             for i, count, logits in step:
@@ -135,6 +139,6 @@ class _Round:
 
     def _tokens(self, number: int, step: Sequence[tuple[int, int, int]]) -> tuple[list[int], mx.array | None]:
         """Made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
-        count, salt = sum(rows for _, rows, _ in step), number + len(_STEPS) * self._number
+        count, salt = sum(rows for _, rows, _ in step), number + len(self._steps) * self._number
         ids = [(7 * i + 3 * salt) % _TOKENS for i in range(count)]
         return ids, self._stage.made_up_hidden(count, salt)

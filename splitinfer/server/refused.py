@@ -70,14 +70,18 @@ TEMPLATE: Table = {
 }
 
 
-def _forms(why: str) -> Table:
-    """Names under which other servers are told the form of an answer."""
-    names = "format grammar json_schema structured_outputs guided_json guided_regex guided_choice guided_grammar"
-    return _all(why, *EMPTY, names=names)
-
+_NO_BLANKS = "JSON is written without blanks, or as its schema says"
+STRUCTURED: Table = {
+    "structural_tag": Refused("give tools, or a grammar"),
+    "whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
+    "disable_additional_properties": Refused('say "additionalProperties": false in the schema', (False,)),
+}
+"""Of vLLM's ``structured_outputs``."""
 
 _OPENAI: Table = {
     **_SAMPLING,
+    **_named("json_schema, or the API's own field", *EMPTY, names="format"),
+    "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     **_named("stop", *EMPTY, names="stop_sequences"),
     "modalities": Refused("answers are text", ([], ["text"])),
     "web_search_options": Refused("the server runs no searches"),
@@ -85,7 +89,6 @@ _OPENAI: Table = {
 CHAT: Table = {
     **_OPENAI,
     **TEMPLATE,
-    **_forms("forms are JSON, by response_format"),
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
     **_named("enable_thinking", names="think thinking"),
     **_all("give a message of the role system", "", names="system instructions"),
@@ -97,16 +100,13 @@ CHAT: Table = {
 }
 COMPLETIONS: Table = {
     **_OPENAI,
-    **_forms("a text is continued in any form; ask for a chat with response_format"),
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
-    "response_format": Refused("a text is continued in any form; ask for a chat", ({"type": "text"},)),
     "suffix": Refused("a model cannot be made to end at a given text", EMPTY),
     "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
 }
 RESPONSES: Table = {
     **_OPENAI,
     **TEMPLATE,
-    **_forms("forms are JSON, by text.format"),
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens n_predict"),
     **_named("enable_thinking", names="think thinking"),
     **_named("instructions", "", names="system"),
@@ -120,7 +120,11 @@ RESPONSES: Table = {
 ANTHROPIC: Table = {
     **_SAMPLING,
     **TEMPLATE,
-    **_forms("forms are JSON, by output_config.format"),
+    **_all(
+        "forms are JSON, by output_config.format",
+        *EMPTY,
+        names="format grammar json_schema structured_outputs guided_json guided_regex guided_choice guided_grammar",
+    ),
     **_named("max_tokens", -1, names="n_predict"),
     **_named("thinking", names="think"),
     "response_format": Refused("its name here is output_config.format", ({"type": "text"},)),

@@ -17,6 +17,7 @@ from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, Piece
 from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.layer_trace import RowErrors
 from splitinfer.models.packed_tree import PackedTree
 from splitinfer.models.rows import RowCache, attend_by_rows
@@ -97,7 +98,7 @@ def neighbours_keys(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(cache: RowCache, part: rows.Part) -> Cache:
         parts = list(cache.step.parts)
-        if cache._index != ODD or len(parts) < 3:
+        if cache._index != ODD or len(parts) < 2:
             return of(cache, part)
         at = next(i for i, one in enumerate(parts) if one is part)
         return of(cache, parts[(1, 0, 2)[at]])
@@ -122,6 +123,18 @@ def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch:
     reason = shallow.refuses_rows()
     assert reason is not None
     assert "differ" in reason, "found by what was computed, not by an exception"
+
+
+def test_a_mistake_in_one_layer_is_found_where_others_of_its_kind_were_tried(
+    shallow: Tried, monkeypatch: pytest.MonkeyPatch
+):
+    few = with_each_kind(shallow.stage)
+    assert (few.start, few.end) == (0, 4)
+    step = StepModel(shallow.stage, exact=False)
+    assert step.why_not_all(Way.ROWS, shares_calls=True) is None
+    neighbours_keys(monkeypatch)
+    assert StepModel(few, exact=False).way is Way.ROWS
+    assert "differ" in (step.why_not_all(Way.ROWS, shares_calls=True) or "")
 
 
 def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):

@@ -1,10 +1,12 @@
 """Answers by every API, as the official clients read them, are the library's: whole and streamed."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import anthropic
+import httpx2 as httpx
 import openai
 import pytest
 from openai.types import CompletionUsage
@@ -125,6 +127,51 @@ def test_a_model_whose_template_knows_no_tools_calls_them_and_goes_on(client: op
     turns: Any = [*TALE, first.message.model_dump(exclude_none=True), result]
     second = client.chat.completions.create(messages=turns, **{**more, "max_tokens": 2})
     assert second.usage.prompt_tokens_details.cached_tokens > 0
+
+
+KIND = {"type": "object", "properties": {"kind": {"enum": ["king"]}}, "required": ["kind"]}
+CLOSED = {**KIND, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"structured_outputs": {"choice": ["a king", "a shepherd"]}}, "a king|a shepherd"),
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+        ({"structured_outputs": {"json": json.dumps(CLOSED)}}, '{"kind":"king"}'),
+        ({"structured_outputs": {"grammar": 'start: ("a" | "b") ~ 3'}}, "[ab]{3}"),
+        ({"structured_outputs": {"json_object": True}, "max_tokens": 90, "logit_bias": {"95": 100}}, r"\{.*\}"),
+        ({"guided_choice": ["x", "yz"], "guided_json": {}, "guided_regex": ""}, "x|yz"),
+        ({"guided_json": CLOSED}, '{"kind":"king"}'),
+        ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
+        ({"guided_grammar": 'root ::= digit{2} "."\ndigit ::= [0-9]'}, r"[0-9]{2}\."),
+        ({"grammar": r'root ::= ("\u0041" | "\x42" | .) [^\U00000000-\u0063] # of three'}, r"(?s:.)[^\0-c]"),
+        ({"json_schema": CLOSED}, '{"kind":"king"}'),
+    ],
+)
+def test_answers_have_the_form_that_other_servers_fields_ask_for(http: httpx.Client, fields: Any, form: str):
+    given = {"model": "demo", "max_tokens": 40, **fields}
+    said = http.post("/v1/completions", json={**given, "prompt": "Once"}).json()["choices"][0]
+    assert (bool(re.fullmatch(form, said["text"])), said["finish_reason"]) == (True, "stop")
+    said = http.post("/v1/chat/completions", json={**given, "messages": TALE}).json()["choices"][0]
+    assert re.fullmatch(form, said["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ('root ::= "a', "not GBNF: Unexpected end"),
+        ("root ::= nowhere", "not GBNF: Rule 'nowhere' not found"),
+        (r'root ::= "\ud800"', "not GBNF: .* is not a character"),
+        ('other ::= "a"', "not GBNF: No 'root' rule"),
+        ("".join(f"r{i} ::= r{i + 1}\n" for i in range(1001)), "may have 1,000 rules, not 1,001"),
+        ("start: nowhere", "nowhere"),
+    ],
+)
+def test_a_grammar_that_is_not_one_is_a_400_that_says_so(http: httpx.Client, grammar: str, words: str):
+    said = http.post("/v1/completions", json={"prompt": "Once", "grammar": grammar})
+    assert said.status_code == 400
+    assert re.search(words, said.json()["error"]["message"])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ the member whose drafts are best, and the others get those that are worth as muc
 
 Who gets no drafts gets a *trial* now and then, a single draft with a token that has to be computed anyway: texts
 change. What trials cost is bounded as a part of the time, for all requests together, and the part is less the more of
-them in a row were wrong. What was learnt stays: a new request begins with what the others had.
+them in a row were wrong. A draft model that is off does not read along, so a trial costs what it has to read, too: of a
+new request all. What was learnt stays: a new request begins with what the others had.
 """
 
 import math
@@ -222,6 +223,8 @@ class Chooser:
     _most_tried: int = 0  # rows of a step of decodes and drafts
     _sizes: int = 0  # that had been measured at the last choice
     _trial_cost: float = 1.0  # tokens of all members
+    _read_cost: float = 0.0  # the same, of what was read for the last trial
+    _has_paid: bool = True  # whether any member got drafts by the last choice for some; unknown at first
     _waited: int = 0  # tokens without drafts since the last trial
     _failures: int = 0  # trials in a row that were wrong
     _on_trial: set[int] = field(default_factory=set)
@@ -251,7 +254,17 @@ class Chooser:
         self._requests.pop(seq_id, None)
         self._on_trial.discard(seq_id)
 
+    def read(self, seq_id: int, seconds: float) -> None:
+        """Learn how long the drafter has read a sequence whose draft was asked for."""
+        if self.choice is not None and self.flights.get(seq_id, OFF).is_off:
+            self._read_cost += seconds * self.choice.rate
+
     # -- what to choose ------------------------------------------------------------------------
+
+    def is_likely(self, seq_id: int) -> bool:
+        """Whether a sequence is likely to get drafts next, so that it is of use to read it for them."""
+        flight = self.flights.get(seq_id)
+        return self._has_paid if flight is None else not flight.is_off
 
     def flight(self, seq_id: int) -> Flight:
         """The flight of the next drafts of a sequence. Call it once for each block that begins with a sampled token."""
@@ -260,9 +273,9 @@ class Chooser:
             return flight
         self._waited += 1
         doubled = 2 ** min(self._failures, _MOST_DOUBLED)
-        if self._waited * _TRIALS_TAKE < self._trial_cost * doubled:
+        if self._waited * _TRIALS_TAKE < (self._trial_cost + self._read_cost) * doubled:
             return OFF
-        self._waited = 0
+        self._waited, self._read_cost = 0, 0.0
         self._on_trial.add(seq_id)
         return _TRIAL
 
@@ -289,6 +302,7 @@ class Chooser:
         before = None if self.choice is None else self.choice.groups
         self.choice = best = self._best(ranked, objective, has_drafter=has_drafter)
         self._changed_at = self._steps if best.groups != before else self._changed_at
+        self._has_paid = any(best.drafts)
         drafts = dict(zip(order, best.drafts, strict=True))
         self.flights = {seq_id: best.flight(drafts[i]) for i, seq_id in enumerate(members)}
 

@@ -96,9 +96,7 @@ class Speculation:
 
     def is_likely(self, seq: Sequence) -> bool:
         """Whether a sequence is likely to get drafts."""
-        if seq.flight is not None:
-            return not seq.flight.is_off
-        return not self.are_several or not self.chooser.flights.get(seq.seq_id, OFF).is_off
+        return self.chooser.is_likely(seq.seq_id) if seq.flight is None else not seq.flight.is_off
 
     @property
     def most_drafts(self) -> int:
@@ -225,6 +223,10 @@ class Speculation:
         """Learn for which proposals the drafter had drafts, once it was asked for them."""
         for proposal in proposals:
             self.chooser.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
+
+    def read(self, seq: Sequence, seconds: float) -> None:
+        """Learn how long the drafter has read a sequence before it could draft."""
+        self.chooser.read(seq.seq_id, seconds)
 
     def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
         """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""

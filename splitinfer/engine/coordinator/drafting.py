@@ -34,31 +34,41 @@ class Drafting:
         token would go out alone, and only further blocks would follow it."""
         speculation, are_overtaken = scheduler.speculation, True
         while are_overtaken and speculation is not None and (proposals := scheduler.proposals()):
-            if ready := self._ready(proposals, receive, are_several=speculation.are_several):
+            if ready := self._ready(proposals, speculation, receive):
                 self._draft(ready, speculation, receive)
                 speculation.asked(ready)
             are_overtaken = not all(proposal.stands for proposal in proposals)
             for proposal in proposals:
                 scheduler.take(proposal)
 
-    def _ready(self, proposals: list[Proposal], receive: Receive, *, are_several: bool) -> list[Proposal]:
+    def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
         """The proposals whose sequences the drafter has read; of one alone the rest is read."""
-        if are_several:
-            proposals = self._read_in_turn(proposals, receive)
+        if speculation.are_several:
+            proposals = self._read_in_turn(proposals, speculation, receive)
         else:
-            while proposals[0].stands and self._drafter.prepare(proposals[0].seq):
-                receive()
+            self._read_whole(proposals[0], speculation, receive)
         return [proposal for proposal in proposals if proposal.stands]
 
-    def _read_in_turn(self, proposals: list[Proposal], receive: Receive) -> list[Proposal]:
+    def _read_whole(self, proposal: Proposal, speculation: Speculation, receive: Receive) -> None:
+        """Have the drafter read what it has not of a sequence alone."""
+        began, has_read = time.monotonic(), False
+        while proposal.stands and self._drafter.prepare(proposal.seq):
+            has_read = True
+            receive()
+        if has_read:
+            speculation.read(proposal.seq, time.monotonic() - began)
+
+    def _read_in_turn(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
         """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
         ready, chunks = list[Proposal](), 0
         for proposal in proposals:
             seq_id = proposal.seq.seq_id
             if chunks >= _CHUNKS and seq_id not in self._read:
                 continue
+            began = time.monotonic()
             if self._drafter.prepare(proposal.seq):
                 chunks += 1
+                speculation.read(proposal.seq, time.monotonic() - began)
                 self._read.discard(seq_id)
             else:
                 self._read.add(seq_id)

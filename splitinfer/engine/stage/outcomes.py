@@ -26,6 +26,7 @@ from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import off_by, try_blocks
+from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.step import StepModel, Way
@@ -57,16 +58,32 @@ _OF_A_DEVICE = ("RuntimeError", "MemoryError")  # what MLX raises for it; for wr
 
 def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> tuple[Outcome, bool]:
     """Try a stage that was read; the outcome, and whether it is sure. The stage uses KV of that format afterwards.
-    ``say``: called with what is being tried."""
-    known = format_of(kv_format)
+    ``say``: called with what is being tried.
+
+    What depends on the kind of a layer is tried with a few layers. All of them are if the way that is right for these
+    is wrong for the stage."""
     say("how KV is kept")
+    known = format_of(kv_format)
     error = off_by(stage, known) if known is not None else 0.0
+    few = with_each_kind(stage)
+    few.use_format(known)
+    outcome, is_sure = _try(few, error, say)
+    if few is not stage:
+        say("all layers together")
+        wrong = StepModel(stage).why_not_all(outcome.way, shares_calls=outcome.shares_calls)
+        if wrong is not None:
+            log.info("some layers differ from others of their kind: %s", wrong)
+            outcome, is_sure = _try(stage, error, say)
+    return outcome, is_sure
+
+
+def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> tuple[Outcome, bool]:
     why_no_blocks = try_blocks(stage).why_not
     say("how many sequences run together")
     step = StepModel(stage)
     way, shares_calls = step.way, step.shares_calls
     say("how drafts are rolled back")
-    outcome = Outcome(error, why_no_blocks, way, shares_calls, try_rollback(stage, step))
+    outcome = Outcome(kv_error, why_no_blocks, way, shares_calls, try_rollback(stage, step))
     return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [why_no_blocks or "", *step.refusals])
 
 

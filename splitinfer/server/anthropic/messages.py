@@ -30,7 +30,8 @@ from splitinfer.server.anthropic.blocks import (
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name
-from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops, grammar_of
+from splitinfer.server.openai.forms import grammar_of
+from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import ANTHROPIC, OUTPUT

@@ -9,6 +9,7 @@ from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import AsGiven, Fields, Kinds
 from splitinfer.server.openai.chat_writer import Shape
+from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import (
     Choices,
     Entries,
@@ -16,12 +17,10 @@ from splitinfer.server.openai.generating import (
     Generating,
     Limit,
     StreamOptions,
-    TextFormat,
     Word,
     allowed,
     as_choice,
     forced,
-    form_of,
 )
 from splitinfer.server.openai.messages import Messages, template_messages
 from splitinfer.server.problem import invalid
@@ -123,7 +122,7 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     num_top = request.top_logprobs if request.logprobs or request.top_logprobs else None
     chat = Chat(template_messages(request.messages), request.told_tools(), request.template_options())
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    sampling |= form_of(request.response_format) | request.budget()
+    sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, request.stream_options, num_top, model)
     return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, request.forced_tools()), shape

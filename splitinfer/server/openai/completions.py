@@ -21,6 +21,7 @@ from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
 from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usage_so_far
+from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import Choices, Generating, StreamOptions
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import COMPLETIONS
@@ -80,6 +81,7 @@ class CompletionRequest(Generating):
     prompt_logprobs: _Top | None = None
     top_logprobs: _Top = 0
     echo: bool = False
+    response_format: TextFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
     shape = shape_of(request, request.stream_options, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
+    sampling |= request.form(form_of(request.response_format), "response_format")
     scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
     if scored and number > 1:
         raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")

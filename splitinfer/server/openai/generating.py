@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_checks import MAX_BIASED
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
@@ -13,7 +12,6 @@ from splitinfer.server.fields import (
     Count,
     CountOrNone,
     Fields,
-    Kinds,
     Name,
     Several,
     TokenId,
@@ -22,68 +20,12 @@ from splitinfer.server.fields import (
     not_supported,
     wrong,
 )
+from splitinfer.server.openai.forms import Formed
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import REASONING
 
 MAX_STOPS = 16  # OpenAI's own limit is 4
 _MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
-
-# -- the form of an answer -------------------------------------------------------------------------
-
-
-class PlainFormat(Fields):
-    type: Literal["text"]
-
-
-class JsonFormat(Fields):
-    """Any JSON object; of a schema, if there is one, as llama.cpp's server has it."""
-
-    type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-
-
-class NamedSchema(Fields):
-    """A schema, which is enforced. Responses repeat it with its name."""
-
-    name: Name | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class SchemaFormat(Fields):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
-
-
-def grammar_of(schema: Any, param: str) -> Grammar:
-    """The form of JSON that a schema admits; ``None``: of any object.
-
-    Raises:
-        Problem: 400, it is not a schema.
-    """
-    try:
-        return Grammar.json(schema)
-    except ValueError as error:
-        raise invalid(param, f"{param}: {error}") from error
-
-
-def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = "response_format") -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that a format asks for.
-
-    Raises:
-        Problem: 400, its schema is not one.
-    """
-    match asked:
-        case SchemaFormat():
-            return {"grammar": grammar_of(asked.json_schema.schema_, param)}
-        case JsonFormat(schema_=None):
-            return {"grammar": Grammar.json()}
-        case JsonFormat():
-            return {"grammar": grammar_of(asked.schema_, param)}
-    return {}
-
 
 # -- how tokens are chosen -------------------------------------------------------------------------
 
@@ -148,7 +90,7 @@ class Sampling(Fields):
         return found | {name: values for name, values in lists.items() if values}
 
 
-class Generating(Sampling):
+class Generating(Sampling, Formed):
     """Fields of all of OpenAI's requests for an answer."""
 
     model: Name | None = None

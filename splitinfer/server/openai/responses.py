@@ -12,17 +12,13 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import Fields, Kinds, Name, wrong
+from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import (
     ForTemplate,
     Generating,
-    JsonFormat,
     Limit,
-    NamedSchema,
-    PlainFormat,
     Word,
     forced,
-    form_of,
-    grammar_of,
 )
 from splitinfer.server.openai.response_items import (
     AllowedFunctions,
@@ -98,7 +94,7 @@ class ResponseRequest(InputRequest, Generating):
     include: list[str] = Field(default_factory=list, max_length=32, fail_fast=True)
     metadata: Annotated[dict[str, Any], AfterValidator(_small)] = Field(default_factory=dict)
 
-    def form(self) -> dict[str, Any]:
+    def form_of_text(self) -> dict[str, Any]:
         form = self.text.format
         if isinstance(form, FlatSchema):
             return {"grammar": grammar_of(form.schema_, "text.format")}
@@ -139,7 +135,7 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     ask = Ask(
         request.chat(),
-        sampling | request.form() | request.budget(),
+        sampling | request.form(request.form_of_text(), "text.format") | request.budget(),
         request.max_output_tokens,
         one_call=not request.parallel_tool_calls,
         must_call=request.forced_tools(),

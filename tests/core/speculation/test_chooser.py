@@ -137,6 +137,32 @@ def test_a_drafter_that_is_never_right_is_tried_seldom_and_not_for_every_request
     assert sum(trials(one, 20, 20, is_right=False) for _ in range(12)) <= 3
 
 
+def test_what_a_drafter_reads_for_trials_is_a_small_part_of_the_time() -> None:
+    """Each request has a prompt that takes as long to read as thirty tokens."""
+    one, passes = chooser(draft=20.0), 0
+    choose(one, [0.0])
+    assert one.choice is not None
+    seconds = 30 / one.choice.rate
+    for seq_id in range(40):
+        one.choose({seq_id: Member()}, None, has_drafter=True)
+        assert not one.is_likely(seq_id), "nothing is read ahead"
+        tried = trials(one, seq_id, 100, is_right=False)
+        one.read(seq_id, seconds * min(tried, 1))
+        passes += tried
+        one.forget(seq_id)
+    assert 1 <= passes <= 4
+    assert not one.is_likely(40), "a prompt that is still computed"
+
+
+def test_a_drafter_that_is_right_reads_ahead() -> None:
+    one = chooser()
+    assert one.is_likely(0), "nothing is known"
+    choose(one, [0.9])
+    assert one.is_likely(0)
+    one.choose({}, None, has_drafter=True)
+    assert one.is_likely(1), "what the others had is known"
+
+
 def test_trials_that_are_right_turn_drafts_on() -> None:
     one = chooser()
     choose(one, [0.0])

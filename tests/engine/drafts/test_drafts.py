@@ -171,6 +171,22 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
         assert there.stats["speculation"]["sent"] < 40
 
 
+def test_a_drafter_that_is_never_right_rests(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first requests it neither drafts nor reads along, but for a trial now and then."""
+    dice, passes = Dice(0.0), list[int]()
+    dice.pause = 0.01
+    monkeypatch.setattr(dice, "prepare", lambda seq: passes.append(seq.seq_id))
+    with pipeline("llama", [2, 2], drafter=lambda: dice) as there:
+        for seed in range(2):
+            there.answers(ask(40, prompt=seed, max_tokens=20))
+        passes.clear()
+        drafted = there.stats["speculation"]["drafted"]
+        for seed in range(2, 6):
+            there.answers(ask(40, prompt=seed, max_tokens=20))
+        assert len(passes) <= 10, "two calls for each trial"
+        assert there.stats["speculation"]["drafted"] - drafted <= 5
+
+
 @pytest.mark.parametrize(
     "draft", ["demo-draft+ngram", *(pytest.param(name, marks=NIGHTLY) for name in ("demo-draft", "ngram"))]
 )

@@ -48,6 +48,36 @@ def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: C
     assert (first.runner.rolls_back, first.arrays_per_block) == (second.runner.rolls_back, second.arrays_per_block)
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])
+def test_a_few_layers_stand_for_all(name: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    told, folder = list[Progress](), tiny_folder(name, num_hidden_layers=12)
+    given = replace(command(folder), stage=0, bounds=(0, 12))
+    few = load(given, "a", told.append)
+    assert "all layers together" in [one.text for one in told]
+    monkeypatch.setattr(outcomes, "remembered", lambda _path: None)
+    monkeypatch.setattr(outcomes, "with_each_kind", lambda stage: stage)
+    whole = load(given, "a", lambda _: None)
+    assert replace(few.ready, free_bytes=0) == replace(whole.ready, free_bytes=0)
+    assert few.runner._step.way is whole.runner._step.way
+    assert few.runner.rolls_back == whole.runner.rolls_back
+
+
+def test_all_layers_are_tried_where_a_few_are_not_enough(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outcomes.StepModel, "why_not_all", lambda *_, **__: "the same row differs")
+    told, given = (
+        list[Progress](),
+        replace(command(tiny_folder("llama", num_hidden_layers=12)), stage=0, bounds=(0, 12)),
+    )
+    load(given, "a", told.append)
+    said = [one.text for one in told if one.phase == "try"]
+    assert said[said.index("all layers together") + 1 :] == [
+        "how many sequences run together",
+        "how drafts are rolled back",
+    ]
+
+
 def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     folder = tiny_folder("llama")
     given, checkpoint = command(folder), open_folder(folder)

@@ -1,0 +1,145 @@
+"""The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from splitinfer.core.grammar import Grammar
+from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
+from splitinfer.server.problem import Problem, invalid
+from splitinfer.server.refused import STRUCTURED
+
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
+
+
+class PlainFormat(Fields):
+    type: Literal["text"]
+
+
+class JsonFormat(Fields):
+    """Any JSON object; of a schema, if there is one, as llama.cpp's server has it."""
+
+    type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class NamedSchema(Fields):
+    """A schema, which is enforced. Responses repeat it with its name."""
+
+    name: Name | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class SchemaFormat(Fields):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
+
+
+def grammar_of(schema: Any, param: str) -> Grammar:
+    """The form of JSON that a schema admits; ``None``: of any object.
+
+    Raises:
+        Problem: 400, it is not a schema.
+    """
+    try:
+        return Grammar.json(schema)
+    except ValueError as error:
+        raise invalid(param, f"{param}: {error}") from error
+
+
+def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = "response_format") -> dict[str, Any]:
+    """The fields of ``SamplingParams`` that a format asks for.
+
+    Raises:
+        Problem: 400, its schema is not one.
+    """
+    match asked:
+        case SchemaFormat():
+            return {"grammar": grammar_of(asked.json_schema.schema_, param)}
+        case JsonFormat(schema_=None):
+            return {"grammar": Grammar.json()}
+        case JsonFormat():
+            return {"grammar": grammar_of(asked.schema_, param)}
+    return {}
+
+
+# -- as vLLM and llama.cpp have it ------------------------------------------------------------------
+
+
+def _asked(given: Any) -> Any:
+    return None if given in EMPTY else given
+
+
+def _schema(given: Any) -> Any:
+    if given not in EMPTY and not isinstance(given, dict | str):
+        raise not_a("an object or text", given)
+    return _asked(given)
+
+
+Schema = Annotated[dict[str, Any] | str | None, PlainValidator(_schema)]
+Text = Annotated[str | None, BeforeValidator(_asked)]
+Texts = Annotated[list[str] | None, BeforeValidator(_asked)]
+
+
+class StructuredOutputs(Fields):
+    """vLLM's, one of which is given."""
+
+    refused = STRUCTURED
+    json_: Schema = Field(None, alias="json")
+    regex: Text = None
+    choice: Texts = None
+    grammar: Text = None
+    json_object: bool = False
+
+
+class Formed(Fields):
+    """The form of an answer under other servers' names: vLLM's of today and of old, and llama.cpp's. ``grammar``: in
+    Lark or GBNF."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema = None
+    guided_regex: Text = None
+    guided_choice: Texts = None
+    guided_grammar: Text = None
+    json_schema: Schema = None
+    grammar: Text = None
+
+    def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks for.
+
+        Raises:
+            Problem: 400, there are several forms, or one is not a form.
+        """
+        other = self.structured_outputs or StructuredOutputs.model_validate({})
+        asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [
+            ("structured_outputs.json", Grammar.json, other.json_),
+            ("structured_outputs.regex", Grammar.regex, other.regex),
+            ("structured_outputs.choice", Grammar.choice, other.choice),
+            ("structured_outputs.grammar", _written, other.grammar),
+            ("structured_outputs.json_object", lambda _: Grammar.json(), other.json_object or None),
+            ("guided_json", Grammar.json, self.guided_json),
+            ("guided_regex", Grammar.regex, self.guided_regex),
+            ("guided_choice", Grammar.choice, self.guided_choice),
+            ("guided_grammar", _written, self.guided_grammar),
+            ("json_schema", Grammar.json, self.json_schema),
+            ("grammar", _written, self.grammar),
+        ]
+        given = [one for one in asked if one[2] is not None]
+        if len(given) + bool(own) > 1:
+            names = [*([param] if own else []), *(name for name, _, _ in given)]
+            raise Problem(400, f"an answer has one form; give one of {', '.join(names)}", param=names[-1])
+        for name, make, value in given:
+            try:
+                return {"grammar": make(value)}
+            except ValueError as error:
+                raise invalid(name, f"{name}: {error}") from error
+        return own
+
+
+def _written(text: str) -> Grammar:
+    return Grammar.gbnf(text) if _GBNF.search(text) else Grammar.lark(text)
