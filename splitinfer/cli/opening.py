@@ -82,7 +82,7 @@ def open_llm(
     settings = options.settings if servers is None else replace(options.settings, grows_context=True)
     llm, left = load_llm(layout, options.model if chosen is None else None, settings), threading.Event()
     close_seconds = _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
-    with shutdown.closed_by(_closing(llm, left, servers or (), drain_seconds, close_seconds)), llm:
+    with shutdown.closed_by(_closing(llm, left, () if servers is None else servers, drain_seconds, close_seconds)), llm:
         if chats and llm.has_tokenizer and not llm.tokenizer.writes_turns:
             say(_NO_TURNS)
         try:

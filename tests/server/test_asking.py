@@ -13,6 +13,7 @@ from stub_model import Model
 from valid_requests import Asked
 
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.server import body
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
@@ -105,8 +106,11 @@ def prompt_with_picture(number: int) -> Asked:
 
 
 @pytest.mark.parametrize("slow", [long_prompt, prompt_with_picture])
-def test_prompts_that_take_long_have_turns_and_hold_nobody_else_up(slow: Callable[[int], Asked]):
+def test_prompts_that_take_long_have_turns_and_hold_nobody_else_up(
+    slow: Callable[[int], Asked], monkeypatch: pytest.MonkeyPatch
+):
     """Threads are few: what else is done beside the event loop, such as metrics and grammars, always finds one."""
+    monkeypatch.setattr(body, "_SOON_PARSED", 1 << 20)  # where threads parse, who came first is not read first
     model = Slow()
 
     async def main() -> None:

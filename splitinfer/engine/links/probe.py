@@ -46,7 +46,9 @@ def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], 
         try:
             return Probed(measure(link), note)
         except (TransportError, ProtocolError) as error:
-            raise PeerError(f"{name} could not measure the link to {connection.name}: {error}") from error
+            raise PeerError(
+                f"{name} could not measure the link to {connection.name}: {str(error) or 'it closed the link'}"
+            ) from error
 
 
 def measure(link: Carrier) -> LinkMeasurement:

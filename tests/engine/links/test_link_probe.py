@@ -182,7 +182,10 @@ class Impostor:
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(None, "could not measure the link to impostor: "), (Frame(b"", (b"few",)), "64 bytes were to come back, and 3")],
+    [
+        (None, "could not measure the link to impostor: it closed the link"),
+        (Frame(b"", (b"few",)), "64 bytes were to come back, and 3"),
+    ],
     ids=["nothing", "fewer bytes"],
 )
 def test_a_next_stage_that_answers_wrong_ends_the_session(two: list[str], answer: Frame | None, words: str) -> None:
