@@ -144,6 +144,7 @@ def drops_a_layer(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options
     return Options(layout=str(layout_file), trials=1, decode_tokens=8)
 
 
+@pytest.mark.nightly
 def test_a_stage_that_drops_a_layer_of_long_prompts_is_told(drops_a_layer: Options):
     found = run.measure(drops_a_layer)
     judged = {each["part"]: each["verdict"] for each in found["verdicts"][PIPELINE]}

@@ -102,8 +102,14 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
         assert (forced == (token,)) == is_text, (name, forced)
 
 
+MORE = ("markup, special", "byte fallback, a blank before")
+
+
 @pytest.mark.parametrize("syntax", SYNTAXES)
-@pytest.mark.parametrize("shape", ["markup", "markup, special", "byte fallback, a blank before"])
+@pytest.mark.parametrize(
+    "shape",
+    ["markup", *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE)],
+)
 def test_calls_parse_whatever_their_markers_are(syntax: str, shape: str, tmp_path: Path) -> None:
     """As of Qwen and GLM, whose markers are one token that is not special."""
     one = SYNTAXES[syntax]

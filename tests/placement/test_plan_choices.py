@@ -44,7 +44,9 @@ _RIGS = [
     for hop in (0.0001, 0.001)
     for aim, more in ((Aim.CHAT, {}), (Aim.CHAT, _LONG), (Aim.THROUGHPUT, _STREAMS))
     for acceptance in (None, 0.7)
-    for is_usual in [len(ratio) == 2 and ratio[0] == 1 and ratio[1] > 1 and (acceptance is None or hop == 0.001)]
+    for is_usual in [
+        len(ratio) == 2 and ratio[0] == 1 and ratio[1] > 1 and (acceptance is None or (hop == 0.001 and not more))
+    ]
 ]
 
 

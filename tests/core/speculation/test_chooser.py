@@ -239,7 +239,7 @@ def test_it_is_never_slower_than_no_drafts(name: str, streams: int, *, at_end: b
         assert drafts.rate(crowd) >= least * none, acceptance
 
 
-@pytest.mark.parametrize("name", ["two-large", "three-large"])
+@pytest.mark.parametrize("name", ["two-large", pytest.param("three-large", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("acceptance", [(0.9, 0.0), (0.9, 0.9, 0.0, 0.3)])
 def test_nobody_is_slower_because_of_others_drafts(name: str, acceptance: tuple[float, ...]) -> None:
     machine = read_machine(Path(name))
@@ -261,7 +261,9 @@ def seconds_of(name: str, acceptance: dict[int, float], flight: Flight | None) -
     return simulator.now
 
 
-@pytest.mark.parametrize("name", ["two-large", "two-small", "three-large"])
+@pytest.mark.parametrize(
+    "name", ["two-small", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("two-large", "three-large"))]
+)
 def test_from_request_to_request_drafts_that_lose_cost_nearly_nothing(name: str) -> None:
     never = dict.fromkeys(range(12), 0.0)
     assert seconds_of(name, never, None) < 1.01 * seconds_of(name, never, OFF)
