@@ -39,8 +39,8 @@ _RECOVERY = (
     Fault(
         "what is on disk is forgotten when a stage was lost",
         f"{_COORDINATOR}/reopening.py",
-        "scheduler.replay(pipeline.kept())",
-        "scheduler.replay()",
+        "scheduler.requeue_all(pipeline.kept())",
+        "scheduler.requeue_all()",
     ),
     Fault(
         "a pipeline that has recovered says that it waits",
@@ -174,7 +174,7 @@ _RUNNING = (
     Fault(
         "a worker's heartbeats do not tell its progress",
         f"{_WORKER}/worker.py",
-        "owner.link.beat(done.plan.step + 1)",
+        "owner.link.set_progress(done.plan.step + 1)",
         "pass",
     ),
     Fault(

@@ -166,7 +166,7 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def beat(self, progress: int) -> None:
+    def set_progress(self, progress: int) -> None:
         """Send `progress` (0 <= progress < 2**64) in heartbeats from now on. Raises ValueError out of range."""
 
     @property

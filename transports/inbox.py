@@ -176,8 +176,8 @@ class InboxLink(Link):
             return LinkClosed(self._close_reason)
         return self._inbox.ended
 
-    def beat(self, progress: int) -> None:
-        self._below.beat(progress)
+    def set_progress(self, progress: int) -> None:
+        self._below.set_progress(progress)
 
     @property
     def peer_progress(self) -> int:

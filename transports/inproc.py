@@ -67,7 +67,7 @@ class InprocLink(Link):
         self._inbox.attach(sink)
         self._inbox.pump()
 
-    def beat(self, progress: int) -> None:
+    def set_progress(self, progress: int) -> None:
         if not 0 <= progress < 1 << 64:
             raise ValueError(f"progress must be in [0, 2**64), not {progress}")
         self._progress = progress

@@ -81,7 +81,7 @@ class TcpLink(Link):
         self.inbox.attach(sink)
         self._hub.pump(self)
 
-    def beat(self, progress: int) -> None:
+    def set_progress(self, progress: int) -> None:
         if not 0 <= progress < 1 << 64:
             raise ValueError(f"progress must be in [0, 2**64), not {progress}")
         self.progress = progress

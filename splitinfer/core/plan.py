@@ -3,8 +3,8 @@
 All that the stages do follows from plans. A plan is immutable and numbered; a sequence that is new to the
 stages comes in full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its
 cache to ``Slice.start`` before it runs: rolling back after a rejected draft, or after an edited turn of a
-conversation, is data in the next plan and no message of its own, and replaying the plans rebuilds a lost
-stage. Results hold token ids, never hidden states.
+conversation, is data in the next plan and no message of its own. After a loss the scheduler makes new plans from
+the tokens, which rebuild a lost stage; no plan is kept. Results hold token ids, never hidden states.
 
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """

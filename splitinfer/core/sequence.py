@@ -169,7 +169,7 @@ class Sequence:
     # and of what the stages have of it, and are to have by plans under way
     num_scheduled: int = 0
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
-    num_awaited: int = 0  # how many of them are not rejected
+    num_awaited: int = 0  # of these, those that the next token depends on: a wrong draft ends the waiting for all
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft, or when it took it over
     num_prompt_tokens: int = field(init=False)
 

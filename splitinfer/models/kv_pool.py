@@ -43,7 +43,7 @@ class KVPool:
     def __init__(self, model: StageModel | WithHeads, rollback: Rollback = Rollback.MODULES) -> None:
         self._model, self.rollback = model, rollback
         self._entries: dict[int, _Entry] = {}
-        self._left: dict[int, _Entry] = {}  # of sequences that have ended
+        self._retained: dict[int, _Entry] = {}  # of sequences that have ended
         self._blocks: dict[int, KVBlock] = {}
 
     def open(
@@ -68,7 +68,7 @@ class KVPool:
         self._entries[seq_id] = _Entry(caches)
         return copied
 
-    def leave(self, seq_id: int) -> None:
+    def retain(self, seq_id: int) -> None:
         """Keep the KV of a sequence that has ended, for one that takes it over.
 
         Raises:
@@ -76,22 +76,23 @@ class KVPool:
         """
         entry = self._entries.pop(seq_id, None)
         if entry is None:
-            raise ProtocolError(f"sequence {seq_id} cannot be left: it is not open")
+            raise ProtocolError(f"sequence {seq_id} cannot be retained: it is not open")
         entry.caches.release()
-        self._left[seq_id] = entry
+        self._retained[seq_id] = entry
 
-    def take_over(self, seq_id: int, left: int, length: int, pictures: tuple[Picture, ...] = ()) -> None:
-        """Open a sequence in the KV of one that was ``left``, with its first ``length`` tokens. Copies nothing.
+    def take_over(self, seq_id: int, retained: int, length: int, pictures: tuple[Picture, ...] = ()) -> None:
+        """Open a sequence in the KV of one that was ``retained``, with its first ``length`` tokens. Copies nothing.
 
         Raises:
-            ProtocolError: the sequence is open already, none was left, or it has fewer tokens or cannot go back so far.
+            ProtocolError: the sequence is open already; or none was retained, or one with fewer tokens, or one that
+                cannot go back so far.
         """
-        entry = self._left.pop(left, None)
+        entry = self._retained.pop(retained, None)
         if seq_id in self._entries or entry is None or entry.position < length:
-            raise ProtocolError(f"sequence {seq_id} cannot take over {length} tokens of sequence {left}")
+            raise ProtocolError(f"sequence {seq_id} cannot take over {length} tokens of sequence {retained}")
         entry.drafted.clear()
         if entry.position > length:
-            self._rewind(entry, left, entry.position - length)
+            self._rewind(entry, retained, entry.position - length)
         entry.caches.pictures = pictures
         self._entries[seq_id] = entry
 
@@ -175,14 +176,14 @@ class KVPool:
 
     def free(self, seq_id: int) -> None:
         """Free a sequence; an unknown one is no error."""
-        self._left.pop(seq_id, None)
+        self._retained.pop(seq_id, None)
         entry = self._entries.pop(seq_id, None)
         if entry is not None:
             entry.caches.close()
 
     def clear(self) -> None:
         """Free every sequence and every block."""
-        for held in (self._entries, self._left, self._blocks):
+        for held in (self._entries, self._retained, self._blocks):
             held.clear()
 
     def must_end_first(self, step: Collection[int], in_flight: Sequence[Collection[int]]) -> int:
@@ -210,8 +211,8 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for all sequences, also for those left."""
-        return nbytes([entry.caches for entry in (*self._entries.values(), *self._left.values())])
+        """Bytes held for all sequences, also for those retained."""
+        return nbytes([entry.caches for entry in (*self._entries.values(), *self._retained.values())])
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -37,14 +37,14 @@ def _beginning(kind: str) -> bytes:
     return bytes(msgpack.packb({"kind": kind})[1:])
 
 
-_VOID = _beginning("void")
+_REJECTED = _beginning("rejected")
 _ASKS = tuple(map(_beginning, ("askmanifest", "askranges")))
-_LONGEST = 1 + max(map(len, (_VOID, *_ASKS)))
+_LONGEST = 1 + max(map(len, (_REJECTED, *_ASKS)))
 
 
-def is_void(header: bytes | memoryview) -> bool:
-    """Whether a header is that of a Void message, as far as can be told without decoding it."""
-    return bytes(header[1:_LONGEST]).startswith(_VOID)
+def is_rejected(header: bytes | memoryview) -> bool:
+    """Whether a header is that of a Rejected message, as far as can be told without decoding it."""
+    return bytes(header[1:_LONGEST]).startswith(_REJECTED)
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:

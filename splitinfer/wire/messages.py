@@ -1,6 +1,6 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Void
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
@@ -272,15 +272,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Void:
-    """Slices that a result has made void while they are under way, as (step, sequence): a stage in the middle need not
+class Rejected:
+    """Slices that a result has rejected while they are under way, as (step, sequence): a stage in the middle need not
     compute those that still wait in front of it. It overtakes steps that wait; there is no reply."""
 
     slices: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
         if not self.slices or any(step < 0 or seq_id < 0 for step, seq_id in self.slices):
-            raise ValueError("void slices are one or more pairs of a step and a sequence")
+            raise ValueError("rejected slices are one or more pairs of a step and a sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +362,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Void | Result | Fault
+    | Step | Rejected | Result | Fault
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

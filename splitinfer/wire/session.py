@@ -43,7 +43,7 @@ _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
         _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault},
     ),
     ("coordinator", Phase.RUN): (
-        frozenset({m.Connect, m.Step, m.Void}),
+        frozenset({m.Connect, m.Step, m.Rejected}),
         frozenset({m.Connected, m.Result, m.Fault}),
     ),
     ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),

@@ -70,7 +70,7 @@ def test_what_a_sequence_left_is_taken_over_by_the_next():
     run(pool, 1, 0, 20)
     arrays = [array for cache in pool.at(1, 20).own for array in (cache.keys, cache.values)]
     held = pool.nbytes
-    pool.leave(1)
+    pool.retain(1)
     assert (len(pool), pool.nbytes) == (0, held)
     assert "never opened" in refused(lambda: pool.at(1, 20))
     pool.take_over(2, 1, 18)
@@ -85,11 +85,11 @@ def test_what_was_left_is_freed_or_taken_over_once():
     for seq_id in (1, 2):
         pool.open(seq_id)
         run(pool, seq_id, 0, 20)
-        pool.leave(seq_id)
+        pool.retain(seq_id)
     pool.free(1)
     assert "take over 3 tokens of sequence 1" in refused(lambda: pool.take_over(3, 1, 3))
     assert "take over 21 tokens" in refused(lambda: pool.take_over(3, 2, 21))
-    assert refused(lambda: pool.leave(9)) == "sequence 9 cannot be left: it is not open"
+    assert refused(lambda: pool.retain(9)) == "sequence 9 cannot be retained: it is not open"
     assert pool.nbytes == 0
 
 
@@ -98,7 +98,7 @@ def test_a_state_that_was_left_is_taken_over_where_it_is():
     for seq_id, length in ((1, 20), (2, 19)):
         pool.open(seq_id)
         run(pool, seq_id, 0, 20)
-        pool.leave(seq_id)
+        pool.retain(seq_id)
         if length < 20:
             assert "cannot go back 1 tokens" in refused(lambda: pool.take_over(4, 2, 19))
         else:

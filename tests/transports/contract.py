@@ -235,7 +235,7 @@ def check_abort(address: str) -> None:
             assert reason_at(mine) == "had enough"
     with pair(address) as (here, there):
         here.send(Frame(b"never read"))
-        here.beat(1)
+        here.set_progress(1)
         until(lambda: there.peer_progress == 1, "arrival")
         there.abort("had enough")
         assert reason_at(there) == "had enough"
@@ -329,7 +329,7 @@ def check_deliver_to(address: str) -> None:
     with pair(address) as (here, there):
         for index in range(20):
             here.send(numbered(index))
-        here.beat(1)
+        here.set_progress(1)
         until(lambda: there.peer_progress == 1, "arrival")
         seen: list[Frame | LinkClosed] = []
         over = threading.Event()
@@ -373,7 +373,7 @@ def check_a_reader_that_stops(address: str) -> None:
             link.send(Frame(b"hello"))
             other.recv(SECONDS)
         time.sleep(1.2)
-        here.beat(5)
+        here.set_progress(5)
         until(lambda: there.peer_progress == 5, "progress")
         assert here.closed is None
         assert there.closed is None
@@ -469,14 +469,14 @@ def _send_for_ever(link: Link) -> None:
 def check_progress(address: str) -> None:
     with pair(address) as (here, there):
         assert here.peer_progress == 0
-        there.beat(7)
-        here.beat(2**64 - 1)
+        there.set_progress(7)
+        here.set_progress(2**64 - 1)
         until(lambda: here.peer_progress == 7 and there.peer_progress == 2**64 - 1, "progress")
-        there.beat(8)
+        there.set_progress(8)
         until(lambda: here.peer_progress == 8, "more progress")
         for wrong in (-1, 2**64):
             with pytest.raises(ValueError, match="progress"):
-                here.beat(wrong)
+                here.set_progress(wrong)
         until(lambda: here.silent_for < 0.2 and there.silent_for < 0.2, "heartbeats")
 
 

@@ -76,7 +76,7 @@ class StepRecord:
         return self.rows.prefill + self.rows.decode + self.rows.draft
 
     @property
-    def is_void(self) -> bool:
+    def is_rejected(self) -> bool:
         """Whether nothing of it was kept, as it lay behind a wrong draft or its requests had ended."""
         return self.useful == 0 and self.num_rows > 0
 

@@ -14,8 +14,8 @@ class StepInFlight:
     idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
         scheduler).
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
-    is_sent: whether it has left the first stage, so that its plan stays as it is (the link).
-    figures: the first stage's, which stay here while the step is on its way (the link).
+    is_sent: whether it has left the first stage, so that its plan stays as it is (`Pipeline`).
+    figures: the first stage's, which stay here while the step is on its way (`Pipeline`).
     """
 
     planned: StepPlan

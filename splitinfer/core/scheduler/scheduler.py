@@ -2,7 +2,8 @@
 
 The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
 compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
-(or an end token, or the maximal length) ends it; its KV is freed by the next plan.
+(or an end token, or the maximal length) ends it. A later plan frees its KV; if it ended alone, stages retain that for
+who goes on from it, until room is needed. What it computed stays in the prefix cache as blocks, after an abort, too.
 
 A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
@@ -132,7 +133,7 @@ class Scheduler:
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
         """End a sequence from outside (abort, a stop string); False if it has ended already.
 
-        Its slices under way still run and are ignored; its KV is freed by the next plan.
+        Its slices under way still run and are ignored; what becomes of its KV: see the module.
         """
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
@@ -203,7 +204,7 @@ class Scheduler:
 
     # -- the stages: lost, others, less memory -----------------------------------------------
 
-    def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
+    def requeue_all(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
         disks; its KV is computed again from its tokens.
 
@@ -222,7 +223,7 @@ class Scheduler:
         self.running.clear()
 
     def moved_to(self, config: SchedulerConfig) -> "Scheduler":
-        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after ``replay``;
+        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after ``requeue_all``;
         this scheduler is of no use afterwards.
 
         Raises:
@@ -238,7 +239,7 @@ class Scheduler:
         return new
 
     def lower_budget(self, stage: int) -> bool:
-        """Lower a stage's budget because its device had no memory left for what is in use; call before ``replay``.
+        """Lower a stage's budget because its device had no memory left for what is in use; call before ``requeue_all``.
         Returns whether there is less now, so that it will not happen for ever."""
         self._is_lowered = True
         return self.kv.lower(stage)

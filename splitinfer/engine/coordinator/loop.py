@@ -168,13 +168,13 @@ class Loop:
         """Act on an event."""
         if isinstance(event, Event | LocalResult):
             if (result := self._pipeline.receive(event)) is not None:
-                self._learn(result, event.at)
+                self._take_result(result, event.at)
         elif isinstance(event, StepFailed):
             event.raise_if_due()
         else:
             event(self)
 
-    def _learn(self, result: StepResult, heard: float) -> None:
+    def _take_result(self, result: StepResult, heard: float) -> None:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
         if step is not None and step.figures is not None:

@@ -10,9 +10,9 @@ else the thread that waits for the device does, because launching the next step 
 What a result has rejected in the meantime is not sent.
 
 Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
-those of the remaining workers. Local workers that died are started anew, and so are those that froze: a child that does
-not respond is killed without being asked to stop. That comes first, because a new process takes longer than all the
-rest.
+those of the remaining workers. Weights stay; all KV but what is on disk is forgotten, on every stage. Local workers
+that died are started anew, and so are those that froze: a child that does not respond is killed without being asked to
+stop. That comes first, because a new process takes longer than all the rest.
 """
 
 import logging
@@ -43,7 +43,7 @@ from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.wire.messages import Progress, Ready, Result, Void
+from splitinfer.wire.messages import Progress, Ready, Rejected, Result
 from transports import LinkClosed, TransportError
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Pipeline:
 
     def __init__(self, config: PipelineConfig, put: Callable[[StageEvent], None], notice: Notice) -> None:
         self._config, self._put, self._notice = config, put, notice
-        self._locals: dict[str, LocalWorker] = {}
+        self._children: dict[str, LocalWorker] = {}
         self._worker_group = self._new_group()
         self._local: LoadedStage | None = None
         self._steps = StepsUnderWay[Launched](put)  # on this machine's stage
@@ -111,13 +111,13 @@ class Pipeline:
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
         """
-        self.regroup("the pipeline is reopening")
+        self.renew_links("the pipeline is reopening")  # each attempt needs fresh ones
         worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
             worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
             local = self._load_local()
-            self.ready = (local.offer(), *worker_group.await_ready(silence, meanwhile))
+            self.ready = (local.begin_anew(), *worker_group.await_ready(silence, meanwhile))
             self.codecs = tuple(map(_codec, self._config.layout.stages[1:], self.ready[1:]))
             if self.codecs:
                 local.runner.use_codec(self.codecs[0])
@@ -131,7 +131,7 @@ class Pipeline:
             raise
         worker_group.start_delivery()
 
-    def regroup(self, reason: str) -> None:
+    def renew_links(self, reason: str) -> None:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
         others stay loaded. Steps under way are forgotten, and what they still bring is late."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
@@ -143,9 +143,9 @@ class Pipeline:
 
     def _kill_lost(self, worker_group: WorkerGroup) -> None:
         for handle in worker_group.workers:
-            worker = self._locals.get(handle.spec.name)
+            worker = self._children.get(handle.spec.name)
             if worker is not None and self._is_lost(handle, worker):
-                self._locals.pop(handle.spec.name, None)
+                self._children.pop(handle.spec.name, None)
                 worker.kill()
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
@@ -180,12 +180,12 @@ class Pipeline:
 
     def _reach_local(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
         try:
-            worker = self._locals.get(spec.name)
+            worker = self._children.get(spec.name)
             if worker is None:
                 raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was opening")
             worker_group.connect(stage, spec, worker.address(), timeout)
         except WorkerUnreachable:
-            worker = self._locals.pop(spec.name, None)  # the next attempt starts another
+            worker = self._children.pop(spec.name, None)  # the next attempt starts another
             if worker is not None:  # otherwise the pipeline was closed meanwhile, and the worker with it
                 worker.kill()
             raise
@@ -193,10 +193,10 @@ class Pipeline:
     def _start_locals(self) -> None:
         """Start the local workers that do not run; all are started before the first is waited for."""
         for name in (spec.name for spec in self._config.layout.stages[1:] if spec.is_local):
-            if name in self._locals and not self._locals[name].is_alive:
-                self._locals.pop(name).stop()
-            if name not in self._locals:
-                self._locals[name] = take(name, self._config.disk)
+            if name in self._children and not self._children[name].is_alive:
+                self._children.pop(name).stop()
+            if name not in self._children:
+                self._children[name] = take(name, self._config.disk)
 
     def _load_local(self) -> LoadedStage:
         if self._local is None:
@@ -211,7 +211,7 @@ class Pipeline:
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
 
-    def relay(self, layout: Layout) -> None:
+    def use_layout(self, layout: Layout) -> None:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
         self._config = replace(self._config, layout=layout)
@@ -219,8 +219,8 @@ class Pipeline:
             self._local.close()
             self._local = None
         names = {spec.name for spec in layout.stages if spec.is_local}
-        for name in [name for name in self._locals if name not in names]:
-            self._locals.pop(name).stop()
+        for name in [name for name in self._children if name not in names]:
+            self._children.pop(name).stop()
 
     # -- running -----------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Pipeline:
             self._lost = handle
             raise handle.lost(str(error)) from error
         for each in group.workers:
-            each.link.beat(done.plan.step + 1)
+            each.link.set_progress(done.plan.step + 1)
         yield_own_processor()
 
     def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
@@ -340,7 +340,7 @@ class Pipeline:
         for handle in self._worker_group.workers[:-1]:
             try:
                 with self._sending:
-                    handle.send(Void(slices))
+                    handle.send(Rejected(slices))
             except TransportError as error:
                 log.info(
                     "worker %s was not told of rejected drafts: %s", handle.spec.name, error
@@ -420,9 +420,9 @@ class Pipeline:
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
             self._steps.close()
-            for worker in list(self._locals.values()):
+            for worker in list(self._children.values()):
                 worker.stop()
-            self._locals.clear()
+            self._children.clear()
             if self._local is not None:
                 self._local.close()
             self._local = None

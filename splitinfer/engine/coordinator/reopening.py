@@ -81,7 +81,7 @@ class Reopening:
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        pipeline.regroup(str(loss))
+        pipeline.renew_links(str(loss))
         if is_local:
             self._loop.draft_again()
         self._open(loss, self._next_wanted())
@@ -152,9 +152,9 @@ class Reopening:
     def _load(self, layout: Layout) -> None:
         loop, pipeline = self._loop, self._pipeline
         loop.hear()  # so that nothing is opened once the loop is asked to end
-        pipeline.relay(layout)
+        pipeline.use_layout(layout)
         pipeline.open(meanwhile=loop.hear)
-        loop.scheduler.replay()
+        loop.scheduler.requeue_all()
         loop.use(loop.scheduler.moved_to(self._configure(pipeline)))
         self._figures.opened(layout, time.monotonic())
         self._shared.lost_stage = None
@@ -163,12 +163,12 @@ class Reopening:
         """Open the pipeline with the cut in force; the reason if that cannot be done yet."""
         loop, pipeline = self._loop, self._pipeline
         loop.hear()
-        pipeline.relay(cut)
+        pipeline.use_layout(cut)
         try:
             pipeline.open(_RECONNECT, patience.left(time.monotonic()), loop.hear)
         except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
             return str(error)
-        loop.scheduler.replay(pipeline.kept())
+        loop.scheduler.requeue_all(pipeline.kept())
         loop.use(loop.scheduler)
         self._figures.opened(cut, time.monotonic())
         self._shared.lost_stage = None

@@ -43,7 +43,7 @@ class Commands:
             return Applied()
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.retained:
-            self._pool.leave(seq_id)
+            self._pool.retain(seq_id)
         for seq_id in plan.freed:
             self._pool.free(seq_id)
         for seq_id in plan.ended:

@@ -35,7 +35,7 @@ class History:
         """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
         return Row(self.params, self.seed, position, (), mask=mask)
 
-    def is_void(self, part: Slice) -> bool:
+    def is_rejected(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""
         return part.is_rejected(len(self.tokens), self.next)
 
@@ -61,7 +61,7 @@ def verdicts_of(
     scores: Mapping[int, tuple[SampledToken, ...]],
 ) -> tuple[SampledSlice, ...]:
     """The tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``; the
-    others are void and get none. ``scores``: by sequence, of its slice's own tokens."""
+    others are rejected and get none. ``scores``: by sequence, of its slice's own tokens."""
     at, verdicts = 0, []
     for part in plan.slices:
         if part.num_rows and part in computed:

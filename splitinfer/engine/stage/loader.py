@@ -77,7 +77,7 @@ class LoadedStage:
     need: Need
     scores: int
 
-    def offer(self) -> Ready:
+    def begin_anew(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
         kept = None if self.disk is None else self.disk.offer()
@@ -91,7 +91,7 @@ class LoadedStage:
         return () if self.disk is None else self.disk.kept(keys)
 
     def rest(self) -> None:
-        """Forget all sequences: nobody uses the stage until it is offered again."""
+        """Forget all sequences: nobody uses the stage until it begins anew."""
         self.runner.reset()
         announce_idle(self.name)
 

@@ -4,9 +4,9 @@ A step is split in two, because a device may be asynchronous: ``launch`` builds 
 ``finish`` reads the results once the device is done. Between the two the loop may launch the next step, so the device
 never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
 
-Drafts are verified on the last stage, which is therefore the first to know that some slices are void: those behind a
-wrong draft are not computed there, and their results have no tokens. A stage in the middle hears of it from the
-coordinator (``drop_void``): what it has not launched by then it leaves out, also for the stages behind it.
+Drafts are verified on the last stage, which is therefore the first to know that some slices are rejected: those behind
+a wrong draft are not computed there, and their results have no tokens. A stage in the middle hears of it from the
+coordinator (``drop_rejected``): what it has not launched by then it leaves out, also for the stages behind it.
 """
 
 import logging
@@ -84,7 +84,7 @@ class StageRunner:
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
-        self._void: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
+        self._rejected: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
@@ -111,7 +111,7 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
-        self._void.clear()
+        self._rejected.clear()
         self._failure = None
         self.pool.clear()
         self._histories.clear()
@@ -140,10 +140,10 @@ class StageRunner:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def drop_void(self, slices: Iterable[tuple[int, int]]) -> None:
+    def drop_rejected(self, slices: Iterable[tuple[int, int]]) -> None:
         """Leave out these slices of drafts, given as (step, sequence), of steps that will be launched."""
         if not self._model.is_last:  # which knows by itself, and says so in its results
-            self._void |= set(slices)
+            self._rejected |= set(slices)
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
         """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last.
@@ -202,7 +202,7 @@ class StageRunner:
             raise
         self._busy_at = time.monotonic()
         self._prepared.note(plan, masks)
-        self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
+        self._rejected = {(step, seq_id) for step, seq_id in self._rejected if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket, drafts)
 
@@ -229,7 +229,7 @@ class StageRunner:
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
     ) -> tuple[tuple[Slice, ...], list[Part], StepGraph]:
         """The slices of a plan that are computed here, their parts, and their graph."""
-        slices, hidden = self._without_void(plan, hidden)
+        slices, hidden = self._without_rejected(plan, hidden)
         hidden = hidden if self._tower is None else self._tower.rows(slices)
         parts, rows = [], list[Row]()
         for part in slices:
@@ -317,29 +317,29 @@ class StageRunner:
 
     def needs_verdict(self, plan: StepPlan) -> bool:
         """Whether the step under way must be finished before this one is launched, because it decides which slices are
-        void."""
+        rejected."""
         return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
 
-    def _without_void(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
+    def _without_rejected(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
         """The slices to compute, and their rows."""
-        if not self.needs_verdict(plan) and not self._void:
+        if not self.needs_verdict(plan) and not self._rejected:
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
         for part in plan.slices:
             first = at
             at += len(part.token_ids) * self._model.rows_in
-            if not self._is_void(plan.step, part):
+            if not self._is_rejected(plan.step, part):
                 keep.append(part)
                 rows += range(first, at)
         if hidden is not None and len(rows) < at:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
 
-    def _is_void(self, step: int, part: Slice) -> bool:
+    def _is_rejected(self, step: int, part: Slice) -> bool:
         history = self._histories.get(part.seq_id)
         if not self._model.is_last:
-            return part.begins_with_draft and (step, part.seq_id) in self._void
-        return history is not None and history.is_void(part)
+            return part.begins_with_draft and (step, part.seq_id) in self._rejected
+        return history is not None and history.is_rejected(part)
 
     def wait(self, launched: Launched) -> Span:
         """Wait until the device is done with a step.

@@ -63,7 +63,7 @@ class StageHolder:
                 self.unload()
                 self.stage = self._load_anew(connection, command, weights)
             self._access.let_read(command.reader_keys)
-            ready = self.stage.offer()
+            ready = self.stage.begin_anew()
         except SplitinferError as error:
             _refuse(connection, error)
             return

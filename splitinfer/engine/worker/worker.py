@@ -7,10 +7,10 @@ a step; so neither the device nor the link waits for the other. Where the device
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Load      -> survey, fetch or copy, read the weights -> Ready
-          -> Connect   -> open the data link to the next stage -> Connected
+          -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
-          -> Void      -> forget slices that wait to be computed
+          -> Rejected      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
@@ -61,9 +61,9 @@ from splitinfer.wire.messages import (
     Message,
     Probe,
     Profile,
+    Rejected,
     Result,
     Step,
-    Void,
 )  # fmt: skip
 from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 
@@ -102,16 +102,16 @@ class Worker:
         # Who names a folder of this machine wants that one.
         self._weights = Weights(store, self._holder.running, self._own_key, copies=model is None)
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
-        self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
+        self._rejected: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()  # last: a coordinator may be here already
 
     def stop(self, timeout: float) -> bool:
         """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
@@ -164,8 +164,8 @@ class Worker:
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
         if self._weights.takes(connection, item):
             return
-        if isinstance(item, Frame) and codec.is_void(item.header):
-            self._void.append((connection, item))
+        if isinstance(item, Frame) and codec.is_rejected(item.header):
+            self._rejected.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
@@ -207,8 +207,8 @@ class Worker:
             case Step():
                 self._launch(message, item, received)
                 self._expecting = True
-            case Void():
-                self._take_void()
+            case Rejected():
+                self._take_rejected()
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
@@ -255,7 +255,7 @@ class Worker:
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
-        self._take_void()
+        self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
@@ -266,12 +266,12 @@ class Worker:
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
-    def _take_void(self) -> None:
-        """Learn which slices are void, also of steps that are in front of that message in the inbox."""
-        while self._void:
-            connection, frame = self._void.popleft()
-            if connection is self._owner and isinstance(message := codec.decode(frame.header), Void):
-                self._holder.loaded().runner.drop_void(message.slices)
+    def _take_rejected(self) -> None:
+        """Learn which slices are rejected, also of steps that are in front of that message in the inbox."""
+        while self._rejected:
+            connection, frame = self._rejected.popleft()
+            if connection is self._owner and isinstance(message := codec.decode(frame.header), Rejected):
+                self._holder.loaded().runner.drop_rejected(message.slices)
 
     def _send(
         self,
@@ -289,7 +289,8 @@ class Worker:
         ``step``, ``masks``, ``received``: its message, what came with it for the last stage, and when, in seconds.
         ``owner``, ``following``: as they were at its launch."""
         done = stage.runner.finish(launched)
-        owner.link.beat(done.plan.step + 1)  # as the coordinator counts: a count of its own would outlive its pipeline
+        # As the coordinator counts: a count of its own would outlive its pipeline.
+        owner.link.set_progress(done.plan.step + 1)
         if stage.command.is_last:
             here = replace(done.figures, received=received, sent=time.monotonic())
             owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))

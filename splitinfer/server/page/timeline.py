@@ -51,7 +51,7 @@ class Span:
 
 def kind_of(step: StepRecord) -> str:
     """What a step was for, as the page colours it."""
-    if step.is_void:
+    if step.is_rejected:
         return "void"
     return "draft" if step.rows.draft and not step.rows.prefill else step.rows.kind
 

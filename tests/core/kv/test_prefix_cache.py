@@ -199,7 +199,7 @@ def test_after_a_loss_what_is_on_disk_is_read_instead_of_computed(disks: list[To
     house.toy.caches.clear()
     house.toy.blocks.clear()
     house.toy.under_way.clear()
-    house.scheduler.replay(kept_by_all(disks))
+    house.scheduler.requeue_all(kept_by_all(disks))
     house.run()
     house.check_answers()
     assert house.sequences[seq_id + 1].kv.num_reused >= 12

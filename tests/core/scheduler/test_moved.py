@@ -32,7 +32,7 @@ def test_what_was_sampled_stays_and_the_rest_is_computed_again():
     assert first is not None
     scheduler.update(result_of(first))
     before = {seq.seq_id: list(seq.tokens) for seq in scheduler.running.values()}
-    scheduler.replay()
+    scheduler.requeue_all()
     moved = scheduler.moved_to(replace(TWO, num_groups=3, max_in_flight=4, num_stages=3))
     assert len(moved.costs.stages) == 3
     assert {seq.seq_id: list(seq.tokens) for seq in moved.waiting if seq.seq_id in before} == before
@@ -47,7 +47,7 @@ def test_what_was_sampled_stays_and_the_rest_is_computed_again():
 def test_what_has_no_room_moves_nothing():
     scheduler = Scheduler(TWO)
     scheduler.add(sequence(0))
-    scheduler.replay()
+    scheduler.requeue_all()
     with pytest.raises(NeverFits):
         scheduler.moved_to(replace(TWO, kv=KVBudget((StageKV(10**6, 1), StageKV(10, 1)))))
     assert len(scheduler.waiting) == 1

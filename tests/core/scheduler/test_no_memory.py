@@ -51,7 +51,7 @@ def test_all_that_fits_gets_its_tokens(
             plan = scheduler.schedule()
             if STAGE.bytes_of(scheduler.kv_used + scheduler.kv_stored) > capacity * BLOCK:
                 assert scheduler.lower_budget(0)
-                scheduler.replay()
+                scheduler.requeue_all()
                 stages, under_way, num_short = ToyStage(), [], num_short + 1
             elif plan is not None:
                 under_way.append(plan)

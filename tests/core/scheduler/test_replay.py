@@ -46,7 +46,7 @@ def test_losing_the_stages_changes_no_token(
             if due and turn >= due[0]:
                 due = [turn + 1 + gap for gap in due[1:]]
                 stages, under_way = ToyStage(whole_blocks=whole_blocks), []
-                scheduler.replay()
+                scheduler.requeue_all()
                 invariants.check(scheduler)
             plan = scheduler.schedule()
             if plan is not None:

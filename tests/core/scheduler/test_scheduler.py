@@ -127,7 +127,7 @@ class AnyOrder:
                 disk.catch_up()
             disk.behind.clear()
             disk.told()
-        self.house.scheduler.replay(kept_by_all(self.house.disks))
+        self.house.scheduler.requeue_all(kept_by_all(self.house.disks))
         before = self.house.toy
         toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed

@@ -148,7 +148,7 @@ def test_stages_that_have_lost_everything_have_nothing_left():
     house = House(token_budget=100)
     turn(house, [1, 2, 3, 4, 1])
     house.toy.forget()
-    house.scheduler.replay()
+    house.scheduler.requeue_all()
     assert turn(house, [*house.tokens(0), 2]).new[0].takes_over is None
 
 

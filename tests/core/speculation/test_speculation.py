@@ -74,7 +74,7 @@ def test_tokens_are_those_without_drafts(
             if dice.random() < 0.02:
                 found.toy.under_way.clear()
                 found.toy.forget()
-                found.scheduler.replay()
+                found.scheduler.requeue_all()
                 found.was_lost = True
         found.run()
         found.check_answers()

@@ -32,6 +32,8 @@ from processes import until
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.worker import worker
+from splitinfer.engine.worker.handshake import Acceptor
 from splitinfer.errors import SplitinferError
 
 NIGHTLY = pytest.mark.nightly
@@ -221,6 +223,18 @@ def test_behind_a_worker_that_was_started_again_the_stuck_one_is_named(pipeline:
         assert len(output.token_ids) > 6, "the other's loss was survived"
         assert f"worker s2 ({there.workers[1].address}) has made no progress" in str(output.error)
         assert there.stats["losses"]["s1"] == 1, "the other was not taken for stuck first"
+
+
+def test_a_worker_serves_who_comes_while_it_starts(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Acceptor):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(worker, "Acceptor", Slow)
+    with pipeline("llama", CUTS, fault=worker_lost()) as there:
+        there.answers(ask(max_tokens=80))
+        assert there.stats["losses"] == {"s1": 1}
 
 
 # -- kept awake ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from splitinfer.errors import CannotFit, PeerError, SplitinferError, WorkerLost
 
 SECONDS = 30.0
 _CHANGES = (
-    *("add", "finish", "expire", "update", "learn", "forget", "replay", "moved_to"),
+    *("add", "finish", "expire", "update", "learn", "forget", "requeue_all", "moved_to"),
     *("lower_budget", "tune", "fix_groups", "take", "schedule"),
 )
 OWNED = {
@@ -58,10 +58,10 @@ class Toy:
             raise CannotFit(f"{self.layout.cut} does not fit")
         self.is_open = True
 
-    def relay(self, layout: Layout) -> None:
+    def use_layout(self, layout: Layout) -> None:
         self.layout = layout
 
-    def regroup(self, _reason: str) -> None:
+    def renew_links(self, _reason: str) -> None:
         self.is_open = False
 
     def launch(self, step: StepInFlight, _masks: object, _receive: object) -> None:

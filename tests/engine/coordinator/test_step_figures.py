@@ -309,6 +309,6 @@ def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():
         told.figures.count()
     prompt_step, draft_step = seen
     assert (prompt_step.rows, prompt_step.rows.kind, prompt_step.useful) == (Rows(prefill=2), "prefill", 2)
-    assert (draft_step.rows, draft_step.is_void) == (Rows(decode=1, draft=2), True)
+    assert (draft_step.rows, draft_step.is_rejected) == (Rows(decode=1, draft=2), True)
     assert draft_step.visits[1].end - draft_step.visits[1].start == pytest.approx(1.0)
     assert draft_step.gaps[1] == pytest.approx({Cause.UPSTREAM: 1.75, Cause.LINK: 0.25})

@@ -287,7 +287,7 @@ def test_a_stage_in_the_middle_leaves_out_what_it_is_told(halves: list[StageRunn
     )  # fmt: skip
     guessed, sure = Slice(1, 20, (3, 4), 2, num_drafts=2), Slice(2, 20, (5, 6), 2, num_drafts=1)
     plan = steps.plan(guessed, sure)
-    first.drop_void([(plan.step, 1), (plan.step, 2)])
+    first.drop_rejected([(plan.step, 1), (plan.step, 2)])
     done = first.finish(first.launch(plan, None))
     assert done.plan == replace(plan, slices=(sure,)), "what begins with a sampled token is never void"
     assert done.hidden is not None
@@ -295,7 +295,7 @@ def test_a_stage_in_the_middle_leaves_out_what_it_is_told(halves: list[StageRunn
     again = steps.plan(Slice(1, 20, (9,), 1))
     assert first.finish(first.launch(again, None)).figures.rows == 1, "its KV is where it was"
     void = steps.plan(Slice(1, 21, (3,), 1, num_drafts=1))
-    first.drop_void([(void.step, 1)])
+    first.drop_rejected([(void.step, 1)])
     nothing = first.finish(first.launch(void, None))
     assert (nothing.hidden, nothing.plan.slices, nothing.figures.rows) == (None, (), 0)
 
