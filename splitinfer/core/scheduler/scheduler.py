@@ -223,8 +223,8 @@ class Scheduler:
         self.running.clear()
 
     def moved_to(self, config: SchedulerConfig) -> "Scheduler":
-        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after ``requeue_all``;
-        this scheduler is of no use afterwards.
+        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after
+        ``requeue_all``; this scheduler is of no use afterwards.
 
         Raises:
             NeverFits: a sequence is too large for one of those stages even when alone; nothing has changed.

@@ -148,14 +148,15 @@ def test_what_the_thread_owns_no_other_thread_touches(monkeypatch: pytest.Monkey
         made.append(engine)
         states = [request(i) for i in range(20)]
         asked: list[Future[Any]] = [pool.submit(engine.submit, state) for state in states]
-        asked += [pool.submit(engine.recut, cut(3 + i)) for i in range(2)]
-        asked += [pool.submit(engine.call, lose), pool.submit(engine.abort, 19), pool.submit(engine.carry_out, int)]
+        cuts = [pool.submit(engine.recut, cut(3 + i)) for i in range(2)]
+        asked += [pool.submit(engine.abort, 19), pool.submit(engine.carry_out, int)]
         asked += [pool.submit(engine.call, lambda loop: loop.tune("rules", lambda it: it.tune(PolicyConfig(), 4, 3)))]
         asked += [
             pool.submit(look) for look in (engine.stats, engine.health, engine.figures.histograms) for _ in range(9)
         ]
-        for one in asked:
+        for one in (*cuts, *asked):
             one.result(SECONDS)
+        engine.call(lose)  # not before: a loss while another cut is loaded refuses it
         for state in states:
             tokens, reason, _ = read(state)
             right, _ = alone(state.sequence, state.sequence.tokens[:3], 1000)
