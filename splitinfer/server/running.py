@@ -12,7 +12,6 @@ import math
 import socket
 import ssl
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,10 +198,6 @@ class Server:
         """Whether no answer is being made or sent, refusals included."""
         return not self.service.num_running and not self._server.server_state.tasks
 
-    def loop_seconds(self) -> float:
-        """Processor seconds that the event loop's thread has taken so far; for measurements. Not on that thread."""
-        return asyncio.run_coroutine_threadsafe(_thread_seconds(), self._loop).result()
-
     def close(self) -> None:
         """Take no new connection, end those that are open, and stop; in about two seconds at most."""
         self.begin_draining()  # ends the streams of figures, which have no end of their own
@@ -232,10 +227,6 @@ class Server:
             await self._app(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn would log its text, which could quote a prompt
             log.error("a request failed: %s\n%s", type(error).__name__, where(error))
-
-
-async def _thread_seconds() -> float:
-    return time.thread_time()
 
 
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

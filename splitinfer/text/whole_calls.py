@@ -6,7 +6,7 @@ the syntax says a call looks like (``_SHAPES``), with nothing but space between 
 on until a word that ends it stands where the next argument begins or the call ends; such words inside it are hidden
 from the parser, and put back into what it finds.
 
-Syntaxes are named as mlx-lm's parsers are; what is not listed here is left to its parser.
+Syntaxes have the names of mlx-lm's parsers. A syntax that is not listed here is left to its parser.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """The figures for all pages that look: sampled once for all of them, and only while somebody looks.
 
 Whoever asks first after ``EVERY`` seconds has the sample taken; the others get what was made of it. So a hundred pages
-cost the engine what one does, and where nobody looks no step is kept.
+cost the engine as much as one, and without a page no step is kept.
 
 The engine says in several calls what a sample needs: counters, stages, bounds of memory. Another cut of the layers
 changes these one after the other, on another thread. So the cut is read before the counters and behind them; a sample
