@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import stages
 from constrained import PROMPT, SCHEMA, open_forms, plain, rules, save, schemas
-from engine.door import SECONDS, Ask, Fault, Guesses, Open, alone, link_cut, recut, streams_of, third_is_wrong
+from engine.door import SECONDS, Ask, Fault, Guesses, Open, alone, link_cut, recut, some_wrong, streams_of
 from hypothesis import HealthCheck, given, settings
 from processes import until
 from trained import add_heads
@@ -74,7 +74,7 @@ def test_every_road_gives_the_same_tokens(road: str, folder: Path, pipeline: Ope
         options = {**options, "fault": fault}
     if "flight" in options:
         streams = streams_of(folder, SEVERAL)
-        options = {**options, "drafter": lambda: Guesses(streams, third_is_wrong)}
+        options = {**options, "drafter": lambda: Guesses(streams, some_wrong)}
     with pipeline(folder, cuts, **options) as there:
         there.answers(*SEVERAL)
         assert (there.stats["preemptions"] > 0) == (road == "short of memory")
@@ -169,7 +169,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
 
 @pytest.fixture(scope="module")
 def roads(folder: Path) -> Iterator[list[LLM]]:
-    cuts, options = [1, 2, 1], {"drafter": lambda: Guesses([], third_is_wrong), "flight": Flight(4, 4, 3)}
+    cuts, options = [1, 2, 1], {"drafter": lambda: Guesses([], some_wrong), "flight": Flight(4, 4, 3)}
     with stages.pipeline(folder, [2, 2]) as one, stages.pipeline(folder, cuts, **options) as other:
         for llm in (one, other):
             llm.generate([PROMPT], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test

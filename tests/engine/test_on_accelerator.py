@@ -9,7 +9,7 @@ from pathlib import Path
 
 import failing
 import pytest
-from engine.door import QUICK, SECONDS, Fault, Guesses, Open, ask, streams_of, third_is_wrong
+from engine.door import QUICK, SECONDS, Fault, Guesses, Open, ask, some_wrong, streams_of
 from stages import worker
 
 from splitinfer import Flight
@@ -50,7 +50,7 @@ def test_drafts(cuts: list[int], groups: int, slow: Path, pipeline: Open, tiny_f
     the verdict on the one before it."""
     one = ask(40, max_tokens=24)
     streams = streams_of(tiny_folder("llama"), [one])
-    made = {"drafter": lambda: Guesses(streams, third_is_wrong), "micro_batches": groups, "accelerator": slow}
+    made = {"drafter": lambda: Guesses(streams, some_wrong), "micro_batches": groups, "accelerator": slow}
     for flight in (None, Flight(3, 4, 3)):
         with pipeline("llama", cuts, flight=flight, **made) as there:
             there.answers(one)

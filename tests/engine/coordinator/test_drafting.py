@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.door import Guesses, Open, ask, streams_of, third_is_wrong
+from engine.door import Guesses, Open, ask, some_wrong, streams_of
 
 from splitinfer import Flight
 from splitinfer.core.speculation.speculation import Draft
@@ -51,10 +51,10 @@ def wrong(token: int, _place: int) -> int:
     ("parts", "flight", "guess", "options"),
     [
         (0, Flight(4), right, {"micro_batches": 1}),
-        (8, Flight(2), third_is_wrong, {"micro_batches": 1}),
+        (8, Flight(2), some_wrong, {"micro_batches": 1}),
         (2, Flight(2, 9, 2), wrong, {"micro_batches": 2}),  # a block is void while the one behind it is drafted
-        pytest.param(3, Flight(2, 3, 3), third_is_wrong, {"micro_batches": 3}, marks=pytest.mark.nightly),
-        pytest.param(1, None, third_is_wrong, {}, marks=pytest.mark.nightly),
+        pytest.param(3, Flight(2, 3, 3), some_wrong, {"micro_batches": 3}, marks=pytest.mark.nightly),
+        pytest.param(1, None, some_wrong, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_rounds(

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine.door import Ask, Guesses, Open, ask, num_layers, third_is_wrong
+from engine.door import Ask, Guesses, Open, ask, num_layers, some_wrong
 from stages import prompt
 
 from splitinfer import Flight
@@ -86,7 +86,7 @@ def together_and_alone(pipeline: Open, asks: Iterable[Ask], codec: str, **option
     with pipeline("llama", [1, 1, 2], codec=codec, prefix_cache=False, **PACKED) as there:
         alone = [there.answers(replace(one, flight=Flight()))[0] for one in asks]
     if options.pop("drafts", False):
-        drafter = Guesses([[*one.tokens, *answer] for one, answer in zip(asks, alone, strict=True)], third_is_wrong)
+        drafter = Guesses([[*one.tokens, *answer] for one, answer in zip(asks, alone, strict=True)], some_wrong)
         options |= {"drafter": lambda: drafter, "flight": Flight(2, 3, 2)}
     with pipeline("llama", [1, 1, 2], codec=codec, **PACKED, **options) as there:
         for _ in range(2):

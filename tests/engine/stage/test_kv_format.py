@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engine import door
-from engine.door import SEVERAL, Guesses, Open, ask, third_is_wrong
+from engine.door import SEVERAL, Guesses, Open, ask, some_wrong
 
 from splitinfer import Flight
 from splitinfer.errors import ModelError
@@ -70,7 +70,7 @@ def test_among_others_under_every_policy(
 def test_with_drafts(kv_format: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     folder, one = tiny_folder("llama", head_dim=64), ask(70, temperature=0.8)
     (right,) = door.alone(folder, [one], kv_format=kv_format)
-    drafter = Guesses([[*one.tokens, *right]], third_is_wrong)
+    drafter = Guesses([[*one.tokens, *right]], some_wrong)
     with pipeline(folder, [1, 3], kv_format=kv_format, drafter=lambda: drafter, flight=Flight(2, 3, 2)) as there:
         there.answers(one)
         assert there.stats["speculation"]["sent"] > there.stats["speculation"]["accepted"] > 0
