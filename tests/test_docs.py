@@ -193,7 +193,7 @@ def test_the_library_s_page_runs_and_every_key_of_its_statistics_is_explained():
     names: dict[str, Any] = {}
     exec(compile(before_the_end, "docs/use/library.md", "exec"), names)
     assert names["answer"].num_cached_tokens > 0
-    explained = set(re.findall(r"`\.?(?:stages\[i\]\.)?(\w+)`", (ROOT / "docs" / "last" / "metrics.md").read_text()))
+    explained = set(re.findall(r"`\.?(?:stages\[i\]\.)?(\w+)`", (ROOT / "docs" / "operate" / "metrics.md").read_text()))
     stats = names["stats"]
     assert {*stats, *stats["stages"][0]} - explained - {"stages", "speculation"} == set()
 
