@@ -6,10 +6,12 @@ the page of the library, which is one program.
 """
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -17,10 +19,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from gpu_figures.__main__ import app as on_gpu
 
 from splitinfer import SamplingParams, Settings, config
 from splitinfer.cli import app
+from splitinfer.errors import SplitinferError
 
 ROOT = Path(__file__).parent.parent
 FRONT = ROOT / "README.md"
@@ -181,6 +185,40 @@ def test_the_front_page_s_commands_run(command: str):
     line = command.replace("splitinfer coord", f"{sys.executable} -m splitinfer coord")
     done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+
+
+# ----- blocks of code ----------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"^( *)```(json|toml|yaml|python)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+KEY = "5c0e4b3f9d1a72668f0b2c9d7e41a35f" * 2
+
+
+def read_block(kind: str, text: str) -> None:
+    """Read a block as what reads it would. A part of a layout, which begins with an indented stage, is not a layout."""
+    if kind == "python":
+        ast.parse(text)
+    elif kind == "json":
+        json.loads(text)
+    elif kind == "toml":
+        tomllib.loads(text)
+    else:
+        shape = yaml.safe_load(text.replace("…", KEY))
+        if isinstance(shape, dict) and "stages" in shape:
+            config.Layout.from_dict(shape)
+
+
+def unreadable(page: Path) -> dict[str, str]:
+    found = {}
+    for indent, kind, text in BLOCK.findall(page.read_text()):
+        try:
+            read_block(kind, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
+        except (ValueError, SyntaxError, yaml.YAMLError, SplitinferError) as error:
+            found[text] = str(error)
+    return found
+
+
+def test_blocks_of_code_can_be_read():
+    assert wrong(PAGES, unreadable) == {}
 
 
 # ----- pages that are programs, and tables of names ----------------------------------------------------
