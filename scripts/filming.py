@@ -106,16 +106,17 @@ def play(folder: Path) -> tuple[list[Piece], list[Piece]]:
         raise SystemExit("the answer is not the one without a loss")
     begin = next(at for at, _, is_error in coordinator.pieces if not is_error) - 1.0
     studio = [Piece(0, f"studio ~ % {SHOWN}\n", "typed")]
-    for at, text, is_error in sorted((at + ("tok/s" in text) * _BEHIND, text, is_error) for at, text, is_error in coordinator.pieces):
+    in_order = sorted(coordinator.pieces, key=lambda piece: piece[0] + ("tok/s" in piece[1]) * _BEHIND)
+    for at, text, is_error in in_order:
         lines = [line for line in text.splitlines(keepends=True) if not (is_error and "needs" in line)]
         shown = "".join(lines)
         if shown:
-            separated = f"\n{shown}" if is_error else shown
+            separated = f"\n{shown}" if is_error and not studio[-1].text.endswith("\n") else shown
             studio.append(Piece(max(0.0, at - begin), separated, "notice" if is_error else ""))
     typed = "mini ~ % splitinfer worker --host 0.0.0.0\n"
     mini = [Piece(0, typed, "typed")]
     mini += [Piece(0, text) for at, text, _ in first.pieces if at > asked]
-    mini += [Piece(killed - begin, "    the worker is killed\n", "notice"), Piece(again - begin, typed, "typed")]
+    mini += [Piece(killed - begin, "(the worker is killed)\n", "notice"), Piece(again - begin, typed, "typed")]
     mini += [Piece(at - begin, text) for at, text, _ in second.pieces]
     return studio, mini
 
@@ -130,12 +131,12 @@ def laid_out(pieces: Sequence[Piece]) -> list[list[Piece]]:
                 lines.append([])
                 used = 0
                 continue
-            if used + len(word.rstrip()) > _WIDTH and used:
+            if used + len(word) > _WIDTH and word.startswith(" "):
                 lines.append([])
                 used = 0
-                word = word.lstrip()
-            lines[-1].append(Piece(at, word, style))
-            used += len(word)
+            shown = word if used else word.lstrip()
+            lines[-1].append(Piece(at, shown, style))
+            used += len(shown)
     return lines
 
 

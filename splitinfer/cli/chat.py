@@ -14,7 +14,14 @@ from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.sampling_defaults import ANSWER_TOKENS, NOTHING, Origin, Recommended, ResolvedSampling, SamplingChoice
+from splitinfer.core.sampling_defaults import (
+    ANSWER_TOKENS,
+    NOTHING,
+    Origin,
+    Recommended,
+    ResolvedSampling,
+    SamplingChoice,
+)
 from splitinfer.errors import ConfigError
 from splitinfer.shutdown import shutdown
 

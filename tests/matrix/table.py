@@ -18,30 +18,34 @@ FILE = Path(__file__).parents[2] / "splitinfer" / "models" / "SUPPORT.md"
 _TEXT = """\
 # Which models can be cut
 
-{num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none. The name is the
-`model_type` of a model's `config.json`; `splitinfer` refuses what is not right, with a reason, before it loads anything.
+{num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none. The
+name is the `model_type` of a model's `config.json`; a cut that would be wrong is refused, with the reason, before
+anything is loaded.
 
-Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with random weights, run whole by
-plain mlx-lm, and cut into two at every layer, and into three: right cuts give the same logits to the last bit.
+Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with random
+weights, run whole by plain mlx-lm, and cut into two at every layer, and into three: right cuts give the same logits to
+the last bit.
 
-- **any chunking**: the logits are the same to the last bit however the prompt is cut into chunks; otherwise they differ by rounding.
-- **rollback**: tokens that can be taken back after a wrong draft. *drafts*: those of blocks without a verdict, from kept projections;
-  *drafts, again*: the stage also runs its layers for the right rows once more. Neither costs a step.
-- **many sequences**: how a step of many is run. *rows*: together; *modules*: parts with a cache one by one; *rows and modules*: by kind of
-  layer; *sequences*: one after the other.
+- **any chunking**: the logits are the same to the last bit however the prompt is cut into chunks; otherwise they differ
+  by rounding.
+- **rollback**: tokens that can be taken back after a wrong draft. *drafts*: those of blocks without a verdict, from
+  kept projections; *drafts, again*: the stage also runs its layers for the right rows once more. Neither costs a step.
+- **many sequences**: how a step of many is run. *rows*: together; *modules*: parts with a cache one by one; *rows and
+  modules*: by kind of layer; *sequences*: one after the other.
 - **kept KV**: where a request can go on that begins like an earlier one: *anywhere*, at *block ends*, or *no*where.
 
-A name after `/` is a variant of the configuration. In brackets: cuts that are right, of those tried, where that is not 3 of 3.
+A name after `/` is a variant of the configuration. In brackets: cuts that are right, of those tried, where that is not
+3 of 3.
 
 {rows}
 """
 
 _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
-{num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts, {none} at none. They are
-used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same way with plain mlx-vlm. Refused, with a
-sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`), decodes what an encoder has read (`florence2`,
-`nemotron_parse`), or fails by itself on text alone (`minicpmo`).
+{num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts, {none} at none.
+They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same way with plain
+mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`), decodes what an
+encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
 
 {rows}
 """

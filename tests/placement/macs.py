@@ -6,6 +6,8 @@ A Mac is taken to give its GPU three quarters of its memory. Layers are taken to
 ``config.json``: 4.5 bits for a weight (4 bits and, for 64 of them, a scale and a bias), keys and values in 16 bits.
 """
 
+# ruff: noqa: T201
+
 from collections.abc import Iterator
 
 from splitinfer.machine.costs import Costs
@@ -24,7 +26,9 @@ MODELS = {
     "GLM-4.5-Air": (60.2, 46, 188_416, 131_072),
     "Qwen3-235B-A22B": (132.3, 94, 192_512, 40_960),
 }
-MACS = ((16,), (16, 16), (24, 16), (32,), (32, 32), (48, 24), (64,), (64, 32), (64, 64), (128,), (128, 64), (128, 128))  # fmt: skip
+MACS = (  # GB of memory
+    (16,), (16, 16), (24, 16), (32,), (32, 32), (48, 24), (64,), (64, 32), (64, 64), (128,), (128, 64), (128, 128),
+)  # fmt: skip
 
 
 def longest(name: str, macs: tuple[int, ...]) -> int:
@@ -54,7 +58,7 @@ def _cuts(count: int, macs: tuple[int, ...]) -> Iterator[Cut]:
 
 
 def cell(tokens: int) -> str:
-    return f"{tokens // 1024}k" if tokens >= 4096 else "–"
+    return f"{tokens // 1024}k" if tokens >= 4096 else "no"
 
 
 def rows() -> list[str]:
