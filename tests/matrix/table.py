@@ -18,9 +18,9 @@ FILE = Path(__file__).parents[2] / "splitinfer" / "models" / "SUPPORT.md"
 _TEXT = """\
 # Which models can be cut
 
-{num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none. The
-name is the `model_type` of a model's `config.json`; a cut that would be wrong is refused, with the reason, before
-anything is loaded.
+{num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none.
+The name is the `model_type` of a model's `config.json`; a cut that would be wrong is refused, with the reason,
+before anything is loaded.
 
 Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with random
 weights, run whole by plain mlx-lm, and cut into two at every layer, and into three: right cuts give the same logits to
@@ -42,10 +42,10 @@ A name after `/` is a variant of the configuration. In brackets: cuts that are r
 
 _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
-{num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts, {none} at none.
-They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same way with plain
-mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`), decodes what an
-encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
+{num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
+{none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same
+way with plain mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`),
+decodes what an encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
 
 {rows}
 """
