@@ -21,18 +21,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "pulled.svg"
-PORT = "5599"
 LAYOUT = """model: demo
 stages:
   - {name: studio, layers: 6}
-  - {name: mini, layers: 6, address: "tcp://127.0.0.1:5599"}
+  - {name: mini, layers: 6, address: "tcp://127.0.0.1:PORT"}
 """
 ASK = (
     "coord", "--raw", "--status", "--max-tokens", "180", "--temp", "0.4", "--top-p", "0.9", "--seed", "2",
     "--repetition-penalty", "1.1", "--kv-dir", "none", "--prompt", "The wolf came to the door and",
 )  # fmt: skip
 SHOWN = "splitinfer coord --layout mine.yaml --prompt 'The wolf came to the door and'"
-WORKER = ("worker", "--port", PORT, "--name", "mini", "--kv-dir", "none")
+WORKER = ("worker", "--name", "mini", "--kv-dir", "none", "--port")
 KILLED_AFTER, AWAY, AT_END = 60, 2.5, 5.0  # characters of the answer; seconds
 _BEHIND = 0.2  # seconds by which the last line comes after the text that was printed before it, on another pipe
 _FRAME = 0.12  # seconds: what comes within it appears at once
@@ -84,11 +83,12 @@ class Process:
             thread.join()
 
 
-def play(folder: Path) -> tuple[list[Piece], list[Piece]]:
+def play(folder: Path, port: int) -> tuple[list[Piece], list[Piece]]:
     """The pieces of the coordinator's window and of the worker's."""
-    (folder / "mine.yaml").write_text(LAYOUT)
+    worker = (*WORKER, str(port))
+    (folder / "mine.yaml").write_text(LAYOUT.replace("PORT", str(port)))
     ask = [*ASK[:1], "--layout", str(folder / "mine.yaml"), *ASK[1:]]
-    first = Process("mini", WORKER, folder)
+    first = Process("mini", worker, folder)
     first.wait_for("waits at")
     undisturbed = Process("studio", ask, folder)
     undisturbed.end()
@@ -99,7 +99,7 @@ def play(folder: Path) -> tuple[list[Piece], list[Piece]]:
     first.end(signal.SIGKILL)
     time.sleep(AWAY)
     again = time.monotonic()
-    second = Process("mini", WORKER, folder)
+    second = Process("mini", worker, folder)
     coordinator.end()
     second.end(signal.SIGTERM)
     if coordinator.text(False) != undisturbed.text(False):
@@ -205,11 +205,12 @@ def _merged(line: Sequence[Piece]) -> list[tuple[int, str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=PICTURE)
-    out = parser.parse_args().out
+    parser.add_argument("--port", type=int, default=5577, help="that the worker takes on this machine")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        studio, mini = play(Path(folder))
-    out.write_text(drawn([("studio: coordinator", studio), ("mini: worker", mini)]))
-    print(f"{out}: {out.stat().st_size:,} bytes")
+        studio, mini = play(Path(folder), asked.port)
+    asked.out.write_text(drawn([("studio: coordinator", studio), ("mini: worker", mini)]))
+    print(f"{asked.out}: {asked.out.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,9 @@ HERE = r"(?:docs|layouts|scripts|splitinfer|tests|transports)/[\w./-]*\w"
 
 def missing_files(page: Path) -> set[str]:
     """Files and folders that ``page`` names and that exist neither from the root, ``splitinfer/`` nor its folder."""
+    lines = [line.strip() for block in FENCE.finditer(page.read_text()) for line in block[0].splitlines()]
     named = {name for code in code_in_lines(page) for name in re.findall(rf"[\w./-]+\.py\b|^{HERE}", code)}
+    named |= {line.split()[0] for line in lines if line.startswith("scripts/") and "<" not in line}
     folders = (ROOT, ROOT / "splitinfer", page.parent)
     return {name for name in named if not any((folder / name).exists() for folder in folders)}
 
@@ -174,7 +176,6 @@ def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
 
 
-# The first pattern that fits a command says which tests run it, or what it needs that tests do not have.
 FRONT_COMMANDS = ("scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"')
 
 
