@@ -188,6 +188,27 @@ def test_the_front_page_s_commands_run(command: str):
     assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
 
 
+LOCAL_COMMANDS = (  # of other pages, with what ends them
+    (
+        "docs/fast/drafts.md",
+        "splitinfer coord --layout demo.yaml --draft demo-drafter",
+        '--prompt "The wolf" --max-tokens 8',
+    ),
+    ("docs/fast/kv-cache.md", "splitinfer cache ls", ""),
+    ("docs/start/check.md", "splitinfer doctor", ""),
+    ("docs/use/models.md", "splitinfer models ls", ""),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("page", "command", "more"), LOCAL_COMMANDS)
+def test_local_commands_of_other_pages_run(page: str, command: str, more: str):
+    assert command in (ROOT / page).read_text()
+    line = f"{sys.executable} -m {command} {more}"
+    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
 # ----- blocks of code ----------------------------------------------------------------------------------
 
 BLOCK = re.compile(r"^( *)```(json|toml|yaml|python)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
