@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
@@ -24,10 +25,12 @@ from splitinfer.kvstore.paths import default_folder
 from splitinfer.settings import Settings
 
 command = importlib.import_module("splitinfer.cli.chat")  # the package has the command by that name
+LAYOUT_OF_DEMO = SimpleNamespace(model="demo")
 
 
 class MadeUpLLM:
     recommended_sampling = Recommended({"temperature": 0.6, "top_p": 0.9})
+    layout = SimpleNamespace(model="OWNER/MODEL")
 
     def __enter__(self) -> "MadeUpLLM":
         return self
@@ -63,6 +66,14 @@ def test_the_model_decides_where_nothing_is_said(
     monkeypatch.setattr(MadeUpLLM, "recommended_sampling", NOTHING)
     run(*words)
     assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.6, 0.9, 0), (0.0, 0.9, 3), (0.0, 1.0, 0)]
+
+
+def test_the_demo_writes_less_where_nothing_is_said(asked: list[SamplingParams], monkeypatch: pytest.MonkeyPatch):
+    run("coord", "--prompt", "hi")
+    monkeypatch.setattr(MadeUpLLM, "layout", LAYOUT_OF_DEMO)
+    run("coord", "--prompt", "hi")
+    run("coord", "--prompt", "hi", "--max-tokens", "300")
+    assert [p.max_tokens for p in asked] == [2048, 200, 300]
 
 
 class Terminal(io.StringIO):

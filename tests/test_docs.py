@@ -6,10 +6,12 @@ the page of the library, which is one program.
 """
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -17,10 +19,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from gpu_figures.__main__ import app as on_gpu
 
 from splitinfer import SamplingParams, Settings, config
 from splitinfer.cli import app
+from splitinfer.errors import SplitinferError
 
 ROOT = Path(__file__).parent.parent
 FRONT = ROOT / "README.md"
@@ -100,7 +104,9 @@ HERE = r"(?:docs|layouts|scripts|splitinfer|tests|transports)/[\w./-]*\w"
 
 def missing_files(page: Path) -> set[str]:
     """Files and folders that ``page`` names and that exist neither from the root, ``splitinfer/`` nor its folder."""
+    lines = [line.strip() for block in FENCE.finditer(page.read_text()) for line in block[0].splitlines()]
     named = {name for code in code_in_lines(page) for name in re.findall(rf"[\w./-]+\.py\b|^{HERE}", code)}
+    named |= {line.split()[0] for line in lines if line.startswith("scripts/") and "<" not in line}
     folders = (ROOT, ROOT / "splitinfer", page.parent)
     return {name for name in named if not any((folder / name).exists() for folder in folders)}
 
@@ -170,7 +176,6 @@ def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
 
 
-# The first pattern that fits a command says which tests run it, or what it needs that tests do not have.
 FRONT_COMMANDS = ("scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"')
 
 
@@ -183,6 +188,61 @@ def test_the_front_page_s_commands_run(command: str):
     assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
 
 
+LOCAL_COMMANDS = (  # of other pages, with what ends them
+    (
+        "docs/fast/drafts.md",
+        "splitinfer coord --layout demo.yaml --draft demo-drafter",
+        '--prompt "The wolf" --max-tokens 8',
+    ),
+    ("docs/fast/kv-cache.md", "splitinfer cache ls", ""),
+    ("docs/start/check.md", "splitinfer doctor", ""),
+    ("docs/use/models.md", "splitinfer models ls", ""),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("page", "command", "more"), LOCAL_COMMANDS)
+def test_local_commands_of_other_pages_run(page: str, command: str, more: str):
+    assert command in (ROOT / page).read_text()
+    line = f"{sys.executable} -m {command} {more}"
+    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+# ----- blocks of code ----------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"^( *)```(json|toml|yaml|python)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+KEY = "5c0e4b3f9d1a72668f0b2c9d7e41a35f" * 2
+
+
+def read_block(kind: str, text: str) -> None:
+    """Read a block as what reads it would. A part of a layout, which begins with an indented stage, is not a layout."""
+    if kind == "python":
+        ast.parse(text)
+    elif kind == "json":
+        json.loads(text)
+    elif kind == "toml":
+        tomllib.loads(text)
+    else:
+        shape = yaml.safe_load(text.replace("…", KEY))
+        if isinstance(shape, dict) and "stages" in shape:
+            config.Layout.from_dict(shape)
+
+
+def unreadable(page: Path) -> dict[str, str]:
+    found = {}
+    for indent, kind, text in BLOCK.findall(page.read_text()):
+        try:
+            read_block(kind, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
+        except (ValueError, SyntaxError, yaml.YAMLError, SplitinferError) as error:
+            found[text] = str(error)
+    return found
+
+
+def test_blocks_of_code_can_be_read():
+    assert wrong(PAGES, unreadable) == {}
+
+
 # ----- pages that are programs, and tables of names ----------------------------------------------------
 
 
@@ -193,7 +253,7 @@ def test_the_library_s_page_runs_and_every_key_of_its_statistics_is_explained():
     names: dict[str, Any] = {}
     exec(compile(before_the_end, "docs/use/library.md", "exec"), names)
     assert names["answer"].num_cached_tokens > 0
-    explained = set(re.findall(r"`\.?(?:stages\[i\]\.)?(\w+)`", (ROOT / "docs" / "last" / "metrics.md").read_text()))
+    explained = set(re.findall(r"`\.?(?:stages\[i\]\.)?(\w+)`", (ROOT / "docs" / "operate" / "metrics.md").read_text()))
     stats = names["stats"]
     assert {*stats, *stats["stages"][0]} - explained - {"stages", "speculation"} == set()
 

@@ -5,6 +5,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_a_campaign_that_finds_something_wrong_ends_with_1_and_one_document(tmp_
     assert (done.returncode, document["campaign"], document["seed"]) == (1, "deaths", 7), done.stdout + done.stderr
     assert document["num_troubles"] == len(document["troubles"]) == 1
     assert json.loads(out.read_text()) == document
+
+
+@pytest.mark.nightly
+def test_the_front_page_s_film_can_be_made(tmp_path: Path):
+    out = tmp_path / "film.svg"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = run("scripts/filming.py", "--out", str(out), "--port", str(port))
+    assert done.returncode == 0, done.stderr
+    assert all(
+        text in out.read_text() for text in ("is gone", "all stages are back", "the worker is killed", "token limit")
+    )
 
 
 # ----- scripts/_setup ------------------------------------------------------------------------------

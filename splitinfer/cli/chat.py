@@ -14,12 +14,21 @@ from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
+from splitinfer.core.sampling_defaults import (
+    ANSWER_TOKENS,
+    NOTHING,
+    Origin,
+    Recommended,
+    ResolvedSampling,
+    SamplingChoice,
+)
 from splitinfer.errors import ConfigError
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
     from splitinfer.llm.automatic import Chosen
+
+_DEMO_TOKENS = 200
 
 
 @with_options
@@ -55,12 +64,22 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
         if text is None:
             from splitinfer.chat import run_chat
 
-            return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
+            return run_chat(llm, _over(choice, llm.recommended_sampling, llm.layout.model), shutdown.offered_to)
         from splitinfer.cli.answer import answer
 
-        params = choice.over(NOTHING if options.raw else llm.recommended_sampling).params
+        recommended = NOTHING if options.raw else llm.recommended_sampling
+        params = _over(choice, recommended, llm.layout.model).params
         params = params if form is None else replace(params, grammar=form)
         return answer(llm, text, params, raw=options.raw, as_json=options.as_json, status=options.status)
+
+
+def _over(choice: SamplingChoice, recommended: Recommended, model: str | None) -> ResolvedSampling:
+    """The sampling in force. The demo writes less where nobody says how much: its tales lose their thread."""
+    found = choice.over(recommended)
+    if model != "demo" or found.params.max_tokens != ANSWER_TOKENS:
+        return found
+    params = replace(found.params, max_tokens=_DEMO_TOKENS)
+    return ResolvedSampling(params, {**found.origins, "max_tokens": Origin.DEFAULT})
 
 
 def prompt_of(options: ChatOptions) -> str | None:

@@ -101,8 +101,8 @@ class Operated:
         return paused
 
     def stats(self) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/last/metrics.md`` explains each. Counters begin
-        with the pipeline and never go back: what a while has brought is the difference of two readings."""
+        """Counters and per-stage figures, as a plain dictionary; ``docs/operate/metrics.md`` explains each. Counters
+        begin with the pipeline and never go back: what a while has brought is the difference of two readings."""
         return self._engine.stats()
 
     def request_figures(self) -> dict[str, Histogram]:

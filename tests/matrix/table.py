@@ -16,46 +16,43 @@ import vlm_configs
 FILE = Path(__file__).parents[2] / "splitinfer" / "models" / "SUPPORT.md"
 
 _TEXT = """\
+# Which models can be cut
+
 {num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none.
+The name is the `model_type` of a model's `config.json`; a cut that would be wrong is refused, with the reason,
+before anything is loaded.
 
-Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with
-random weights, and run whole by plain mlx-lm and cut into two at every layer, and into three, here and there.
+Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with random
+weights, run whole by plain mlx-lm, and cut into two at every layer, and into three: right cuts give the same logits to
+the last bit.
 
-- **right / cuts**: cuts into two whose logits are those of the whole model to the last bit. A cut that is not
-  right is refused when the model is surveyed, with the reason given here; none is silently wrong.
-- **any chunking**: whether the logits are the same to the last bit however the prompt is cut into chunks
-  (seen on these small models, on Linux with MLX's CPU backend; otherwise they differ by rounding).
-- **rollback**: how many tokens can be taken back after a rejected draft, or for a shared prefix. *drafts*: states go
-  back to any row of the blocks of drafts that have no verdict yet, from kept projections; *drafts, layers again*: so
-  do these, but the stage runs its layers for the right rows once more; neither costs a step.
-- **many sequences**: how a step of many is run, to the last bit as each alone. *rows*: together, only the attention
-  itself sees sequences; *modules*: a sub-module that takes a cache is called for each, everything around it is
-  together; *rows and modules*: the one where there are keys and values, the other for recurrent states;
-  *sequences*: one after the other.
-
+- **any chunking**: the logits are the same to the last bit however the prompt is cut into chunks; otherwise they differ
+  by rounding.
+- **rollback**: tokens that can be taken back after a wrong draft. *drafts*: those of blocks without a verdict, from
+  kept projections; *drafts, again*: the stage also runs its layers for the right rows once more. Neither costs a step.
+- **many sequences**: how a step of many is run. *rows*: together; *modules*: parts with a cache one by one; *rows and
+  modules*: by kind of layer; *sequences*: one after the other.
 - **kept KV**: where a request can go on that begins like an earlier one: *anywhere*, at *block ends*, or *no*where.
 
-A name after `/` is a variant of the configuration; an architecture counts as right if all of its variants are.
+A name after `/` is a variant of the configuration. In brackets: cuts that are right, of those tried, where that is not
+3 of 3.
 
-| architecture | right / cuts | any chunking | rollback | many sequences | kept KV | notes |
-|---|---|---|---|---|---|---|
 {rows}
 """
 
 _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
 {num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
-{none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and are compared in the
-same way with plain mlx-vlm.
+{none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same
+way with plain mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`),
+decodes what an encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
 
-What mlx-vlm has besides is in the first table, or shares the class of a model above (`d1`), or is refused with a
-sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`), decodes what an encoder has read (`florence2`,
-`nemotron_parse`), fails by itself on text alone (`minicpmo`), or is no language model.
-
-| architecture | right / cuts | any chunking | rollback | many sequences | kept KV | notes |
-|---|---|---|---|---|---|---|
 {rows}
 """
+
+_GROUPS = "| any chunking | rollback | many sequences | kept KV | architectures |\n|---|---|---|---|---|\n"
+_NOTES = "| architecture | note |\n|---|---|\n"
+_USUAL = "3 / 3"  # cuts that are right, of those tried
 
 Rows = Mapping[str, str]
 
@@ -87,9 +84,43 @@ def _parts() -> tuple[str, str]:
 def written(library: str = "mlx-lm") -> tuple[str, Rows]:
     """The library's version and its rows of the file."""
     text = _parts()[library == "mlx-vlm"]
-    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
     known = text.partition(f"({library} ")[2].partition(")")[0]
-    return known, {line.split("|")[1].strip(): line for line in lines}
+    return known, _ungrouped(text)
+
+
+def _grouped(rows: Rows) -> str:
+    """Rows as the file has them: the names of each kind together, and what is to be said of some."""
+    kinds: dict[str, list[str]] = {}
+    notes = []
+    for name in sorted(rows, key=str.lower):
+        _, _, cuts, *kind, note, _ = (cell.strip() for cell in rows[name].split("|"))
+        if any(kind):
+            shown = name if cuts == _USUAL else f"{name} ({cuts})"
+            kinds.setdefault(" | ".join(kind).replace("layers again", "again"), []).append(shown)
+        if note:
+            notes.append(f"| {name} | {note} |\n")
+    ordered = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
+    lines = [f"| {kind} | {', '.join(names)} |\n" for kind, names in ordered]
+    return f"{_GROUPS}{''.join(lines)}\n{_NOTES}{''.join(notes)}".rstrip()
+
+
+def _ungrouped(text: str) -> Rows:
+    """The rows of which ``_grouped`` made a part of the file."""
+    groups, _, noted = text.partition(_GROUPS)[2].partition(_NOTES)
+    notes = dict(_cells(line) for line in noted.splitlines() if line.startswith("| "))
+    rows = {name: f"| {name} | not run | | | | | {notes[name]} |" for name in notes if name in configs.LEFT_OUT}
+    for line in groups.splitlines():
+        if line.startswith("| "):
+            *kind, names = _cells(line)
+            columns = " | ".join(kind).replace("drafts, again", "drafts, layers again")
+            for shown in names.split(", "):
+                name, _, cuts = shown.partition(" (")
+                rows[name] = f"| {name} | {cuts.rstrip(')') or _USUAL} | {columns} | {notes.get(name, '')} |"
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def comparable(line: str) -> str:
@@ -113,7 +144,7 @@ def _count(rows: Rows, group: Callable[[str], str]) -> dict[str, int]:
 
 def _render(library: str, rows: Rows) -> str:
     first, second = _parts()
-    lines = "\n".join(rows[name] for name in sorted(rows, key=str.lower))
+    lines = _grouped(rows)
     if library == "mlx-vlm":
         second = "\n" + _VLM_TEXT.format(rows=lines, mlx_vlm=version(library), **_count(rows, str))
     else:

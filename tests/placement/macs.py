@@ -1,0 +1,72 @@
+"""Which models fit on which Macs: the table of ``docs/start/models.md``, by the memory formulas of ``plan``.
+
+    python tests/placement/macs.py        prints the table
+
+A Mac is taken to give its GPU three quarters of its memory. Layers are taken to be alike. A model's row comes from its
+``config.json``: 4.5 bits for a weight (4 bits and, for 64 of them, a scale and a bias), keys and values in 16 bits.
+"""
+
+# ruff: noqa: T201
+
+from collections.abc import Iterator
+
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.asked import Asked
+from splitinfer.placement.cuts import Cut
+from splitinfer.placement.memory import Memory
+
+GPU_SHARE = 0.75
+# name: GB of weights, layers, bytes of keys and values for a token, the model's own context
+MODELS = {
+    "Qwen3-8B": (4.6, 36, 147_456, 40_960),
+    "Qwen3-30B-A3B": (17.2, 48, 98_304, 40_960),
+    "Qwen3-32B": (18.4, 64, 262_144, 40_960),
+    "Llama-3.3-70B": (39.7, 80, 327_680, 131_072),
+    "GLM-4.5-Air": (60.2, 46, 188_416, 131_072),
+    "Qwen3-235B-A22B": (132.3, 94, 192_512, 40_960),
+}
+MACS = (  # GB of memory
+    (16,), (16, 16), (24, 16), (32,), (32, 32), (48, 24), (64,), (64, 32), (64, 64), (128,), (128, 64), (128, 128),
+)  # fmt: skip
+
+
+def longest(name: str, macs: tuple[int, ...]) -> int:
+    """The longest context that fits, over the cuts near the one by memory; 0: the model does not fit."""
+    gigabytes, count, per_token, context = MODELS[name]
+    layer = LayerProfile("layer", int(gigabytes * 1e9 / count), per_token // count)
+    model = ModelProfile(name, (layer,) * count, context_length=context)
+    machines = [
+        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=_gpu(memory))
+        for i, memory in enumerate(macs)
+    ]
+    fitted = Memory(Profiles(model, machines), Asked())
+    return max(fitted.longest(cut) for cut in _cuts(count, macs))
+
+
+def _gpu(memory: int) -> int:
+    return int(GPU_SHARE * memory * 2**30)
+
+
+def _cuts(count: int, macs: tuple[int, ...]) -> Iterator[Cut]:
+    if len(macs) == 1:
+        yield Cut((0,), (count,))
+        return
+    middle = round(count * macs[0] / sum(macs))
+    for first in range(max(1, middle - 3), min(count, middle + 4)):
+        yield Cut((0, 1), (first, count - first))
+
+
+def cell(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens >= 4096 else "no"
+
+
+def rows() -> list[str]:
+    return [
+        f"| {' + '.join(str(memory) for memory in macs)} | {' | '.join(cell(longest(name, macs)) for name in MODELS)} |"
+        for macs in MACS
+    ]
+
+
+if __name__ == "__main__":
+    print("\n".join(rows()))
