@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, TokenLogprobs, logprobs_of
+from splitinfer.engine.coordinator.requests import (
+    Reading,
+    RequestOutput,
+    RequestState,
+    StreamEvent,
+    TokenLogprobs,
+    logprobs_of,
+)
 from splitinfer.errors import RequestError
 
 Prompt = str | Sequence[int]
@@ -30,6 +37,11 @@ class UnderWay:
     def submitted(self) -> float:
         """When it was submitted, in seconds on the monotonic clock."""
         return self._state.submitted
+
+    @property
+    def reading(self) -> Reading | None:
+        """How far its prompt is read; ``None`` while it waits for its first step, and once it is read."""
+        return self._state.reading
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
