@@ -1,7 +1,9 @@
 """A request as its reader holds it, and the checks of a request's arguments."""
 
 import math
-from collections.abc import Iterator, Sequence
+import queue
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from splitinfer.core.sequence import SamplingParams
@@ -76,9 +78,19 @@ class Request(UnderWay):
 
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
+        with closing(self.watched(None)) as events:
+            yield from (event for event in events if event is not None)
+
+    def watched(self, every: float | None) -> Generator[StreamEvent | None]:
+        """The events, and ``None`` after ``every`` seconds without one. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
-                yield self._read(self._state.get())
+                try:
+                    event = self._state.get(every)
+                except queue.Empty:
+                    yield None
+                else:
+                    yield self._read(event)
         finally:
             if self.output.finish_reason is None:
                 self.abort()

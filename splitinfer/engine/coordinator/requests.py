@@ -175,9 +175,9 @@ class RequestState:
         if self._notify is not None:
             self._notify()
 
-    def get(self) -> StreamEvent:
-        """Wait for the next event."""
-        came = self._events.get()
+    def get(self, timeout: float | None = None) -> StreamEvent:
+        """Wait for the next event. Raises queue.Empty: none came within ``timeout`` seconds."""
+        came = self._events.get(timeout=timeout)
         return self._event_of(came) if isinstance(came, _Taken) else came
 
     @property
