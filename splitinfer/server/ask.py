@@ -29,6 +29,21 @@ from splitinfer.text.conversations import Conversations
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 
+_SAMPLING = {
+    "temperature": 1.0,  # of the APIs; the library's is 0
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def in_force(defaults: Recommended) -> dict[str, Any]:
+    """The sampling values of a request that sets none. ``defaults``: the model's own."""
+    return {**_SAMPLING, **defaults.values}
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -86,7 +101,7 @@ class Ask:
             Problem: 400, a value is out of its range.
         """
         most = room if self.max_tokens is None else min(self.max_tokens, room)
-        values = {"temperature": 1.0, **defaults.values, **self.sampling, "max_tokens": max(1, most)}
+        values = {**in_force(defaults), **self.sampling, "max_tokens": max(1, most)}
         if (seed := values.get("seed")) is not None and isinstance(seed, int):
             values["seed"] = (seed + choice) % 2**64
         try:

@@ -23,8 +23,11 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
     return (200, document) if reason is None else (503, {**document, "reason": reason})
 
 
-def model_document(name: str, context: int, started: int, layout: Layout) -> dict[str, Any]:
-    """The model as both APIs list one. ``started``: seconds since 1970.
+def model_document(
+    name: str, context: int, started: int, layout: Layout, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The model as both APIs list one. ``started``: seconds since 1970. ``defaults``: what is in force where a request
+    says nothing, under OpenRouter's name for it.
 
     OpenAI's has no field for the context. Clients read that of OpenRouter (``context_length``), of vLLM
     (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
@@ -44,6 +47,7 @@ def model_document(name: str, context: int, started: int, layout: Layout) -> dic
         "max_model_len": context,
         "max_input_tokens": context,
         "max_tokens": context,
+        "default_parameters": dict(defaults),
         "layout": layout_summary(layout),
     }
 

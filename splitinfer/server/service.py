@@ -15,6 +15,7 @@ from starlette.types import Scope as ServerScope
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
+from splitinfer.server.ask import in_force
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey, Rates, Scope
@@ -158,7 +159,10 @@ class Service:
         return bool(found)
 
     def describe_model(self) -> dict[str, Any]:
-        return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
+        llm = self.llm
+        thinks = {"enable_thinking": llm.tokenizer.thinks_by_default if llm.has_tokenizer else None}
+        defaults = in_force(llm.recommended_sampling) | thinks
+        return model_document(self.model, llm.context_length, self.started, llm.layout, defaults)
 
 
 def new_request_id() -> str:

@@ -212,6 +212,9 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     assert tokenizer.decode(tokenizer.encode_chat(chat, tools=tools)) == "weather;user:hi|assistant:"
     off = tokenizer.encode_chat(chat, options={"enable_thinking": False, "unheard_of": 1})
     assert tokenizer.decode(off) == "user:hi|assistant:<think></think>"
+    assert tokenizer.thinks_by_default is True
+    edit(tmp_path / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    assert Tokenizer.from_folder(tmp_path).thinks_by_default is None, "the template has no switch"
 
 
 def test_a_call_needs_no_content(tmp_path: Path):
