@@ -50,7 +50,7 @@ def chat(driven: Driven) -> None:
     page.locator("article.user").hover()
     page.locator("article.user").get_by_role("button", name="Edit").click()
     page.get_by_label("Edited text").fill("Tell me of the fox.")
-    page.get_by_role("button", name="Ask as a branch").click()
+    page.get_by_role("button", name="Send as a branch").click()
     driven.until_idle()
     expect(page.locator("article.user .branches")).to_contain_text("2 / 2")
     expect(page.locator("article.user")).to_contain_text("fox")

@@ -107,7 +107,7 @@ export function makeController() {
   function settle(conversationId, id, answer, ended) {
     const conversation = state.conversations[conversationId];
     if (!conversation || !answer) return;
-    const error = answer.error ?? (ended === "cut" ? "The connection ended before the answer did." : null);
+    const error = answer.error ?? (ended === "cut" ? "The connection ended before the answer was complete." : null);
     keep(conv.change(conversation, id, { content: answer.content, reasoning: answer.reasoning, calls: answer.calls,
       logprobs: answer.logprobs, error, ended, figures: ended ? figuresOf(answer) : null }, Date.now()));
   }
@@ -167,7 +167,7 @@ export function makeController() {
           found.forEach((one) => keep(one));
           if (found.length) set({ current: found[0].id, problem: null });
         } catch (error) {
-          set({ problem: `${error.message}.` });
+          set({ problem: `Not imported: ${error.message}.` });
         }
       }
     },

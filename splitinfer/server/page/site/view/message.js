@@ -35,7 +35,7 @@ export function inWords(figures) {
 function Reasoning({ text, isComing }) {
   if (!text) return null;
   return html`<details class="reasoning" open=${isComing}>
-    <summary>${isComing ? "Thinking …" : `Thought, ${count(text.trim().split(/\s+/).length, "word")}`}</summary>
+    <summary>${isComing ? "Reasoning …" : `Reasoning, ${count(text.trim().split(/\s+/).length, "word")}`}</summary>
     <div class="plain">${text}</div>
   </details>`;
 }
@@ -79,7 +79,7 @@ function Editor({ text, isAnswer, onDone, onCancel }) {
   };
   return html`<div class="editor">
     <textarea ref=${area} aria-label="Edited text" rows=${Math.min(16, text.split("\n").length + 1)} onKeyDown=${keys}>${text}</textarea>
-    <div class="row"><button type="button" class="primary" onClick=${() => onDone(area.current.value)}>${isAnswer ? "Keep as a branch" : "Ask as a branch"}</button>
+    <div class="row"><button type="button" class="primary" onClick=${() => onDone(area.current.value)}>${isAnswer ? "Save as a branch" : "Send as a branch"}</button>
     <button type="button" onClick=${onCancel}>Cancel</button></div></div>`;
 }
 

@@ -10,7 +10,7 @@ export function Sidebar({ state, actions, onChosen }) {
   const kept = useMemo(() => Object.values(state.conversations).filter((one) => one.root.length), [state.conversations]);
   const found = useMemo(() => search(kept, query), [kept, query]);
   const rename = (entry) => {
-    const title = prompt("Title of the conversation", entry.title);
+    const title = prompt("Title", entry.title);
     if (title?.trim()) actions.rename(entry.id, title.trim());
   };
   const remove = (entry) => confirm(`Remove “${entry.title}”?`) && actions.removeChat(entry.id);
