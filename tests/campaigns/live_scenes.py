@@ -67,7 +67,7 @@ def dials(driven: Driven) -> None:
         page.get_by_label("prefill_share").fill("0.25")
         page.get_by_label("policy").select_option("prefill_first")
         page.get_by_role("button", name="Apply").click()
-        expect(page.locator(".dials summary")).to_have_text("Serving dials · 2 set", timeout=PATIENCE)
+        expect(page.locator(".dials summary")).to_have_text("Dials of serving · 2 set", timeout=PATIENCE)
         expect(other.page.get_by_label("prefill_share")).to_have_value("0.25", timeout=PATIENCE)
         page.get_by_label("kv_low").fill("0.95")
         page.get_by_role("button", name="Apply").click()
@@ -79,7 +79,7 @@ def dials(driven: Driven) -> None:
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         page.get_by_role("button", name="Reset to defaults").click()
         page.get_by_role("button", name="Apply").click()
-        expect(page.locator(".dials summary")).to_have_text("Serving dials", timeout=PATIENCE)
+        expect(page.locator(".dials summary")).to_have_text("Dials of serving", timeout=PATIENCE)
         expect(other.page.get_by_label("prefill_share")).to_have_value("", timeout=PATIENCE)
     driven.show("Chat")
 

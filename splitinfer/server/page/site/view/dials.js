@@ -11,7 +11,7 @@ export function Dials({ given, set, problem, actions }) {
   useEffect(() => { if (isOpen) actions.readDials(); }, [isOpen, known]);
   const count = Object.keys(set ?? {}).length;
   return html`<details class="dials" onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>Serving dials${count ? ` · ${count} set` : ""}</summary>
+    <summary>Dials of serving${count ? ` · ${count} set` : ""}</summary>
     ${given === null ? html`<p class="dim">…</p>` : given.may_change
       ? html`<${Form} dials=${given.dials} entered=${entered} setEntered=${setEntered} problem=${problem} actions=${actions} />`
       : html`<p class="dim">Only a key with the scope <code>admin</code> may change these.</p><ul>${given.dials.map((dial) => html`
