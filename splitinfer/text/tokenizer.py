@@ -313,16 +313,6 @@ class Tokenizer:
         mark, found, _ = behind.partition(_AROUND[1])
         return mark if before and found else None
 
-    @cached_property
-    def thinks_by_default(self) -> bool | None:
-        """Whether the model's template has it reason where nobody says so; ``None`` if it has no switch for that."""
-        switch = ({}, {"enable_thinking": True}, {"enable_thinking": False})
-        try:
-            usual, on, off = (self._render(Form(({"role": "user", "content": "x"},)), True, each) for each in switch)
-        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
-            return None
-        return None if on == off else usual != off
-
     def token_id(self, text: str) -> int | None:
         """The id of a special token; ``None`` if there is none of that text."""
         found = self._wrapper.convert_tokens_to_ids(text)
@@ -365,6 +355,16 @@ class Tokenizer:
         tail = list(prompt[-OPENING:])
         opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
         return None if opened == ended else opened > ended
+
+    @cached_property
+    def thinks_by_default(self) -> bool | None:
+        """Whether the model's template has it reason where nobody says so; ``None`` if it has no switch for that."""
+        switch = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+        try:
+            usual, on, off = (self._render(Form(({"role": "user", "content": "x"},)), True, each) for each in switch)
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            return None
+        return None if on == off else usual != off
 
     @cached_property
     def codec(self) -> Codec:
