@@ -67,7 +67,7 @@ class GrowingCalls:
         self._rest, self._call = "", list[str]()  # text that is not read yet; text of this call that is
         self._name: str | None = None  # of this call, if it was told
         self._said, self._pieces = list[str](), list[CallPiece]()
-        self._num_ended = 0
+        self._num_ended, self._has_ended = 0, False  # whether the last one has, and nobody was told
         self._steps: Steps | None = self._calls()
 
     @classmethod
@@ -101,6 +101,7 @@ class GrowingCalls:
         """
         for one in found[self._num_ended :]:
             self._end(one)
+        self._tell_end()
         if self._name is not None or self._num_ended > len(found):
             raise ValueError("there are fewer calls than were told")
         return self._told()
@@ -112,12 +113,14 @@ class GrowingCalls:
         return pieces
 
     def _begin(self, name: str, call_id: str | None) -> None:
+        self._tell_end()
         self._name = name
         self._pieces.append(CallPiece("", name, call_id))
 
     def _say(self, text: str) -> None:
-        self._said.append(text)
-        self._pieces.append(CallPiece(text))
+        if text:
+            self._said.append(text)
+            self._pieces.append(CallPiece(text))
 
     def _end(self, whole: Whole) -> None:
         """The call under way is this one."""
@@ -127,9 +130,15 @@ class GrowingCalls:
         said = "".join(self._said)
         if name != self._name or not arguments.startswith(said):
             raise ValueError("the call is another one than what was told of it")
-        self._pieces.append(CallPiece(arguments[len(said) :], ends=True))
-        self._num_ended += 1
+        self._say(arguments[len(said) :])
+        self._num_ended, self._has_ended = self._num_ended + 1, True
         self._name, self._said, self._call = None, [], []
+
+    def _tell_end(self) -> None:
+        """The last call is over: another one begins, or the text has ended. Until then more may show that it is none."""
+        if self._has_ended:
+            self._has_ended = False
+            self._pieces.append(CallPiece("", ends=True))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -284,19 +293,12 @@ class GrowingCalls:
             value.append(self._take(at))
             held += value[-1]
             kept = held.rstrip()
-            if (
-                not said
-                and kept
-                and (is_text or (self._syntax == "muse_spark" and kept.lstrip()[0] not in _BEGINS_JSON))
-            ):
-                is_cdata = self._syntax == "minicpm5" and kept.lstrip()[0] == "<"
-                if not is_cdata and not any(one.startswith(kept.strip().lower()) for one in _NOTHING):
-                    said, held = json.dumps(read(kept)[1], ensure_ascii=False)[:-1], held[len(kept) :]
-                    self._say(said)
-            elif said and kept:
-                held = held[len(kept) :]
+            if said:
                 self._say(_inside(kept))
-                said += _inside(kept)
+                said, held = said + _inside(kept), held[len(kept) :]
+            elif kept and self._is_text(kept.strip(), is_declared=is_text):
+                said, held = json.dumps(read(kept)[1], ensure_ascii=False)[:-1], held[len(kept) :]
+                self._say(said)
             if closing:
                 break
             yield
@@ -305,6 +307,12 @@ class GrowingCalls:
         if not whole.startswith(said):
             raise ValueError("the value is another one than what was told of it")
         self._say(whole[len(said) :])
+
+    def _is_text(self, begun: str, *, is_declared: bool) -> bool:
+        """Whether a value that begins so is a text, and that its beginning."""
+        if any(one.startswith(begun.lower()) for one in _NOTHING) or (self._syntax == "minicpm5" and begun[0] == "<"):
+            return False
+        return is_declared or (self._syntax == "muse_spark" and begun[0] not in _BEGINS_JSON)
 
     def _named(self, name: str, key: str) -> None:
         """The next argument of a call begins."""

@@ -41,7 +41,9 @@ SHAPES: Mapping[str, Shape] = {
         r"<function=[^\s<>]+>?", (r"<parameter=[^<>]*>", "</parameter>"), "</function>",
         ("</parameter>", "</function>"), ("</parameter>", "</function>"),
     ),
-    "glm47": Shape(r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>"), ("</arg_value>", "")),
+    "glm47": Shape(
+        r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>"), ("</arg_value>", "")
+    ),
     "longcat": Shape(
         r"[\w.-]+", (_GLM.format("longcat_"), "</longcat_arg_value>"), r"\Z", ("</longcat_arg_value>",),
         ("</longcat_arg_value>", ""),

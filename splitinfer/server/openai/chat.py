@@ -125,7 +125,8 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, request.stream_options, num_top, model)
-    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, request.forced_tools()), shape
+    one_call, must_call = not request.parallel_tool_calls, request.forced_tools()
+    return Ask(chat, sampling, most, request.n, one_call, must_call, request.stream), shape
 
 
 def shape_of(request: Generating, options: StreamOptions, num_top: int | None, model: str) -> Shape:
