@@ -275,18 +275,18 @@ class GrowingCalls:
         following = regex.compile(rf"\s*(?:({opens})|{shape.tail})", regex.DOTALL)
         end = regex.compile(rf"({closes})\s*(?:{opens}|{shape.tail})", regex.DOTALL)
         while opened := (yield from self._matched(following))[1]:
-            yield from self._argument(lambda value, before=head + opened: before + value + "".join(shape.ends), end)
+            yield from self._argument(head + opened, "".join(shape.ends), end)
 
-    def _argument(self, call: Callable[[str], str], end: regex.Pattern[str]) -> Steps:
-        """An argument between tags. ``call``: writes a call of it alone. ``end``: where it ends, and something else
-        begins."""
+    def _argument(self, before: str, behind: str, end: regex.Pattern[str]) -> Steps:
+        """An argument between tags. ``before``, ``behind``: make a value a call of this argument alone. ``end``: where
+        it ends, and something else begins."""
 
         def read(value: str) -> tuple[str, Any]:
-            ((key, found),) = json.loads(self._whole(call(value))[1]).items()
+            ((key, found),) = json.loads(self._whole(before + value + behind)[1]).items()
             return key, found
 
         is_text = all(read(one)[1] == one for one in _NO_TEXTS)
-        self._named(self._whole(call(_NO_TEXTS[0]))[0], read(_NO_TEXTS[0])[0])
+        self._named(self._whole(before + _NO_TEXTS[0] + behind)[0], read(_NO_TEXTS[0])[0])
         value, said, held = list[str](), "", ""  # as it came; as it was told; what was not told of it
         while True:
             at, closing = self._closing(end)

@@ -288,8 +288,8 @@ def test_a_call_that_is_cut_off_ends_as_each_api_says_it(http: httpx.Client):
     whole = json.dumps({"path": "a.py", "content": "print('ä \U0001f31e')\n\tx = 1\n" * 2}, ensure_ascii=False)
     for path, tools in _functions(WRITE).items():
         asked = {"input": ASKED, "max_output_tokens": 12} if "resp" in path else {"messages": ASKED, "max_tokens": 12}
-        found = [data for name, data in events(send(http, path, {"model": "demo", "tools": tools, **asked, "stream": True}))
-                 if data != "[DONE]" and name != "ping"]  # fmt: skip
+        streamed = send(http, path, {"model": "demo", "tools": tools, **asked, "stream": True})
+        found = [data for name, data in events(streamed) if data != "[DONE]" and name != "ping"]
         if "chat" in path:
             made = [checked(ChatCompletionChunk, data).choices[0] for data in found]
             said = _arguments([call for one in made for call in one.delta.tool_calls or []], 0)
@@ -312,16 +312,16 @@ def test_a_call_that_is_cut_off_ends_as_each_api_says_it(http: httpx.Client):
 def test_a_call_that_is_none_ends_as_an_error(http: httpx.Client, client: openai.OpenAI, claude: anthropic.Anthropic):
     tools, sentence = _functions(BROKEN_TOOL), "the model's call of a tool is not valid"
     asked: Any = {"model": "demo", "stream": True}
+    chunks = client.chat.completions.create(messages=ASKED, tools=tools["/v1/chat/completions"], **asked)
     with pytest.raises(openai.APIError, match=sentence) as chat:
-        for chunk in client.chat.completions.create(messages=ASKED, tools=tools["/v1/chat/completions"], **asked):
-            assert chunk.choices[0].finish_reason is None
+        assert all(chunk.choices[0].finish_reason is None for chunk in chunks)
     assert chat.value.type == "server_error"
     made = [*client.responses.create(input=ASKED, tools=tools["/v1/responses"], **asked)]
     assert (made[-1].type, made[-1].response.error.code) == ("response.failed", "server_error")
     assert sentence in made[-1].response.error.message
+    said = claude.messages.create(messages=ASKED, max_tokens=99, tools=tools["/v1/messages"], **asked)
     with pytest.raises(anthropic.APIStatusError, match=sentence) as message:
-        for one in claude.messages.create(messages=ASKED, max_tokens=99, tools=tools["/v1/messages"], **asked):
-            assert one.type not in ("message_delta", "message_stop")
+        assert all(one.type not in ("message_delta", "message_stop") for one in said)
     assert message.value.body["error"]["type"] == "api_error"
     document = client.chat.completions.create(model="demo", messages=ASKED, tools=tools["/v1/chat/completions"])
     assert BROKEN[0] == document.choices[0].message.content, "a document has it as text"

@@ -81,45 +81,57 @@ def test_a_word_that_ends_something_is_a_part_of_a_text(syntax: str, word: str, 
     same(syntax, wrapped(syntax, written(syntax, call)), cuts)
 
 
-@pytest.mark.parametrize(
-    ("syntax", "text"),
-    [
-        ("json_tools", '\n{"name": "f", "arguments": {"a": [1, -0.0, 1e5, {}, {"b" : null}], "c":"\\u00e9\\ud83d\\ude00\\/"}}\n'),
-        ("json_tools", '{"arguments": {"a": 1}, "name": "f"}'),
-        ("json_tools", '{"name": "f", "arguments": "{\\"a\\": 1}"}'),
-        ("json_tools", '{"id": "x", "type": "function", "name": "f", "parameters": {"a": "\\ud83d"}}'),
-        ("json_tools", '[{"name": "f", "arguments": {}}, {"name": "g"}]'),
-        ("mistral", '[{"name": "f", "arguments": {"a": 1}, "id": "x"}, {"name": "g", "arguments": {}}]'),
-        ("mistral", 'f[ARGS]{"a": 1}\ng[ARGS]{}'),
-        ("qwen3_coder", "<function=write><parameter=lines>\n3\n</parameter><parameter=deep>{'a': 1}</parameter></function>"),
-        ("qwen3_coder", "<function=write><parameter=sure>True</parameter><parameter=any>[1]</parameter></function>"),
-        ("qwen3_coder", "<function=write></function>\n<function=read>\n<parameter=path>\n\n a \n\n</parameter></function>"),
-        ("qwen3_coder", "<function=write><parameter=path>NULL</parameter><parameter=other>nul</parameter></function>"),
-        ("minimax_m2", '<invoke name="write"><parameter name="lines">3</parameter></invoke><invoke name="read"></invoke>'),
-        ("glm47", "write<arg_key>lines</arg_key>\n<arg_value>3</arg_value><arg_key>any</arg_key><arg_value>[1]</arg_value>"),
-        ("glm47", '{"name": "write", "arguments": {"path": 1}}'),
-        ("minicpm5", '"write"><param name="content"><![CDATA[a < b && c\n]]></param>'),
-        ("kimi_k3", '<|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|><|close|>call<|sep|>'),
-        ("gemma4", 'call:f{a:1,b:[true,{c:<|"|>x: {y}, "z"<|"|>}],d:{}}'),
-        ("function_gemma", "call:f{a:1,b:Oslo,c:<escape>x<escape>}"),
-        ("pythonic", "[f(a=1, b=[1, {'x': \"y)\"}], c='it\\'s', d=true), g(), h(e=\"\", f=-1.5)]"),
-        ("pythonic", '[write(path="a.py", content="import os\nx = 1\n")]'),
-        ("pythonic", '[f(a="x" "y", b="""q""")]'),
+_P, _V = "<arg_key>{}</arg_key><arg_value>", "</arg_value>"
+FORMS = {
+    "json_tools": [
+        '\n{"name": "f", "arguments": {"a": [1, -0.0, 1e5, {}, {"b" : null}], "c":"\\u00e9\\ud83d\\ude00\\/"}}\n',
+        '{"arguments": {"a": 1}, "name": "f"}',
+        '{"name": "f", "arguments": "{\\"a\\": 1}"}',
+        '{"id": "x", "type": "function", "name": "f", "parameters": {"a": "\\ud83d"}}',
+        '[{"name": "f", "arguments": {}}, {"name": "g"}]',
     ],
-)  # fmt: skip
+    "mistral": [
+        '[{"name": "f", "arguments": {"a": 1}, "id": "x"}, {"name": "g", "arguments": {}}]',
+        'f[ARGS]{"a": 1}\ng[ARGS]{}',
+    ],
+    "qwen3_coder": [
+        "<function=write><parameter=lines>\n3\n</parameter><parameter=deep>{'a': 1}</parameter></function>",
+        "<function=write><parameter=sure>True</parameter><parameter=any>[1]</parameter></function>",
+        "<function=write></function>\n<function=read>\n<parameter=path>\n\n a \n\n</parameter></function>",
+        "<function=write><parameter=path>NULL</parameter><parameter=other>nul</parameter></function>",
+    ],
+    "minimax_m2": [
+        '<invoke name="write"><parameter name="lines">3</parameter></invoke>\n<invoke name="read"></invoke>',
+    ],
+    "glm47": [
+        "write" + _P.format("lines") + "3" + _V + "\n" + _P.format("any") + "[1]" + _V,
+        '{"name": "write", "arguments": {"path": 1}}',
+    ],
+    "minicpm5": ['"write"><param name="content"><![CDATA[a < b && c\n]]></param>'],
+    "kimi_k3": [
+        '<|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|>'
+        "<|close|>call<|sep|>",
+    ],
+    "gemma4": ['call:f{a:1,b:[true,{c:<|"|>x: {y}, "z"<|"|>}],d:{}}'],
+    "function_gemma": ["call:f{a:1,b:Oslo,c:<escape>x<escape>}"],
+    "pythonic": [
+        "[f(a=1, b=[1, {'x': \"y)\"}], c='it\\'s', d=true), g(), h(e=\"\", f=-1.5)]",
+        '[write(path="a.py", content="import os\nx = 1\n")]',
+        '[f(a="x" "y", b="""q""")]',
+    ],
+}
+
+
+@pytest.mark.parametrize(("syntax", "text"), [(syntax, text) for syntax, texts in FORMS.items() for text in texts])
 def test_forms_of_calls(syntax: str, text: str) -> None:
     for cuts in ((1,), (2, 5), (1000,)):
         same(syntax, wrapped(syntax, text), cuts)
 
 
-GROWING = sorted(SYNTAXES)
-
-
-@pytest.mark.parametrize("syntax", GROWING)
+@pytest.mark.parametrize("syntax", sorted(SYNTAXES))
 def test_a_file_comes_as_it_is_written(syntax: str) -> None:
     """By half of the text near half of the arguments was told, in pieces about as long as what came."""
-    file = FILE.encode("unicode_escape").decode() if syntax == "never" else FILE
-    text = wrapped(syntax, written(syntax, ("write", {"path": "src/a.py", "content": file})))
+    text = wrapped(syntax, written(syntax, ("write", {"path": "src/a.py", "content": FILE})))
     parts, came = answered(syntax, text, (4,))
     pieces = [(at, part) for at, part in zip(came, parts, strict=True) if isinstance(part, CallPiece)]
     first = next(at for at, part in pieces if part.arguments)
@@ -129,7 +141,7 @@ def test_a_file_comes_as_it_is_written(syntax: str) -> None:
     assert max(len(part.arguments) for _, part in pieces) < 60
 
 
-@pytest.mark.parametrize("syntax", GROWING)
+@pytest.mark.parametrize("syntax", sorted(SYNTAXES))
 def test_a_call_that_is_cut_off_keeps_what_was_told(syntax: str) -> None:
     text = wrapped(syntax, written(syntax, ("write", {"path": "src/a.py", "content": FILE})))
     whole, _ = answered(syntax, text)
@@ -142,7 +154,7 @@ def test_a_call_that_is_cut_off_keeps_what_was_told(syntax: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"name": "f", "arguments": {"a": 1}, "more": 2}', '{"name": "f", "arguments": {"a" 1}}', '{"name": "f", "arguments": {"a": 1']
+    "text", [f'{{"name": "f", "arguments": {rest}' for rest in ('{"a": 1}, "more": 2}', '{"a" 1}}', '{"a": 1')]
 )  # fmt: skip
 def test_what_was_told_of_a_call_that_is_none_is_broken(text: str) -> None:
     parts, _ = answered("json_tools", wrapped("json_tools", text), (3,))

@@ -59,8 +59,15 @@ class MessageWriter:
             case ToolCallPart(name, arguments, call_id):
                 return self._part(CallPiece(arguments, name, call_id, ends=True))
             case CallPiece(arguments, name, call_id, ends):
-                block = {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": {}}
-                opened = [] if name is None else [*self._close(), *self._opened("tool_use", block)]
+                opened = list[Event]()
+                if name is not None:
+                    block: dict[str, Any] = {
+                        "type": "tool_use",
+                        "id": call_id or self.new_id(),
+                        "name": name,
+                        "input": {},
+                    }
+                    opened = [*self._close(), *self._opened("tool_use", block)]
                 delta = self._delta({"type": "input_json_delta", "partial_json": arguments})
                 return [*opened, delta, *(self._close() if ends else ())]
         raise AssertionError(part)
