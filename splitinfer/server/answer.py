@@ -279,4 +279,5 @@ def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> Answer
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat):
         return None
-    return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools, has_form=has_form, grows=ask.grows)
+    tools, begun = ask.prompt.tools, ask.prompt.begun
+    return llm.tokenizer.answer_format.parser(prompt, tools, has_form=has_form, grows=ask.grows, begun=begun)

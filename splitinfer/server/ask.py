@@ -23,7 +23,7 @@ from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.text.conversations import Conversations
 
 MAX_CHOICES = 16  # answers to one prompt
@@ -34,13 +34,23 @@ MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 class Chat:
     """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
     further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
-    stands for pictures in its texts."""
+    stands for pictures in its texts. ``continues``: the answer goes on with the last message."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
     mark: str = ""
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        if self.continues and (self.messages[-1]["role"] != "assistant" or self.messages[-1].get("tool_calls")):
+            raise invalid("messages", "for the last message to go on, it must be the assistant's and have no calls")
+
+    @property
+    def begun(self) -> str | None:
+        """The text with which the answer goes on, if it does."""
+        return str(self.messages[-1].get("content") or "") if self.continues else None
 
 
 Prompt = Chat | str | tuple[int, ...]
@@ -60,6 +70,10 @@ class Ask:
     one_call: bool = False
     must_call: tuple[Mapping[str, Any], ...] = ()
     grows: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, Chat) and self.prompt.continues and "grammar" in self.sampling:
+            raise invalid("messages", "an answer that goes on with the last message cannot be held to a form")
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -183,6 +197,7 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
         raise unsupported("tools", tokenizer.no_tools)
     messages = without_lines(chat.messages, llm.settings.left_out)
     more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
+    more["continues"] = chat.continues
     plain, text = tokenizer.write_chat(messages, tools=chat.tools, **more)
     return known.tokens(text, plain, tokenizer.codec), text
 

@@ -79,16 +79,23 @@ class AnswerFormat:
         return tuple(sorted({marker for marker in (*fixed, *(wrapper.structural_markers or ()), *edges) if marker}))
 
     def parser(
-        self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, has_form: bool = False, grows: bool = False
+        self,
+        prompt: Sequence[int],
+        tools: Sequence[Tool] = (),
+        *,
+        has_form: bool = False,
+        grows: bool = False,
+        begun: str | None = None,
     ) -> "AnswerParser":
         """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text. ``has_form``:
-        a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces."""
+        a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces. ``begun``: the
+        text with which the prompt ends, if the answer goes on with it."""
         from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
 
         wrapper, given = self._wrapper, list(tools)
         machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
-        state = self._initial_state(prompt)
+        state = self._initial_state(prompt) if begun is None else self._state_behind(begun)
 
         syntax = str(getattr(wrapper.tool_parser, "__module__", "")).rsplit(".", 1)[-1]
 
@@ -109,6 +116,12 @@ class AnswerFormat:
             return _NORMAL
         tail = list(prompt[-OPENING:])
         is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)
+        return _REASONING if is_open else _NORMAL
+
+    def _state_behind(self, text: str) -> str:
+        if not self._wrapper.has_thinking:
+            return _NORMAL
+        is_open = text.rfind(self._wrapper.think_start) > text.rfind(self._wrapper.think_end)
         return _REASONING if is_open else _NORMAL
 
 

@@ -135,7 +135,7 @@ class GrowingCalls:
         self._name, self._said, self._call = None, [], []
 
     def _tell_end(self) -> None:
-        """The last call is over: another one begins, or the text has ended. Until then more may show that it is none."""
+        """The last call is over: another begins, or the text has ended. Until then more may show that it is none."""
         if self._has_ended:
             self._has_ended = False
             self._pieces.append(CallPiece("", ends=True))

@@ -39,7 +39,7 @@ OTHER_VOCABULARY = "the model's vocabulary is not that of gpt-oss, by which its 
 _ENCODING, _FILE, _BASE = "HarmonyGptOss", "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
 _NUM_RANKS = 199_998  # tokens of o200k_base that are not special
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
-_FUNCTIONS = "functions."
+_FUNCTIONS, _FINAL = "functions.", "<|channel|>final<|message|>"
 _loading = threading.Lock()
 _EFFORTS = {"none": "Low", "minimal": "Low", "low": "Low", "medium": "Medium"}  # others are High
 
@@ -61,8 +61,7 @@ class Harmony:
     @property
     def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The ids that begin reasoning, those that begin the final message, and all that leads from the one to it."""
-        final = "<|channel|>final<|message|>"
-        texts = ("<|channel|>analysis<|message|>", final, "<|end|><|start|>assistant" + final)
+        texts = ("<|channel|>analysis<|message|>", _FINAL, "<|end|><|start|>assistant" + _FINAL)
         start, end, leave = (tuple(self._encoding.encode(text, allowed_special="all")) for text in texts)
         return start, end, leave
 
@@ -95,12 +94,21 @@ class Harmony:
         return str(self._encoding.decode(list(token_ids)))
 
     def parser(
-        self, _prompt: Sequence[int], tools: Sequence[Tool] = (), *, has_form: bool = False, grows: bool = False
+        self,
+        _prompt: Sequence[int],
+        tools: Sequence[Tool] = (),
+        *,
+        has_form: bool = False,
+        grows: bool = False,
+        begun: str | None = None,
     ) -> "HarmonyParser":
         """As ``AnswerFormat.parser``. ``has_form`` changes nothing: an answer of a form has Harmony's marks around
         it, too."""
         del has_form
-        return HarmonyParser(self._encoding, has_tools=bool(tools), grows=grows)
+        parser = HarmonyParser(self._encoding, has_tools=bool(tools), grows=grows)
+        if begun is not None:
+            parser.feed(_FINAL)
+        return parser
 
 
 class HarmonyParser:
