@@ -20,6 +20,7 @@ from splitinfer.server.reading import Reader
 from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
+from splitinfer.text.fill import Gap
 from splitinfer.text.growing_calls import CallPiece
 from splitinfer.text.harmony import HarmonyParser
 
@@ -255,9 +256,17 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
         tools = ask.must_call or ask.tools
         grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=ask.form)
         ask = replace(ask, sampling={**ask.sampling, "grammar": grammar})
+    if isinstance(ask.prompt, Gap) and (marks := llm.tokenizer.fill_marks) is not None:
+        ends = (*ask.sampling.get("stop_token_ids", ()), *marks.ids.values())
+        ask = replace(ask, sampling={**ask.sampling, "stop_token_ids": ends})
     for params in [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]:
         request = await llm.asubmit(
-            seen, params, priority=handling.priority, timeout=handling.timeout, shows_markers=True
+            seen,
+            params,
+            priority=handling.priority,
+            timeout=handling.timeout,
+            shows_markers=True,
+            goes_on=isinstance(ask.prompt, str | tuple) or (isinstance(ask.prompt, Chat) and ask.prompt.continues),
         )
         answer.readers.append(ChoiceReader(len(answer.requests), _parser(llm, ask, prompt, has_form), ask.one_call))
         answer.requests.append(request)

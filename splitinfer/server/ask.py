@@ -25,6 +25,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.text.conversations import Conversations
+from splitinfer.text.fill import Gap
 
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
@@ -53,7 +54,7 @@ class Chat:
         return str(self.messages[-1].get("content") or "") if self.continues else None
 
 
-Prompt = Chat | str | tuple[int, ...]
+Prompt = Chat | Gap | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,9 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
     match prompt:
         case Chat():
             return _chat_tokens(llm, prompt, known)
+        case Gap():
+            check_size(llm, prompt)
+            return llm.tokenizer.filling(prompt), None
         case str(text):
             check_size(llm, text)
             return llm.tokenizer.encode(text), None
@@ -137,7 +141,7 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
             return list(tokens), None
 
 
-def check_size(llm: LLM, prompt: Chat | str) -> None:
+def check_size(llm: LLM, prompt: Chat | Gap | str) -> None:
     """Refuse a prompt whose size alone says that it cannot be answered.
 
     Raises:
@@ -146,9 +150,19 @@ def check_size(llm: LLM, prompt: Chat | str) -> None:
     if isinstance(prompt, Chat):
         _check_number("messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", len(prompt.tools), MAX_TOOLS)
-    texts = [*_texts_in(prompt if isinstance(prompt, str) else (prompt.messages, prompt.tools, prompt.options))]
+    texts = [*_texts_in(_parts_of(prompt))]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)
+
+
+def _parts_of(prompt: Chat | Gap | str) -> Any:
+    match prompt:
+        case Chat():
+            return prompt.messages, prompt.tools, prompt.options
+        case Gap():
+            return prompt.prefix if isinstance(prompt.prefix, str) else "", prompt.suffix, prompt.begun, prompt.files
+        case text:
+            return text
 
 
 def _check_number(what: str, number: int, most: int) -> None:

@@ -103,9 +103,10 @@ CHAT: Table = {
 COMPLETIONS: Table = {
     **_OPENAI,
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
-    "suffix": Refused("a model cannot be made to end at a given text", EMPTY),
     "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
 }
+_EDITORS = ("samplers", "n_indent", "t_max_predict_ms")
+INFILL: Table = {name: why for name, why in _OPENAI.items() if name not in _EDITORS}
 RESPONSES: Table = {
     **_OPENAI,
     **TEMPLATE,

@@ -24,6 +24,7 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.fill import Gap, Marks, marks_in
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
@@ -329,6 +330,26 @@ class Tokenizer:
         mark, found, _ = behind.partition(_AROUND[1])
         return mark if before and found else None
 
+    @cached_property
+    def fill_marks(self) -> Marks | None:
+        """The marks around a gap in a text; ``None``: the model has none."""
+        return marks_in(self._wrapper.get_vocab())
+
+    def filling(self, gap: Gap) -> list[int]:
+        """A gap as token ids.
+
+        Raises:
+            RequestError: the model has no marks for it.
+        """
+        if (marks := self.fill_marks) is None:
+            raise RequestError("this model fills no gaps: its tokenizer has no marks for what is before and behind one")
+        names = _any_of(marks.ids)
+
+        def encode(text: str) -> list[int]:
+            return self._piece(_cut(_cut(text, self._control_names[0]), names), is_first=False)
+
+        return [*self.encode(""), *marks.around(gap, encode)]
+
     def token_id(self, text: str) -> int | None:
         """The id of a special token; ``None`` if there is none of that text."""
         found = self._wrapper.convert_tokens_to_ids(text)
@@ -399,12 +420,12 @@ class Tokenizer:
     def _bytes_of(self) -> Callable[[Sequence[int]], list[bytes]]:
         return bytes_of_tokens(self._wrapper)
 
-    def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
+    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
-        markers of ``answer_format``, which may be special tokens."""
+        markers of ``answer_format``, which may be special tokens. ``behind``: the ids with which it goes on."""
         if not shows_markers:
-            return Detokenizer(self._decode, self.special_ids)
-        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids)
+            return Detokenizer(self._decode, self.special_ids, behind)
+        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids, behind)
 
     def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
         shown = [i for i in token_ids if i not in self.special_ids or i in self._marker_ids]
