@@ -28,6 +28,7 @@ from splitinfer.server.refused import COMPLETIONS
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
+from splitinfer.text.fill import Gap
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
@@ -64,7 +65,8 @@ _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 class CompletionRequest(Streaming):
     """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
-    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it."""
+    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it. ``suffix``:
+    what stands behind the answer."""
 
     refused = COMPLETIONS
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
@@ -80,6 +82,7 @@ class CompletionRequest(Streaming):
     prompt_logprobs: _Top | None = None
     top_logprobs: _Top = 0
     echo: bool = False
+    suffix: str = ""
     response_format: TextFormat | None = None
 
 
@@ -103,6 +106,10 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         Problem: 400, fields contradict each other.
     """
     prompts, number, num_top = request.prompt, request.n, _num_top(request)
+    if request.suffix and request.echo:
+        raise invalid("suffix", "a prompt with a suffix cannot be echoed")
+    if request.suffix:
+        prompts = [Gap(one, request.suffix) for one in prompts if isinstance(one, str | tuple)]
     if len(prompts) * number > MAX_ANSWERS:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if request.best_of not in (None, number):
@@ -233,7 +240,7 @@ class CompletionWriter:
     def _echo(self, choice: int) -> str:
         asks = self.wanted.asks
         prompt = asks[choice // asks[0].num_choices].prompt
-        assert not isinstance(prompt, Chat)
+        assert not isinstance(prompt, Chat | Gap)
         if isinstance(prompt, str):
             return prompt
         return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
