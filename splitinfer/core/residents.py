@@ -1,4 +1,4 @@
-"""Which of several models are in memory: who is loaded, who is asked for, what fits, who has rested -> what is done next.
+"""Which of several models are in memory: who is loaded, who is asked for, what fits, who has rested -> what is next.
 
 A server offers more models than its machines hold. Three things bound what is loaded together: the bytes of the
 coordinator's machine, the workers (each serves one pipeline at a time), and a number that the operator may give.
