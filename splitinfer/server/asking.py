@@ -17,7 +17,7 @@ from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Arrival, Usage
-from splitinfer.server.stream import COMMENT_PING, EventStream, Ping, left
+from splitinfer.server.stream import COMMENT_PING, EVENTS, EventStream, Ping, left
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ async def answered(
     writer_of: Callable[[Answer], W],
     events: Callable[[Answer, W], AsyncGenerator[bytes, None]] | None,
     ping: Ping = COMMENT_PING,
+    media_type: str = EVENTS,
 ) -> Response | EventStream:
     """The response to a request of several prompts, with as many choices each. ``events``: its stream, if one is
     wanted.
@@ -54,7 +55,8 @@ async def answered(
     with ExitStack() as open_things:
         answer = await asked(service, request, key, asks, open_things)
         if events is not None:
-            return EventStream(events(answer, writer_of(answer)), ping=ping, end=open_things.pop_all().close)
+            end = open_things.pop_all().close
+            return EventStream(events(answer, writer_of(answer)), ping=ping, media_type=media_type, end=end)
         pieces = await until_gone(request, all_pieces(answer))
         return JSONResponse(writer_of(answer).document(pieces, answer.usage))
 
