@@ -17,7 +17,7 @@ from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Arrival, Usage
-from splitinfer.server.stream import COMMENT_PING, EventStream, left
+from splitinfer.server.stream import COMMENT_PING, EVENTS, EventStream, left
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ async def answered(
     events: Callable[[Answer, W], AsyncGenerator[bytes, None]] | None,
     ping: Callable[[Answer, W], bytes] = lambda *_: COMMENT_PING,
     ping_every: float | None = None,
+    media_type: str = EVENTS,
 ) -> Response | EventStream:
     """The response to a request of several prompts, with as many choices each. ``events``: its stream, if one is
     wanted; ``ping``: what it says after ``ping_every`` seconds of silence.
@@ -57,7 +58,7 @@ async def answered(
         if events is not None:
             writer, every = writer_of(answer), {} if ping_every is None else {"ping_every": ping_every}
             source, end = events(answer, writer), open_things.pop_all().close
-            return EventStream(source, ping=lambda: ping(answer, writer), end=end, **every)
+            return EventStream(source, ping=lambda: ping(answer, writer), media_type=media_type, end=end, **every)
         pieces = await until_gone(request, all_pieces(answer))
         return JSONResponse(writer_of(answer).document(pieces, answer.usage))
 

@@ -142,6 +142,17 @@ ANTHROPIC: Table = {
     ),
 }
 
+OLLAMA: Table = {
+    "template": Refused("the model has its own", ("",)),
+    "suffix": Refused("give it to /v1/completions", ("",)),
+    "context": Refused(f"{_STATELESS} to /api/chat", EMPTY),
+}
+OLLAMA_OPTIONS: Table = {
+    **{name: why for name, why in _SAMPLING.items() if name not in ("repeat_penalty", "options")},
+    "repeat_last_n": Refused(_WINDOW, (-1,), only_with=("repeat_penalty", *_PENALTIES[1:])),
+}
+"""Ollama's API, and of its ``options``."""
+
 # Of objects in requests.
 REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
 EARLIER_ANSWER: Table = {

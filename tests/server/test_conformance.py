@@ -32,7 +32,7 @@ OWN = {
     "response.store", "response.presence_penalty", "response.frequency_penalty",
     "usage.service_tier",  # of the last event, as of a message
     "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
-    "context_length", "context_window", "max_model_len", "layout", "default_parameters",  # of a model
+    "context_length", "context_window", "max_model_len", "loaded", "layout", "default_parameters",  # of a model
     "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's
     "object", "created", "owned_by",  # and for OpenAI's
 }  # fmt: skip

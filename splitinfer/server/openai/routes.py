@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
-from splitinfer.server.health import models_document
+from splitinfer.server.health import model_document, models_document, named
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of
@@ -72,14 +72,11 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def models(request: Request) -> Response:
         service.caller(request)
-        return JSONResponse(models_document([service.describe_model()]))
+        return JSONResponse(models_document([model_document(each, service.started) for each in service.offers()]))
 
     async def model(request: Request) -> Response:
         service.caller(request)
-        name = request.path_params["name"]
-        if name != service.model:
-            raise Problem(404, f"there is no model {name!r:.80} here, but {service.model!r}", code="model_not_found")
-        return JSONResponse(service.describe_model())
+        return JSONResponse(model_document(named(service.offers(), request.path_params["name"]), service.started))
 
     return [
         ApiRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
