@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { announcementOf, begin, endOf, eventParser, figuresOf, readingOf, take } from "../../splitinfer/server/page/site/state/stream.js";
+import { announcementOf, begin, endOf, eventParser, figuresOf, take, waitOf } from "../../splitinfer/server/page/site/state/stream.js";
 
 const STREAM = ': ping\n\ndata: {"a":1}\n\nevent: figures\r\ndata: one\r\ndata: two\r\n\r\ndata:[DONE]\n\n: last\n';
 
@@ -51,12 +51,13 @@ test("calls of tools and probabilities are collected", () => {
 test("while a prompt is read, the answer says how far and how long", () => {
   const progress = (processed, left) => JSON.stringify({ choices: [{ index: 0, delta: {}, finish_reason: null }],
     prompt_progress: { total: 1850, cache: 50, processed, time_ms: 100, seconds_left: left } });
-  assert.equal(readingOf(begin(0).reading), "Waiting for the first token");
+  assert.equal(waitOf(begin(0)), "Waiting for the first token");
+  assert.equal(waitOf({ ...begin(0), isLoading: true }), "Loading the model");
   let answer = take(begin(0), progress(50, null), 1);
-  assert.equal(readingOf(answer.reading), "Reading 1,800 tokens");
+  assert.equal(waitOf(answer), "Reading 1,800 tokens");
   answer = take(answer, progress(512, 39.2), 2);
-  assert.equal(readingOf(answer.reading), "Reading 512 of 1,850 tokens, 40 s left");
-  assert.equal(readingOf(take(answer, progress(600, 400), 3).reading), "Reading 600 of 1,850 tokens, 7 min left");
+  assert.equal(waitOf(answer), "Reading 512 of 1,850 tokens, 40 s left");
+  assert.equal(waitOf(take(answer, progress(600, 400), 3)), "Reading 600 of 1,850 tokens, 7 min left");
   assert.deepEqual([answer.first, take(answer, chunk({ content: "Once" }), 9).reading], [null, null]);
 });
 

@@ -40,7 +40,7 @@ export function makeController() {
   // -- conversations ---------------------------------------------------------------------------
 
   const current = () => state.conversations[state.current] ?? null;
-  const modelName = (conversation) => conv.modelOf(state.models, conversation).name;
+  const modelFor = (conversation) => conv.modelOf(state.models, conversation);
 
   function keep(conversation, isSaved = true) {
     set({ conversations: { ...state.conversations, [conversation.id]: conversation } });
@@ -68,8 +68,8 @@ export function makeController() {
   function answerTo(conversation, parent) {
     const id = newId();
     const made = keep(conv.add(conversation, parent, { id, role: "assistant" }, Date.now()));
-    const body = requestOf(modelName(made), conv.messagesTo(made, parent), made.sampling);
-    read(made.id, id, begin(performance.now()), body);
+    const model = modelFor(made), body = requestOf(model.name, conv.messagesTo(made, parent), made.sampling);
+    read(made.id, id, { ...begin(performance.now()), isLoading: !model.isLoaded }, body);
   }
 
   async function read(conversationId, id, answer, body) {
@@ -98,6 +98,7 @@ export function makeController() {
       settle(conversationId, id, last, end);
       set({ live: rest, announced: announcementOf(end) });
       look();
+      if (state.models.length > 1) connect(); // others may be loaded now
     }
   }
 
@@ -136,7 +137,7 @@ export function makeController() {
       if (isBusy()) return;
       const conversation = current(), { content, logprobs } = conversation.nodes[id];
       const answer = { ...begin(performance.now()), content, logprobs: logprobs ?? [] };
-      read(conversation.id, id, answer, continuationOf(modelName(conversation), conv.messagesTo(conversation, id), conversation.sampling));
+      read(conversation.id, id, answer, continuationOf(modelFor(conversation).name, conv.messagesTo(conversation, id), conversation.sampling));
     },
     stop() {
       if (current()) conv.path(current()).forEach((id) => aborts.get(id)?.abort());

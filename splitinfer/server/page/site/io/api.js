@@ -27,10 +27,10 @@ async function asked(path, options = {}) {
 const posted = (path, body, more = {}) => asked(path, {
   method: more.method ?? "POST", headers: { "Content-Type": "application/json", ...more.headers }, body: JSON.stringify(body), signal: more.signal });
 
-/* The models: their names, contexts, and what is in force where a request says nothing. */
+/* The models: their names, contexts, what is in force where a request says nothing, and whether they are loaded now. */
 export async function models() {
   const found = (await (await asked("v1/models")).json()).data;
-  return found.map((one) => ({ name: one.id, context: one.context_length ?? null, defaults: one.default_parameters ?? {} }));
+  return found.map((one) => ({ name: one.id, context: one.context_length ?? null, defaults: one.default_parameters ?? {}, isLoaded: one.loaded !== false }));
 }
 
 /* Buy a session with a key, which is then forgotten: a cookie that no script reads takes its place. */

@@ -41,7 +41,7 @@ export function eventParser() {
 /* An answer of which nothing has come. ``at``: milliseconds, of any clock. */
 export function begin(at) {
   return { content: "", reasoning: "", calls: [], logprobs: [], first: null, began: at, last: at, ended: null,
-    error: null, usage: null, reading: null, isWhole: false };
+    error: null, usage: null, isLoading: false, reading: null, isWhole: false };
 }
 
 /* The answer with one event's data. */
@@ -102,9 +102,9 @@ export function figuresOf(answer) {
   };
 }
 
-/* How far its prompt is read, in words. ``reading``: as the server says it; null where nothing is known. */
-export function readingOf(reading) {
-  if (!reading) return "Waiting for the first token";
+/* What an answer waits for, in words. ``reading``: how far its prompt is read, as the server says it. */
+export function waitOf({ isLoading, reading }) {
+  if (!reading) return isLoading ? "Loading the model" : "Waiting for the first token";
   const { total, processed, cache, seconds_left: left } = reading, written = (count) => count.toLocaleString("en");
   if (left === null) return `Reading ${written(total - cache)} tokens`;
   const time = left < 90 ? `${Math.ceil(left)} s` : `${Math.ceil(left / 60)} min`;

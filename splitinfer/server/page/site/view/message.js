@@ -1,7 +1,7 @@
 /* One message: a user's, or an answer with its reasoning, calls of tools, figures and what can be done with it. */
 
 import { blocks } from "../state/blocks.js";
-import { figuresOf, readingOf } from "../state/stream.js";
+import { figuresOf, waitOf } from "../state/stream.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { copy, show } from "./markdown.js";
 
@@ -99,7 +99,7 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
       : isAnswer ? (answer ? html`<${Growing} text=${content} />` : html`<${Markdown} text=${content} />`) : html`<div class="plain">${content}</div>`}
     <${Calls} calls=${calls} />
     ${answer && pause && html`<p class="pause" role="status">${pause.text} ${pause.help}</p>`}
-    ${answer && !pause && !content && !reasoning && html`<p class="dim waiting">${readingOf(answer.reading)} <span class="dots"></span></p>`}
+    ${answer && !pause && !content && !reasoning && html`<p class="dim waiting">${waitOf(answer)} <span class="dots"></span></p>`}
     ${said && html`<p class=${node.error ? "error" : "dim"}>${said}</p>`}
     ${!answer && html`<${Probabilities} logprobs=${node.logprobs} />`}
     <footer>
