@@ -30,7 +30,7 @@ export function Pipeline({ state, actions }) {
       ${figures.acceptance !== null && html`<${Figure} value=${percent(figures.acceptance)} label="drafts right" />`}
       <${Figure} value=${percent(figures.void)} label="computed tokens discarded" />
     </div>
-    <h2>Stages</h2>
+    <h2>Stages of ${pipeline.model}</h2>
     <ol class="stages">${pipeline.stages.map((stage, i) => html`
       ${i > 0 && html`<${Link} key=${`link${i}`} link=${pipeline.links[i - 1]} figures=${figures.links[i - 1]} />`}
       <${Stage} key=${stage.name} stage=${stage} figures=${figures.stages[i]} />`)}</ol>
