@@ -56,18 +56,19 @@ class StreamEvent:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How far a prompt is read: ``read`` of ``total`` tokens, of which ``cached`` had been read before; ``seconds``
-    since its first step."""
+    from its first step to the last one that is done, and ``since`` that one."""
 
     read: int
     total: int
     cached: int
     seconds: float
+    since: float = 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the first token, at the speed so far; ``None`` before the first step is done."""
         done = self.read - self.cached
-        return self.seconds * (self.total - self.read) / done if done > 0 else None
+        return max(0.0, self.seconds * (self.total - self.read) / done - self.since) if done > 0 else None
 
 
 @dataclass(slots=True)
@@ -154,10 +155,11 @@ class RequestState:
     def reading(self) -> Reading | None:
         """How far its prompt is read; ``None`` before its first step, and once it is read."""
         seq, begun = self.sequence, self.sequence.begun_at
-        read, total = seq.num_read, seq.num_prompt_tokens
+        (read, read_at), total = seq.read, seq.num_prompt_tokens
         if begun is None or read >= total or seq.num_generated:
             return None
-        return Reading(read, total, seq.num_cached or 0, self._clock() - begun)
+        last = max(begun, read_at)
+        return Reading(read, total, seq.num_cached or 0, last - begun, self._clock() - last)
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
         """A token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it does:

@@ -176,7 +176,7 @@ def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]
 def progress_of(reading: Reading) -> dict[str, Any]:
     """How far a prompt is read, as llama.cpp's server says it; and the seconds left, once they can be told."""
     counts = {"total": reading.total, "cache": reading.cached, "processed": reading.read}
-    times = {"time_ms": round(1000 * reading.seconds), "seconds_left": reading.seconds_left}
+    times = {"time_ms": round(1000 * (reading.seconds + reading.since)), "seconds_left": reading.seconds_left}
     return {"prompt_progress": counts | times}
 
 

@@ -107,7 +107,7 @@ export function waitOf({ isLoading, reading }) {
   if (!reading) return isLoading ? "Loading the model" : "Waiting for the first token";
   const { total, processed, cache, seconds_left: left } = reading, written = (count) => count.toLocaleString("en");
   if (left === null) return `Reading ${written(total - cache)} tokens`;
-  const time = left < 90 ? `${Math.ceil(left)} s` : `${Math.ceil(left / 60)} min`;
+  const time = left < 90 ? `${Math.max(1, Math.ceil(left))} s` : `${Math.ceil(left / 60)} min`;
   return `Reading ${written(processed)} of ${written(total)} tokens, ${time} left`;
 }
 
