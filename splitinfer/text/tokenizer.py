@@ -396,7 +396,7 @@ class Tokenizer:
     @cached_property
     def thinks_by_default(self) -> bool | None:
         """Whether the model's template has it reason where nobody says so; ``None`` if it has no switch for that."""
-        switch = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+        switch: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
         try:
             usual, on, off = (self._render(Form(({"role": "user", "content": "x"},)), True, each) for each in switch)
         except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
