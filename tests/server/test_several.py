@@ -13,6 +13,7 @@ from valid_requests import Asked
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.core.residents import Bounds
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import ModelError, PeerError
@@ -32,7 +33,7 @@ ONE = Bounds(room=100)
 class Pipeline:
     """``log``: what was done with it."""
 
-    context_length = 64
+    context_length, has_tokenizer, recommended_sampling = 64, False, NOTHING
     kv_budget = KVBudget((StageKV(10, 1),))
 
     def __init__(self, name: str, log: list[str]) -> None:
