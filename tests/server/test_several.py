@@ -13,8 +13,8 @@ from valid_requests import Asked
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.core.residents import Bounds
+from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.llm import LLM
