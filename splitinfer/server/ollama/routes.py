@@ -39,7 +39,9 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
             now = ChoiceTimes(began)
             return JSONResponse(OllamaWriter(asked.model, asked.is_chat, began, lambda: now).loaded())
         events = _lines if asked.streams else None
-        return await answered(service, request, key, [asked.ask], writer_of, events, lambda *_: LINE_PING, media_type=NDJSON)
+        return await answered(
+            service, request, key, [asked.ask], writer_of, events, lambda *_: LINE_PING, media_type=NDJSON
+        )
 
     async def chat(request: Request) -> Response | EventStream:
         service.caller(request)
