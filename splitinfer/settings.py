@@ -35,6 +35,7 @@ class Settings(ServingOptions):
 
     grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more
         than 8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
+    models_here: models that share this machine's memory for KV.
     max_waiting: the most requests in the waiting queue; further ones are refused.
     prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
     micro_batches: groups of requests that decode in turn, always so many; ``None``: one for each stage, or fewer where
@@ -58,6 +59,7 @@ class Settings(ServingOptions):
         ),
     ] = None
     grows_context: bool = False
+    models_here: int = 1
     max_waiting: int = 1024
     prefix_cache: bool = True
     micro_batches: int | None = None

@@ -18,7 +18,6 @@ from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 
-_WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
@@ -31,6 +30,10 @@ class Screen(Protocol):
 
     def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
         """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
+        ...
+
+    def wait(self, text: str) -> None:
+        """Show what an answer waits for, until it begins."""
         ...
 
     def say(self, text: str) -> None:
@@ -139,8 +142,11 @@ class Chat:
         if (waits_for := self._llm.health().waits_for) is not None:
             self._screen.say(f"waiting for {waits_for}; Ctrl-C gives this question up")
         with self._screen.answering(request.abort) as write:
-            for event in request:
-                write(event.text)
+            for event in request.watched(formatting.LOOK_EVERY):
+                if event is not None:
+                    write(event.text)
+                elif (reading := request.reading) is not None:
+                    self._screen.wait(formatting.progress(reading))
         output = request.result()
         if output.error is not None:
             if output.text:
@@ -214,9 +220,7 @@ class Chat:
     def _temp(self, value: str) -> None:
         if value and not self._change("temperature", value):
             return
-        origin = self.sampling.origins["temperature"]
-        noise = "; over 2, answers are close to random" if self.params.temperature > _WILD else ""
-        self._screen.say(f"the temperature is {self.params.temperature:g} ({origin}){noise}")
+        self._screen.say(f"the temperature is {self.params.temperature:g} ({self.sampling.origins['temperature']})")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")

@@ -11,14 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.plain_text import duration
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.coordinator.requests import Reading, RequestOutput
 from splitinfer.models.memory import size
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
 Stats = Mapping[str, Any]  # what LLM.stats returns
+LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
+ERASE = "\r\x1b[K"  # the line
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
@@ -43,6 +46,17 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     ending = f", {_ENDINGS[output.finish_reason]}" if output.finish_reason else ""
     phrases.append(f"answer {len(output.token_ids):,}{ending}")
     return phrases
+
+
+def progress(reading: Reading) -> str:
+    """How far a prompt is read.
+
+    >>> progress(Reading(512, 1850, 0, 15.3)), progress(Reading(0, 1850, 0, 1.0))
+    ('reading 512 of 1,850, 40 s left', 'reading 1,850 tokens')
+    """
+    if reading.seconds_left is None:
+        return f"reading {reading.total - reading.read:,} tokens"
+    return f"reading {reading.read:,} of {reading.total:,}, {duration(reading.seconds_left)} left"
 
 
 def _busy(before: Stats, after: Stats) -> str:

@@ -43,6 +43,18 @@ _SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it take
 _COMMENT = 118  # characters of a line of a layout's comment
 
 
+class Pipelines(Protocol):
+    """What a signal drains and closes: an LLM, or several."""
+
+    def drain(self, seconds: float) -> None:
+        """As ``LLM.drain``."""
+        ...
+
+    def close(self) -> None:
+        """As ``LLM.close``."""
+        ...
+
+
 class Draining(Protocol):
     """What takes requests from elsewhere, and is drained with the LLM (``server.running.Server``)."""
 
@@ -81,8 +93,7 @@ def open_llm(
     layout = chosen or layout_of(options)
     settings = options.settings if servers is None else replace(options.settings, grows_context=True)
     llm, left = load_llm(layout, options.model if chosen is None else None, settings), threading.Event()
-    close_seconds = _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
-    with shutdown.closed_by(_closing(llm, left, () if servers is None else servers, drain_seconds, close_seconds)), llm:
+    with shutdown.closed_by(closing_of(llm, left, () if servers is None else servers, drain_seconds, settings)), llm:
         if chats and llm.has_tokenizer and not llm.tokenizer.writes_turns:
             say(_NO_TURNS)
         try:
@@ -100,11 +111,12 @@ def _start_workers(layout: str, settings: Settings) -> None:
         start_early(find_layout(layout), settings.disk)
 
 
-def _closing(
-    llm: "LLM", left: threading.Event, servers: Sequence[Draining], seconds: float, close_seconds: float
+def closing_of(
+    llm: Pipelines, left: threading.Event, servers: Sequence[Draining], seconds: float, settings: Settings
 ) -> Closing:
-    """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``,
-    ``close_seconds``: the most that draining and closing take."""
+    """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``: the most that
+    draining takes."""
+    close_seconds = _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
 
     def drain() -> None:
         for server in servers:

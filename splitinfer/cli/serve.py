@@ -1,7 +1,8 @@
-"""`splitinfer serve`: the pipeline for clients that speak OpenAI's or Anthropic's API."""
+"""`splitinfer serve`: the pipeline for clients that speak OpenAI's, Anthropic's or Ollama's API."""
 
+import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from splitinfer.errors import ConfigError
 
 DEFAULT_PORT = 8080
 _ACCESS = "Access: who may use the server"
+_MODELS = "Several models"
 
 
 @with_options
@@ -64,6 +66,31 @@ def serve(
     max_connections: Annotated[
         int, typer.Option("--max-connections", min=1, help="Connections at a time.", rich_help_panel=_ACCESS)
     ] = 4096,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also",
+            rich_help_panel=_MODELS,
+            help=r"A further model that clients may name: \[NAME=]MODEL, or a layout's file; may be repeated. It is "
+            "loaded when it is asked for, in place of others where memory does not suffice.",
+        ),
+    ] = None,
+    max_loaded: Annotated[
+        int | None,
+        typer.Option(
+            "--max-loaded", min=1, help="Models in memory at a time. Default: as many as fit.", rich_help_panel=_MODELS
+        ),
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            "--ttl",
+            min=1,
+            callback=finite,
+            rich_help_panel=_MODELS,
+            help="Seconds after which a model that nobody asks for is unloaded. Default: it stays.",
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float,
         typer.Option("--drain-seconds", min=0, callback=finite, help="Seconds that answers may take after SIGTERM."),
@@ -78,21 +105,24 @@ def serve(
         bool, typer.Option("--log-prompts", help="Write what is asked to the log, which has nothing of it otherwise.")
     ] = False,
 ) -> None:
-    """Serve the model over HTTP, for clients of OpenAI's and Anthropic's APIs."""
+    """Serve models over HTTP, for clients of OpenAI's, Anthropic's and Ollama's APIs."""
     check_named(options)
 
     def run() -> int:
-        from splitinfer.cli.serving import Access, serving, stay_open
+        from splitinfer.cli.serving import Access, serving, serving_several, stay_open
 
         if (tls_cert is None) != (tls_key is None):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         access = Access(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
-        with serving(
-            options, access, port, model_name, max_connections, drain_seconds=drain_seconds, logs_prompts=log_prompts,
-            otlp=otlp,
-        ) as llm:  # fmt: skip
+        more: Any = {"drain_seconds": drain_seconds, "logs_prompts": log_prompts, "otlp": otlp}
+        if also or ttl is not None:
+            with serving_several(
+                options, access, port, also or (), model_name, max_connections, most=max_loaded, ttl=ttl, **more
+            ):
+                threading.Event().wait()
+        with serving(options, access, port, model_name, max_connections, **more) as llm:
             stay_open(llm)
 
     finish(run, options.verbose, info=True)

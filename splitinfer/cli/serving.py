@@ -2,26 +2,30 @@
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import typer
 
-from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
+from splitinfer.cli.opening import DRAIN_SECONDS, Draining, closing_of, open_llm
 from splitinfer.cli.options import PipelineOptions
+from splitinfer.cli.several import entries_of
 from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.core.residents import Bounds
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.launch.own import own_names
 from splitinfer.llm import LLM
 from splitinfer.llm.automatic import Chosen
+from splitinfer.models.memory import free_bytes
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
-from splitinfer.server.running import Listen, Server, check_port, check_tls
+from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
+from splitinfer.server.several import Residents, Several, Unloaded
 from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
 
@@ -105,15 +109,57 @@ def serving(
         server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
         servers.append(server)
         try:
-            scheme = "http" if access.certificate is None else "https"
-            typer.echo(
-                _sentence(llm, name, f"{scheme}://{Endpoint(access.host, server.port).authority}", gate), err=True
-            )
+            typer.echo(_sentence(llm, name, _url(access, server), gate), err=True)
             yield llm
         finally:
             server.close()
             if spans is not None:
                 spans.close()
+
+
+@contextmanager
+def serving_several(
+    options: PipelineOptions,
+    access: Access,
+    port: int,
+    also: Sequence[str],
+    model_name: str | None = None,
+    max_connections: int = 4096,
+    *,
+    most: int | None = None,
+    ttl: float | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
+    logs_prompts: bool = False,
+    otlp: str | None = None,
+) -> Iterator[None]:
+    """A server of several models, of which the first is loaded. ``most``: models at a time; ``ttl``: seconds that one
+    may rest. The others: as for ``serving``.
+
+    Raises:
+        ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
+    """
+    gate, spans = access.gate_at(port), spans_to(otlp)
+    bounds = Bounds(free_bytes(), most, ttl)
+    entries = entries_of(options, also, model_name, bounds)
+    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=logs_prompts, spans=spans)
+    residents = Residents(entries, bounds, front, router_of)
+    first, servers = entries[0], list[Draining]()
+    closing = closing_of(residents, threading.Event(), servers, drain_seconds, options.settings)
+    with shutdown.closed_by(closing), ExitStack() as stack:
+        stack.callback(residents.close)
+        residents.put(first.name, llm := first.open())
+        limits = Limits(most=_room_for(max_connections))
+        listen = Listen(access.host, port, access.certificate, access.certificate_key, limits)
+        server = Server(front, listen, Several(residents, front, first.name))
+        servers.append(server)
+        stack.callback(server.close)
+        if spans is not None:
+            stack.callback(spans.close)
+        typer.echo(_sentence(llm, first.name, _url(access, server), gate), err=True)
+        if len(entries) > 1:
+            names = ", ".join(each.name for each in entries[1:])
+            typer.echo(f"also served, and loaded when asked for: {names}", err=True)
+        yield
 
 
 def stay_open(llm: LLM) -> NoReturn:
@@ -147,6 +193,11 @@ def _room_for(num_connections: int) -> int:
     most = max(1, room - _OTHER_FILES)
     log.warning("%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
     return most
+
+
+def _url(access: Access, server: Server) -> str:
+    scheme = "http" if access.certificate is None else "https"
+    return f"{scheme}://{Endpoint(access.host, server.port).authority}"
 
 
 def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:

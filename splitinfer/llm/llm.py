@@ -68,6 +68,8 @@ from splitinfer.wire.messages import Progress
 
 log = logging.getLogger(__name__)
 
+_BEHIND = 16  # tokens of a prompt that decide how the first one behind them is written
+
 
 class LLM(Operated):
     """A model cut by layers over the stages of a layout, ready for requests.
@@ -330,12 +332,13 @@ class LLM(Operated):
         timeout: float | None = None,
         flight: Flight | None = None,
         shows_markers: bool = False,
+        goes_on: bool = False,
         pictures: Sequence[Source] = (),
     ) -> AsyncRequest:
         """``submit`` for asyncio: text is tokenized beside the event loop, which then reads the events.
 
         ``shows_markers``: the text has what marks reasoning and calls of tools, also where these are special tokens
-        (``Tokenizer.answer_format``).
+        (``Tokenizer.answer_format``). ``goes_on``: it goes on with the prompt's, and may begin with a space.
 
         Raises:
             SplitinferError: as ``submit``.
@@ -343,7 +346,8 @@ class LLM(Operated):
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
         seen, rules = await asyncio.to_thread(self._prepared, prompt, pictures, params, handling)
         has_events, bell = asyncio.Event(), bell_of_running_loop()
-        state = self._submit(seen, rules, params, handling, lambda: bell.ring(has_events), shows_markers)
+        behind = seen.plain[-_BEHIND:] if goes_on else ()
+        state = self._submit(seen, rules, params, handling, lambda: bell.ring(has_events), shows_markers, behind)
         return AsyncRequest(state, self._engine, has_events)
 
     def _prepared(
@@ -378,6 +382,7 @@ class LLM(Operated):
         handling: Handling,
         notify: Callable[[], None] | None = None,
         shows_markers: bool = False,
+        behind: Sequence[int] = (),
     ) -> RequestState:
         params = params or SamplingParams()
         self._prompts.check(prompt.plain, self.context_length)
@@ -396,7 +401,8 @@ class LLM(Operated):
             flight=handling.flight or self.settings.flight,
             rules=rules,
         )
-        state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
+        detokenizer = self._prompts.detokenizer(shows_markers=shows_markers, behind=behind)
+        state = RequestState(sequence, detokenizer, time.monotonic, notify)
         self._engine.submit(state)
         return state
 

@@ -211,7 +211,7 @@ class PipelineSetup:
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""
         here = [i for i, spec in enumerate(pipeline.layout.stages) if i == 0 or spec.is_local]
-        sharing = len(here) if ready.stage in here else 1
+        sharing = len(here) * self.settings.models_here if ready.stage in here else 1
         budget = self.settings.kv_bytes
         if budget is None:
             budget = int(ready.free_bytes * KV_SHARE / sharing)

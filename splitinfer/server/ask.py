@@ -23,34 +23,61 @@ from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.text.conversations import Conversations
+from splitinfer.text.fill import Gap
 
 MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
+
+_SAMPLING = {
+    "temperature": 1.0,  # of the APIs; the library's is 0
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def in_force(defaults: Recommended) -> dict[str, Any]:
+    """The sampling values of a request that sets none. ``defaults``: the model's own."""
+    return {**_SAMPLING, **defaults.values}
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
     further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
-    stands for pictures in its texts."""
+    stands for pictures in its texts. ``continues``: the answer goes on with the last message."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
     mark: str = ""
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        if self.continues and (self.messages[-1]["role"] != "assistant" or self.messages[-1].get("tool_calls")):
+            raise invalid("messages", "for the last message to go on, it must be the assistant's and have no calls")
+
+    @property
+    def begun(self) -> str | None:
+        """The text with which the answer goes on, if it does."""
+        return str(self.messages[-1].get("content") or "") if self.continues else None
 
 
-Prompt = Chat | str | tuple[int, ...]
+Prompt = Chat | Gap | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
     many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: it
-    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not."""
+    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not. ``grows``:
+    calls are shown while they are written."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -58,6 +85,11 @@ class Ask:
     num_choices: int = 1
     one_call: bool = False
     must_call: tuple[Mapping[str, Any], ...] = ()
+    grows: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, Chat) and self.prompt.continues and "grammar" in self.sampling:
+            raise invalid("messages", "an answer that goes on with the last message cannot be held to a form")
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -86,7 +118,7 @@ class Ask:
             Problem: 400, a value is out of its range.
         """
         most = room if self.max_tokens is None else min(self.max_tokens, room)
-        values = {"temperature": 1.0, **defaults.values, **self.sampling, "max_tokens": max(1, most)}
+        values = {**in_force(defaults), **self.sampling, "max_tokens": max(1, most)}
         if (seed := values.get("seed")) is not None and isinstance(seed, int):
             values["seed"] = (seed + choice) % 2**64
         try:
@@ -114,6 +146,9 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
     match prompt:
         case Chat():
             return _chat_tokens(llm, prompt, known)
+        case Gap():
+            check_size(llm, prompt)
+            return llm.tokenizer.filling(prompt), None
         case str(text):
             check_size(llm, text)
             return llm.tokenizer.encode(text), None
@@ -121,7 +156,7 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
             return list(tokens), None
 
 
-def check_size(llm: LLM, prompt: Chat | str) -> None:
+def check_size(llm: LLM, prompt: Chat | Gap | str) -> None:
     """Refuse a prompt whose size alone says that it cannot be answered.
 
     Raises:
@@ -130,9 +165,19 @@ def check_size(llm: LLM, prompt: Chat | str) -> None:
     if isinstance(prompt, Chat):
         _check_number("messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", len(prompt.tools), MAX_TOOLS)
-    texts = [*_texts_in(prompt if isinstance(prompt, str) else (prompt.messages, prompt.tools, prompt.options))]
+    texts = [*_texts_in(_parts_of(prompt))]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)
+
+
+def _parts_of(prompt: Chat | Gap | str) -> Any:
+    match prompt:
+        case Chat():
+            return prompt.messages, prompt.tools, prompt.options
+        case Gap():
+            return prompt.prefix if isinstance(prompt.prefix, str) else "", prompt.suffix, prompt.begun, prompt.files
+        case text:
+            return text
 
 
 def _check_number(what: str, number: int, most: int) -> None:
@@ -181,6 +226,7 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
         raise unsupported("tools", tokenizer.no_tools)
     messages = without_lines(chat.messages, llm.settings.left_out)
     more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
+    more["continues"] = chat.continues
     plain, text = tokenizer.write_chat(messages, tools=chat.tools, **more)
     return known.tokens(text, plain, tokenizer.codec), text
 

@@ -66,18 +66,29 @@ async def read_json(
             compressed, 429 if those under way are too large together.
         ClientDisconnect: the client has gone.
     """
-    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
-        raise Problem(415, f"the body must be sent as it is, not with Content-Encoding: {encoding:.40}")
-    try:
-        async with asyncio.timeout(seconds):
-            raw = await _bounded(request, max_bytes)
-    except TimeoutError:
-        raise Problem(408, f"the body did not come within {seconds:g} s") from None
+    raw = await body_of(request, max_bytes, seconds)
 
     def work() -> T:
         return ask(parsed(raw))
 
     return work() if len(raw) < _SOON_PARSED else await asyncio.to_thread(work)
+
+
+async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
+    """The body, which is ``raw`` in the request's state where it was read before.
+
+    Raises:
+        Problem, ClientDisconnect: as ``read_json``.
+    """
+    if (raw := getattr(request.state, "raw", None)) is not None:
+        return bytes(raw)
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
+        raise Problem(415, f"the body must be sent as it is, not with Content-Encoding: {encoding:.40}")
+    try:
+        async with asyncio.timeout(seconds):
+            return await _bounded(request, max_bytes)
+    except TimeoutError:
+        raise Problem(408, f"the body did not come within {seconds:g} s") from None
 
 
 async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:

@@ -139,7 +139,7 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
         ignored[plain] = None
 
 
-_OFF = {"repetition_penalty": (0, 1)}  # other penalties are off at 0
+_OFF = {"repetition_penalty": (0, 1), "repeat_penalty": (0, 1)}  # other penalties are off at 0
 
 
 @dataclass(frozen=True, slots=True)

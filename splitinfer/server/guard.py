@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote, unquote
 
 import h11
@@ -34,7 +33,7 @@ from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.fields import Ignored
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.http import OTHER
-from splitinfer.server.problem import Problem, problem_of
+from splitinfer.server.problem import Problem, form_of, problem_of
 from splitinfer.server.service import new_request_id
 from splitinfer.server.spans import Usage
 
@@ -199,10 +198,6 @@ class _Answered:
             body = form_of(problem, scope["path"], self._request_id)
             with suppress(ClientDisconnect):
                 await JSONResponse(body, problem.status, problem.headers)(scope, receive, self)
-
-
-def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
-    return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
 
 
 def with_plain_target(scope: Scope) -> Scope:

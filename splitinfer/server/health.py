@@ -1,11 +1,13 @@
 """What `/health` and `/v1/models` say of the pipeline. Pure; nothing secret, as `/health` needs no key."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from splitinfer.core.layout import Layout
 from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.server.problem import Problem
 
 
 def health_document(health: PipelineHealth, num_running: int, *, is_draining: bool) -> tuple[int, dict[str, Any]]:
@@ -23,13 +25,29 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
     return (200, document) if reason is None else (503, {**document, "reason": reason})
 
 
-def model_document(name: str, context: int, started: int, layout: Layout) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that clients may name. ``model``: its folder, or its name at the hub. ``layout``: in force; ``None``: it
+    is not loaded now. ``context``: of the pipeline, or the model's own while it is not loaded. ``rests_until``: when it
+    is unloaded if nobody asks for it, in seconds since 1970; ``None``: it stays. ``defaults``: what is in force where a
+    request says nothing, if that is known."""
+
+    name: str
+    model: str
+    context: int
+    layout: Layout | None = None
+    rests_until: float | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def model_document(offer: Offer, started: int) -> dict[str, Any]:
     """The model as both APIs list one. ``started``: seconds since 1970.
 
     OpenAI's has no field for the context. Clients read that of OpenRouter (``context_length``), of vLLM
     (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
     ``max_input_tokens``. llama.cpp's ``meta.n_ctx_train`` is left out: it is the model's own, and may be more.
     """
+    name, context = offer.name, offer.context
     return {
         "id": name,
         "object": "model",
@@ -44,8 +62,24 @@ def model_document(name: str, context: int, started: int, layout: Layout) -> dic
         "max_model_len": context,
         "max_input_tokens": context,
         "max_tokens": context,
-        "layout": layout_summary(layout),
+        "default_parameters": dict(offer.defaults),  # OpenRouter's name
+        "loaded": offer.layout is not None,
+        "layout": None if offer.layout is None else layout_summary(offer.layout),
     }
+
+
+def named(offers: Sequence[Offer], name: str) -> Offer:
+    """The model of that name, which may have Ollama's tag ``:latest``.
+
+    Raises:
+        Problem: 404, there is none.
+    """
+    wanted = (name, name.removesuffix(":latest"))
+    found = next((each for each in offers if each.name in wanted), None)
+    if found is None:
+        known = ", ".join(repr(each.name) for each in offers)
+        raise Problem(404, f"there is no model {name!r:.80} here, but {known}", code="model_not_found")
+    return found
 
 
 def models_document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

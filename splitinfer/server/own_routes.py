@@ -19,10 +19,10 @@ from splitinfer.server.gate import SESSION_COOKIE, cookie
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY
 from splitinfer.server.openai.chat import Conversation
-from splitinfer.server.openai.messages import Messages, template_messages
+from splitinfer.server.openai.messages import Messages
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.server.reading import with_marks
-from splitinfer.server.refused import PLAIN_TEMPLATE
+from splitinfer.server.refused import TEMPLATE
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.text.conversations import Conversations
 
@@ -32,10 +32,9 @@ from splitinfer.text.conversations import Conversations
 class TemplateRequest(Conversation):
     """A chat, as it is asked elsewhere: what concerns the answer is ignored."""
 
-    refused = PLAIN_TEMPLATE
+    refused = TEMPLATE
     model: Any = None
     messages: Messages | None = None
-    add_generation_prompt: bool = True  # the prompt ends where the next answer begins
 
     def chat(self) -> Chat:
         """The conversation.
@@ -45,8 +44,7 @@ class TemplateRequest(Conversation):
         """
         if self.messages is None:
             raise Problem(400, "messages must be given", param="messages")
-        messages = template_messages(self.messages)
-        return Chat(messages, self.told_tools(), self.template_options(), self.add_generation_prompt)
+        return self.written(self.messages)
 
 
 class TokenizeRequest(TemplateRequest):

@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be carried out, in the words of either API.
+"""What a client is told when its request cannot be carried out, in the words of its API.
 
 The sentence is the same everywhere; what surrounds it is each API's own. Clients decide by the status and the kind
 whether to try again, so these follow the APIs' documentation ("Error codes", "Errors").
@@ -89,6 +89,17 @@ class Problem(Exception):
         more = {} if self.details is None else {"details": dict(self.details)}
         message = f"prompt is too long: {self.message}" if self.code == _TOO_LONG else self.message
         return {"type": "error", "error": {"type": kind, "message": message, **more}, **named}
+
+
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
+"""Where the paths of these APIs begin."""
+
+
+def form_of(problem: Problem, path: str, request_id: str = "") -> dict[str, Any]:
+    """What is wrong, as the API of a path says it."""
+    if path.startswith(OLLAMA):
+        return {"error": problem.message}
+    return problem.anthropic(request_id) if path.startswith(ANTHROPIC) else problem.openai()
 
 
 def _cut(text: str, most: int) -> str:

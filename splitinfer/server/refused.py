@@ -63,14 +63,16 @@ _SAMPLING: Table = {
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
     "documents": Refused("give them as messages", EMPTY),
-    "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
-    "continue_final_message": Refused("an answer cannot be begun for the model", (False,)),
     "mm_processor_kwargs": Refused("the model's own processor says how pictures are read", EMPTY),
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
 
 
 _NO_BLANKS = "JSON is written without blanks, or as its schema says"
+_ENDING: Table = {
+    "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
+    "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
+}
 STRUCTURED: Table = {
     "structural_tag": Refused("give tools, or a grammar"),
     "whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
@@ -101,12 +103,14 @@ CHAT: Table = {
 COMPLETIONS: Table = {
     **_OPENAI,
     **_named("max_tokens", -1, names="max_output_tokens n_predict"),
-    "suffix": Refused("a model cannot be made to end at a given text", EMPTY),
     "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
 }
+_EDITORS = ("samplers", "n_indent", "t_max_predict_ms")
+INFILL: Table = {name: why for name, why in _OPENAI.items() if name not in _EDITORS}
 RESPONSES: Table = {
     **_OPENAI,
     **TEMPLATE,
+    **_ENDING,
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens n_predict"),
     **_named("enable_thinking", names="think thinking"),
     **_named("instructions", "", names="system"),
@@ -120,6 +124,7 @@ RESPONSES: Table = {
 ANTHROPIC: Table = {
     **_SAMPLING,
     **TEMPLATE,
+    **_ENDING,
     **_all(
         "forms are JSON, by output_config.format",
         *EMPTY,
@@ -137,6 +142,17 @@ ANTHROPIC: Table = {
     ),
 }
 
+OLLAMA: Table = {
+    "template": Refused("the model has its own", ("",)),
+    "suffix": Refused("give it to /v1/completions", ("",)),
+    "context": Refused(f"{_STATELESS} to /api/chat", EMPTY),
+}
+OLLAMA_OPTIONS: Table = {
+    **{name: why for name, why in _SAMPLING.items() if name not in ("repeat_penalty", "options")},
+    "repeat_last_n": Refused(_WINDOW, (-1,), only_with=("repeat_penalty", *_PENALTIES[1:])),
+}
+"""Ollama's API, and of its ``options``."""
+
 # Of objects in requests.
 REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
 EARLIER_ANSWER: Table = {
@@ -145,4 +161,3 @@ EARLIER_ANSWER: Table = {
 }
 CITED: Table = {"citations": Refused("answers do not cite", ({}, {"enabled": False}))}
 OUTPUT: Table = {"task_budget": Refused("the model is not told how many tokens are left")}
-PLAIN_TEMPLATE: Table = {name: why for name, why in TEMPLATE.items() if name != "add_generation_prompt"}

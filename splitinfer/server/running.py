@@ -25,13 +25,16 @@ from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
+from splitinfer.server.infill import infill_routes
 from splitinfer.server.meters.routes import meter_routes
+from splitinfer.server.ollama.routes import ollama_routes
 from splitinfer.server.openai.routes import openai_routes, responses_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
 from splitinfer.server.plan import plan_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
+from splitinfer.server.several import Several
 
 # -- whether a certificate can be used -------------------------------------------------------------
 
@@ -105,16 +108,22 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 # -- all routes ------------------------------------------------------------------------------------
 
 
-def make_app(service: Service) -> Guard:
+def router_of(service: Service) -> Router:
+    """All routes of one model."""
     apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
+    apis += [*ollama_routes(service), *infill_routes(service)]
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
     routes = [*own, *apis, *page_routes(service)]
-    router = Router(routes, default=_not_found, redirect_slashes=False)
+    return Router(routes, default=_not_found, redirect_slashes=False)
+
+
+def make_app(service: Service, several: Several | None = None) -> Guard:
+    """``several``: the models among which requests choose; ``service`` is then that of none."""
     return Guard(
-        router,
+        router_of(service) if several is None else several,
         service.gate,
         service.sessions,
-        failure=lambda: service.llm.health().failure,
+        failure=lambda: service.llm.health().failure if several is None else None,
         ended=service.meters.responded,
     )
 
@@ -143,15 +152,15 @@ class Listen:
 
 
 class Server:
-    """A running server.
+    """A running server. ``service``, ``several``: as in ``make_app``.
 
     Raises:
         ConfigError: it cannot listen there.
     """
 
-    def __init__(self, service: Service, listen: Listen) -> None:
-        self.service = service
-        self._app, self._connections = make_app(service), Connections(listen.limits)
+    def __init__(self, service: Service, listen: Listen, several: Several | None = None) -> None:
+        self.service = several or service
+        self._app, self._connections = make_app(service, several), Connections(listen.limits)
         self._socket = _bound(listen.host, listen.port)
         self.port: int = self._socket.getsockname()[1]
         """The port, also where a free one was taken."""

@@ -2,10 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -15,8 +15,9 @@ from starlette.types import Scope as ServerScope
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
+from splitinfer.server.ask import in_force
 from splitinfer.server.gate import Gate, Sessions
-from splitinfer.server.health import model_document
+from splitinfer.server.health import Offer
 from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
@@ -39,6 +40,7 @@ class Service:
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
     spans: gets a span of each answer.
+    offers: the models that clients may name, this one first.
     """
 
     llm: LLM
@@ -53,12 +55,19 @@ class Service:
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
     spans: "OtlpSpans | None" = None
+    offers: Callable[[], list[Offer]] = list
     reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_turned_away: int = 0  # since the engine took a request
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.llm)
+        if self.offers is list:
+            self.offers = lambda: [self.offer()]
+
+    def beside(self, llm: LLM, model: str) -> "Service":
+        """The service of another model of the same server: who may ask, and what is counted, they have together."""
+        return replace(self, llm=llm, model=model, num_running=0)
 
     @property
     def fingerprint(self) -> str:
@@ -157,8 +166,11 @@ class Service:
             answer.cancel()
         return bool(found)
 
-    def describe_model(self) -> dict[str, Any]:
-        return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
+    def offer(self, rests_until: float | None = None) -> Offer:
+        llm = self.llm
+        thinks = {"enable_thinking": llm.tokenizer.thinks_by_default if llm.has_tokenizer else None}
+        defaults = in_force(llm.recommended_sampling) | thinks
+        return Offer(self.model, str(llm.layout.model), llm.context_length, llm.layout, rests_until, defaults)
 
 
 def new_request_id() -> str:

@@ -21,16 +21,20 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
+PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read
 _TURN = 16  # writes of one stream after which others have their turn
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # proxies shall pass on what comes
-}
+EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies shall pass on what comes
 COMMENT_PING = b": ping\n\n"
+LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
 Ping = bytes | Callable[[], bytes]
 """What is sent in silence, or what makes it when it is sent."""
+
+
+def stream_headers(media_type: str) -> list[tuple[bytes, bytes]]:
+    headers = {"Content-Type": media_type, **_HEADERS}
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 json_line = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -59,11 +63,12 @@ class EventStream:
         *,
         ping: Ping = COMMENT_PING,
         ping_every: float = PING_EVERY,
+        media_type: str = EVENTS,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._source, self._is_writing = source, False
         self._wrote_at = 0.0  # the end of the last write, in the loop's seconds
-        self._ping, self._ping_every, self._end = ping, ping_every, end
+        self._ping, self._ping_every, self._media_type, self._end = ping, ping_every, media_type, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -91,7 +96,7 @@ class EventStream:
         return not writing.cancelled() and writing.exception() is None
 
     async def _write_all(self, send: Send) -> None:
-        headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        headers = stream_headers(self._media_type)
         await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
         num_read = 0
         async for data in self._source:

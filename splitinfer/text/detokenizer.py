@@ -26,7 +26,7 @@ Elsewhere (byte fallback tokens that spell no text) ``decode`` itself takes back
 they stay, and only what came after is U+FFFD.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 REPLACEMENT = "\ufffd"
 MAX_BYTES = 4  # of a character in UTF-8, hence also the most tokens that a character is spread over
@@ -34,12 +34,17 @@ MAX_PENDING = 4 * MAX_BYTES
 
 
 class Detokenizer:
-    """Decodes one sequence as it grows. ``decode`` maps ids to text; ids in ``skipped`` have none."""
+    """Decodes one sequence as it grows. ``decode`` maps ids to text; ids in ``skipped`` have none. ``behind``: the ids
+    with which it goes on, if it is no beginning."""
 
-    def __init__(self, decode: Callable[[list[int]], str], skipped: Collection[int] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], skipped: Collection[int] = (), behind: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._skipped = skipped
         self._clear()
+        self._context += [token_id for token_id in behind if token_id not in skipped]
+        self._context_text = decode(self._context) if self._context else ""
 
     def add(self, token_id: int) -> str:
         """Take the next token; return the text that is now certain and not yet returned (often ``""``)."""

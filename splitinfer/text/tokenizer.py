@@ -24,6 +24,7 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.fill import Gap, Marks, marks_in
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
@@ -31,6 +32,7 @@ from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
 _CUT = f"\ufdd2{secrets.token_hex(4)}"  # where the name of a control token is cut, up to its encoding
+_LAST = f"\ufdd3{secrets.token_hex(4)}"  # the end of an answer that goes on, until a template has written it
 _CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _NOT_FOR_TEMPLATES = frozenset(
@@ -130,6 +132,7 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
         mark: str = "",
+        continues: bool = False,
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
         without a template gets the contents, joined by blank lines.
@@ -138,13 +141,15 @@ class Tokenizer:
         even if the tokenizer would split its text in another way; they are used where the template writes the text
         unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
         further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
-        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
+        next answer. ``continues``: the last message is an answer that goes on, and the ids end with its text.
+        ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
         control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls.
 
         Raises:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[0]
+        more: Any = {"opens_answer": opens_answer, "mark": mark, "continues": continues}
+        return self.write_chat(messages, tools=tools, options=options, **more)[0]
 
     def render_chat(
         self,
@@ -166,12 +171,20 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
         mark: str = "",
+        continues: bool = False,
     ) -> tuple[list[int], str]:
         """``encode_chat`` and ``render_chat``, of one rendering."""
         chat, settings = self._checked(messages, tools, options)
+        opens_answer = opens_answer and not continues
         if isinstance(self._harmony, Harmony):
             ids = self._harmony.encode_chat(chat.messages, tools=tools, options=options, opens_answer=opens_answer)
+            ids = ids[:-1] if continues else ids  # without the end of the last message
             return ids, self._harmony.decode(ids)
+        if continues:
+            last = chat.messages[-1]
+            chat = replace(
+                chat, messages=(*chat.messages[:-1], {**last, "content": (last.get("content") or "") + _LAST})
+            )
         generated = {
             i: ids
             for i, message in enumerate(messages)
@@ -183,7 +196,11 @@ class Tokenizer:
         try:
             form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
         except RequestError as error:
-            raise RequestError(_CUTS.sub("", str(error))) from error
+            raise RequestError(_CUTS.sub("", str(error)).replace(_LAST, "")) from error
+        if continues:
+            text, *behind = text.split(_LAST)
+            if len(behind) != 1 or not (self._reads_templates or not self._wrapper.has_chat_template):
+                raise RequestError("the model's chat template does not write the last message so that it could go on")
         if generated and form is chat:
             ids = self._encode_around(text, chat, generated, settings)
         elif self._reads_templates or not self._wrapper.has_chat_template:
@@ -313,6 +330,26 @@ class Tokenizer:
         mark, found, _ = behind.partition(_AROUND[1])
         return mark if before and found else None
 
+    @cached_property
+    def fill_marks(self) -> Marks | None:
+        """The marks around a gap in a text; ``None``: the model has none."""
+        return marks_in(self._wrapper.get_vocab())
+
+    def filling(self, gap: Gap) -> list[int]:
+        """A gap as token ids.
+
+        Raises:
+            RequestError: the model has no marks for it.
+        """
+        if (marks := self.fill_marks) is None:
+            raise RequestError("this model fills no gaps: its tokenizer has no marks for what is before and behind one")
+        names = _any_of(marks.ids)
+
+        def encode(text: str) -> list[int]:
+            return self._piece(_cut(_cut(text, self._control_names[0]), names), is_first=False)
+
+        return [*self.encode(""), *marks.around(gap, encode)]
+
     def token_id(self, text: str) -> int | None:
         """The id of a special token; ``None`` if there is none of that text."""
         found = self._wrapper.convert_tokens_to_ids(text)
@@ -357,6 +394,16 @@ class Tokenizer:
         return None if opened == ended else opened > ended
 
     @cached_property
+    def thinks_by_default(self) -> bool | None:
+        """Whether the model's template has it reason where nobody says so; ``None`` if it has no switch for that."""
+        switch: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+        try:
+            usual, on, off = (self._render(Form(({"role": "user", "content": "x"},)), True, each) for each in switch)
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            return None
+        return None if on == off else usual != off
+
+    @cached_property
     def codec(self) -> Codec:
         """Parts of rendered chats as ids, and ids as rendered text."""
         wrapper = self._wrapper
@@ -383,12 +430,12 @@ class Tokenizer:
     def _bytes_of(self) -> Callable[[Sequence[int]], list[bytes]]:
         return bytes_of_tokens(self._wrapper)
 
-    def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
+    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
-        markers of ``answer_format``, which may be special tokens."""
+        markers of ``answer_format``, which may be special tokens. ``behind``: the ids with which it goes on."""
         if not shows_markers:
-            return Detokenizer(self._decode, self.special_ids)
-        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids)
+            return Detokenizer(self._decode, self.special_ids, behind)
+        return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids, behind)
 
     def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
         shown = [i for i in token_ids if i not in self.special_ids or i in self._marker_ids]

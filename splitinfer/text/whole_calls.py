@@ -2,7 +2,7 @@
 
 mlx-lm's parsers search: they take what they find, and what stands beside it is gone. A file that contains the word that
 ends a value would be cut there, and a second function in one call be lost. So the text is first cut into calls, by what
-the syntax says a call looks like (``_SHAPES``), with nothing but space between them; each is parsed alone. A value goes
+the syntax says a call looks like (``SHAPES``), with nothing but space between them; each is parsed alone. A value goes
 on until a word that ends it stands where the next argument begins or the call ends; such words inside it are hidden
 from the parser, and put back into what it finds.
 
@@ -22,59 +22,70 @@ _OF_JSON = frozenset({"json_tools", "longcat", "glm47", "laguna", "mistral"})  #
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """One call, as regular expressions: what begins it, what begins an argument's value and what ends one (``None``:
-    the arguments are a JSON value), and what ends the call. ``words``: those that a parser finds in values, too."""
+    the arguments are a JSON value), and what ends the call. ``words``: those that a parser finds in values, too.
+    ``ends``: texts that end a value, and a call."""
 
     head: str
     argument: tuple[str, str] | None = None
     tail: str = ""
     words: tuple[str, ...] = ()
+    ends: tuple[str, str] = ("", "")
 
 
 _GLM = r"<{0}arg_key>(?:(?!</{0}arg_key>).)*</{0}arg_key>(?:\\n|\s)*<{0}arg_value>"
 _NAMED = r"(?:(?!<\|sep\|>).)*<\|sep\|>"
-_SHAPES: Mapping[str, _Shape] = {
-    "qwen3_coder": _Shape(
-        r"<function=[^\s<>]+>?", (r"<parameter=[^<>]*>", "</parameter>"), "</function>", ("</parameter>", "</function>")
+SHAPES: Mapping[str, Shape] = {
+    "qwen3_coder": Shape(
+        r"<function=[^\s<>]+>?", (r"<parameter=[^<>]*>", "</parameter>"), "</function>",
+        ("</parameter>", "</function>"), ("</parameter>", "</function>"),
     ),
-    "glm47": _Shape(r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>")),
-    "longcat": _Shape(
-        r"[\w.-]+", (_GLM.format("longcat_"), "</longcat_arg_value>"), r"\Z", ("</longcat_arg_value>",)
+    "glm47": Shape(
+        r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>"), ("</arg_value>", "")
     ),
-    "minimax_m2": _Shape(
+    "longcat": Shape(
+        r"[\w.-]+", (_GLM.format("longcat_"), "</longcat_arg_value>"), r"\Z", ("</longcat_arg_value>",),
+        ("</longcat_arg_value>", ""),
+    ),
+    "minimax_m2": Shape(
         r"<invoke name=[^<>]+>",
         (r"<parameter name=[^<>]+>", "</parameter>"),
         "</invoke>",
         ("</parameter>", "</invoke>"),
+        ("</parameter>", "</invoke>"),
     ),
-    "minicpm5": _Shape(
+    "minicpm5": Shape(
         r"(?:<function\s+)?(?:name\s*=\s*)?(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>",
         (r"<param\s+name\s*=\s*[^<>]+>", "</param>"),
         r"(?:</function>|\Z)",
         ("</param>", "</function>"),
+        ("</param>", "</function>"),
     ),
-    "muse_spark": _Shape(
+    "muse_spark": Shape(
         r"<atem:invoke\b[^<>]*>",
         (r"<atem:parameter\b[^<>]*>", "</atem:parameter>"),
         r"(?:</atem:invoke>|\Z)",
         ("</atem:parameter>", "</atem:invoke>"),
+        ("</atem:parameter>", "</atem:invoke>"),
     ),
-    "kimi_k3": _Shape(
+    "kimi_k3": Shape(
         r"<\|open\|>call" + _NAMED,
         (r"<\|open\|>(?:argument|json)" + _NAMED, r"<\|close\|>(?:argument|json)<\|sep\|>"),
         r"<\|close\|>call<\|sep\|>",
         ("<|close|>argument<|sep|>", "<|close|>json<|sep|>", "<|close|>call<|sep|>"),
+        ("<|close|>argument<|sep|>", "<|close|>call<|sep|>"),
     ),
-    "mistral": _Shape(r"[\w-]+\s*\[ARGS\]\s*", words=("[ARGS]",)),
-    "kimi_k2": _Shape(
+    "mistral": Shape(r"[\w-]+\s*\[ARGS\]\s*", words=("[ARGS]",)),
+    "kimi_k2": Shape(
         r"(?:<\|tool_call_begin\|>)?\s*[^\s<>]+:\d+\s*<\|tool_call_argument_begin\|>\s*",
         tail=r"(?:<\|tool_call_end\|>|\Z)",
         words=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+        ends=("", "<|tool_call_end|>"),
     ),
 }  # fmt: skip
 _QUOTED_ARGUMENTS = re.compile(r"""\s*\[[\w.]+\((?:\w+=(?:"[^"]*"|'[^']*')(?:,\s*|(?=\))))*\)\]\s*""")
-_QUOTED = {"gemma4": '<|"|>', "function_gemma": "<escape>"}  # around texts, where values are in braces
+QUOTED = {"gemma4": '<|"|>', "function_gemma": "<escape>"}  # around texts, where values are in braces
 
 
 _Piece = tuple[str, tuple[str, ...]]  # a call, and the words that are hidden in it
@@ -89,11 +100,11 @@ def calls_in(text: str, syntax: str, parse: Callable[[str], Any]) -> list[Any]:
     if syntax in _OF_JSON and text.lstrip()[:1] in ("{", "["):
         wrap = "[{}]" if syntax == "mistral" else "{}"
         pieces: list[_Piece] = [(wrap.format(json.dumps(one, ensure_ascii=False)), ()) for one in _json_values(text)]
-    elif syntax in _QUOTED:
-        pieces = list(_braced(text, _QUOTED[syntax], is_flat=syntax == "function_gemma"))
+    elif syntax in QUOTED:
+        pieces = list(_braced(text, QUOTED[syntax], is_flat=syntax == "function_gemma"))
     elif syntax in ("glm47", "laguna") and "<arg_key>" not in text:
         pieces = [(text, ())]  # which its parser takes as a whole in any case
-    elif (shape := _SHAPES.get("glm47" if syntax == "laguna" else syntax)) is not None:
+    elif (shape := SHAPES.get("glm47" if syntax == "laguna" else syntax)) is not None:
         pieces = list(_shaped(text, shape))
     else:
         return _python_list(text, parse) if syntax == "pythonic" else _listed(parse(text))
@@ -121,7 +132,7 @@ def _json_values(text: str) -> Iterator[Any]:
         yield from _listed(value)
 
 
-def _shaped(text: str, shape: _Shape) -> Iterator[_Piece]:
+def _shaped(text: str, shape: Shape) -> Iterator[_Piece]:
     opens, closes = shape.argument or ("", "")
     argument = re.compile(rf"\s*({opens})(.*?)({closes})(?=\s*(?:{opens}|{shape.tail}))", re.DOTALL)
     head, tail = re.compile(rf"\s*{shape.head}", re.DOTALL), re.compile(rf"\s*{shape.tail}")

@@ -37,12 +37,16 @@ class Driven:
         self.page.get_by_role("button", name="Send").click()
 
     def set(self, **values: str) -> None:
-        self.page.locator("details.settings:not(.connect) summary").click()
+        self.press_settings()
         for name, value in values.items():
             self.page.locator(f'input[name="{name}"]').fill(value)
         for name, value in values.items():
             expect(self.page.locator(f'input[name="{name}"]')).to_have_value(value)
-        self.page.locator("details.settings:not(.connect) summary").click()
+        self.press_settings()
+
+    def press_settings(self) -> None:
+        """Open or close their panel."""
+        self.page.get_by_role("button", name="Settings").click()
 
     def show(self, view: str) -> None:
         self.page.get_by_role("button", name=view, exact=True).click()

@@ -153,7 +153,7 @@ def restart(driven: Driven) -> None:
             expect(one.page.get_by_text("these figures are old")).not_to_be_visible(timeout=PATIENCE)
             one.show("Chat")
             before = one.text()
-            one.page.get_by_role("button", name="Go on").click()
+            one.page.get_by_role("button", name="Continue").click()
             one.page.wait_for_timeout(1000)
             one.page.keyboard.press("Escape")
             one.until_idle()

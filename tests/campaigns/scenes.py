@@ -32,7 +32,7 @@ $$\\sum_{k=1}^{n} k = \\frac{n(n+1)}{2}$$
 
 
 def chat(driven: Driven) -> None:
-    """Ask, read, regenerate, edit, branch, stop, go on."""
+    """Ask, read, retry, edit, branch."""
     page = driven.page
     driven.set(max_tokens="60")
     driven.ask("Tell me of the wolf.")
@@ -40,9 +40,9 @@ def chat(driven: Driven) -> None:
     expect(driven.answers()).to_have_count(1)
     figures = driven.answers().locator(".figures").inner_text()
     assert "tokens/s" in figures, figures
-    assert "first after" in figures, figures
+    assert "to first token" in figures, figures
     driven.picture("chat-answer")
-    driven.answers().get_by_role("button", name="Again").click()
+    driven.answers().get_by_role("button", name="Retry").click()
     driven.until_idle()
     expect(driven.answers().locator(".branches")).to_contain_text("2 / 2")
     page.get_by_label("Previous branch").click()
@@ -50,7 +50,7 @@ def chat(driven: Driven) -> None:
     page.locator("article.user").hover()
     page.locator("article.user").get_by_role("button", name="Edit").click()
     page.get_by_label("Edited text").fill("Tell me of the fox.")
-    page.get_by_role("button", name="Ask as a branch").click()
+    page.get_by_role("button", name="Send as a branch").click()
     driven.until_idle()
     expect(page.locator("article.user .branches")).to_contain_text("2 / 2")
     expect(page.locator("article.user")).to_contain_text("fox")
@@ -65,25 +65,27 @@ def settings_while_an_answer_comes(driven: Driven) -> None:
     driven.set(max_tokens="600")
     driven.ask("Tell me of the wolf.")
     expect(driven.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
-    page.locator("details.settings:not(.connect) summary").click()
+    driven.press_settings()
     page.get_by_label("System message").press_sequentially("Be brief.", delay=50)
     page.locator('input[name="temperature"]').press_sequentially("0.35", delay=50)
     expect(page.get_by_label("System message")).to_have_value("Be brief.")
     expect(page.locator('input[name="temperature"]')).to_have_value("0.35")
-    expect(page.locator("details.settings:not(.connect) summary")).to_contain_text("system message · 2 set")
+    expect(page.get_by_role("button", name="Settings (3)")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
     page.keyboard.press("Escape")
     driven.until_idle()
 
 
-def stop_and_go_on(driven: Driven) -> None:
-    """An answer that ends at its most tokens goes on where it was."""
+def stop_and_continue(driven: Driven) -> None:
+    """An answer that ended at the token limit continues where it was."""
     page = driven.page
-    page.locator("details.settings:not(.connect) summary").click()
+    driven.press_settings()
     page.locator('input[name="max_tokens"]').fill("8")
     page.locator('input[name="temperature"]').fill("0")
     page.locator('input[name="probabilities"]').check()
     driven.picture("chat-settings")
-    page.locator("details.settings:not(.connect) summary").click()
+    driven.press_settings()
     driven.ask("Once upon a time")
     driven.until_idle()
     expect(driven.answers()).to_contain_text("Stopped at the token limit.")
@@ -92,7 +94,7 @@ def stop_and_go_on(driven: Driven) -> None:
     expect(page.get_by_label("Most likely tokens here").locator("tr")).to_have_count(5)
     driven.picture("chat-probabilities")
     before = driven.answers().locator(".markdown").inner_text()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(driven.answers().locator(".markdown")).not_to_have_text(before)
     driven.until_idle()
     after = driven.answers().locator(".markdown").inner_text()
@@ -170,4 +172,4 @@ def keyboard(driven: Driven) -> None:
     page.keyboard.press("Escape")
 
 
-SCENES = (chat, settings_while_an_answer_comes, stop_and_go_on, looks_of_text, hostile_text, library, keyboard)
+SCENES = (chat, settings_while_an_answer_comes, stop_and_continue, looks_of_text, hostile_text, library, keyboard)

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { ROOT, add, change, messagesTo, newConversation, path, remove, siblings, step, titleOf, withFiles } from "../../splitinfer/server/page/site/state/conversation.js";
+import { ROOT, add, change, messagesTo, modelOf, newConversation, path, remove, siblings, step, titleOf, withFiles } from "../../splitinfer/server/page/site/state/conversation.js";
 
 function chat() {
   let made = newConversation("c", 1, { system: "Be brief." });
@@ -67,6 +67,14 @@ test("an answer that is empty is not sent", () => {
   const made = add(newConversation("c", 1), ROOT, { id: "u", role: "user", content: "Hi" }, 1);
   const failed = add(add(made, "u", { id: "a", role: "assistant" }, 2), "a", { id: "v", role: "user", content: "Again" }, 3);
   assert.deepEqual(messagesTo(failed, "v").map((one) => one.role), ["user", "user"]);
+});
+
+test("a conversation keeps its model while the server has it", () => {
+  const models = [{ name: "small" }, { name: "large" }];
+  assert.equal(modelOf(models, newConversation("c", 1)).name, "small");
+  assert.equal(modelOf(models, newConversation("c", 1, { model: "large" })).name, "large");
+  assert.equal(modelOf(models, { model: "gone" }).name, "small");
+  assert.equal(modelOf([], {}), null);
 });
 
 test("titles end at a word", () => {

@@ -45,8 +45,8 @@ test("a moment is in a span, in a gap with the cause of what follows, or nowhere
 
 test("a timeline in words", () => {
   const track = withSpans([], [[0, 50, "d", ""], [50, 20, "v", "", 10]], 0);
-  assert.equal(inWords(track, 0, 100), "decode 50 %, void 10 %");
-  assert.equal(inWords([], 0, 100), "nothing");
+  assert.equal(inWords(track, 0, 100), "generating 50 %, discarded 10 %");
+  assert.equal(inWords([], 0, 100), "idle");
 });
 
 test("an answer's pause has the words of the pipeline", () => {

@@ -60,10 +60,10 @@ const damaged = (change) => {
 };
 
 for (const [name, text, said] of [
-  ["no JSON", "<html>", /f is no JSON/],
-  ["something else", '{"a":1}', /contains no list of messages/],
-  ["a number", "3", /contains no list of messages/],
-  ["a message without text", '[{"role":"user"}]', /message 1 of f has no role and content/],
+  ["no JSON", "<html>", /f is not valid JSON/],
+  ["something else", '{"a":1}', /has no list of messages/],
+  ["a number", "3", /has no list of messages/],
+  ["a message without text", '[{"role":"user"}]', /message 1 of f needs a role and a text/],
   ["another role", '[{"role":"tool","content":"x"}]', /message 1 of f/],
   ["nothing for a message", "[null]", /message 1 of f/],
   ["another version", damaged((_, document) => { document.version = 2; }), /another version/],

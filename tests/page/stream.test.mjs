@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { announcementOf, begin, endOf, eventParser, figuresOf, take } from "../../splitinfer/server/page/site/state/stream.js";
+import { announcementOf, begin, endOf, eventParser, figuresOf, take, waitOf } from "../../splitinfer/server/page/site/state/stream.js";
 
 const STREAM = ': ping\n\ndata: {"a":1}\n\nevent: figures\r\ndata: one\r\ndata: two\r\n\r\ndata:[DONE]\n\n: last\n';
 
@@ -48,8 +48,17 @@ test("calls of tools and probabilities are collected", () => {
   assert.deepEqual(answer.logprobs, [{ token: "x", logprob: -0.5 }]);
 });
 
-test("completions have text", () => {
-  assert.equal(take(begin(0), JSON.stringify({ choices: [{ text: " upon" }] }), 1).content, " upon");
+test("while a prompt is read, the answer says how far and how long", () => {
+  const progress = (processed, left) => JSON.stringify({ choices: [{ index: 0, delta: {}, finish_reason: null }],
+    prompt_progress: { total: 1850, cache: 50, processed, time_ms: 100, seconds_left: left } });
+  assert.equal(waitOf(begin(0)), "Waiting for the first token");
+  assert.equal(waitOf({ ...begin(0), isLoading: true }), "Loading the model");
+  let answer = take(begin(0), progress(50, null), 1);
+  assert.equal(waitOf(answer), "Reading 1,800 tokens");
+  answer = take(answer, progress(512, 39.2), 2);
+  assert.equal(waitOf(answer), "Reading 512 of 1,850 tokens, 40 s left");
+  assert.equal(waitOf(take(answer, progress(600, 400), 3)), "Reading 600 of 1,850 tokens, 7 min left");
+  assert.deepEqual([answer.first, take(answer, chunk({ content: "Once" }), 9).reading], [null, null]);
 });
 
 test("how it ended", () => {
@@ -59,7 +68,7 @@ test("how it ended", () => {
   assert.equal(endOf(begin(0), false), "cut", "a stream that ends without its end");
   assert.deepEqual(["stop", "length", "stopped", "cut", "error"].map((end) => announcementOf(end).split(" ").at(-1)),
     ["complete.", "complete.", "stopped.", "interrupted.", "failed."]);
-  assert.match(take(begin(0), "<html>", 1).error, /no JSON/);
+  assert.match(take(begin(0), "<html>", 1).error, /not JSON/);
   assert.deepEqual(figuresOf(begin(0)).rate, null);
 });
 

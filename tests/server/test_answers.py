@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import anthropic
@@ -84,6 +85,42 @@ def test_a_conversation_sent_back_as_text_is_not_computed_again(client: openai.O
         else:
             assert usage.prompt_tokens_details is not None
             assert usage.prompt_tokens_details.cached_tokens == cached
+
+
+def test_an_answer_goes_on_where_it_ended(client: openai.OpenAI, claude: anthropic.Anthropic, http: httpx.Client):
+    whole = client.chat.completions.create(**GREEDY, messages=TALE, max_tokens=16).choices[0].message.content or ""
+    begun = client.chat.completions.create(**GREEDY, messages=TALE, max_tokens=9).choices[0].message.content or ""
+    turns: Any = [*TALE, {"role": "assistant", "content": begun}]
+    goes_on: Any = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(**GREEDY, messages=turns, max_tokens=7, extra_body=goes_on)
+    assert begun + str(answer.choices[0].message.content) == whole
+    assert answer.usage is not None
+    number = answer.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == number - 1  # type: ignore[union-attr]
+    message = claude.messages.create(model="demo", messages=turns, max_tokens=7, extra_body={"temperature": 0})
+    assert begun + message.content[0].text == whole  # type: ignore[union-attr]
+    assert claude.messages.count_tokens(model="demo", messages=turns).input_tokens == number
+    for path, key in (("/tokenize", "count"), ("/apply-template", "prompt")):
+        found = http.post(path, json={"messages": turns, "continue_final_message": True}).json()[key]
+        assert found == number if key == "count" else str(found).endswith(begun)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        ("chat/completions", {"messages": TALE}, "for the last message to go on, it must be the assistant's"),
+        ("chat/completions", {"add_generation_prompt": True}, "needs add_generation_prompt to be false"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "cannot be held to a form"),
+        ("chat/completions", {"continue_final_message": False, "add_generation_prompt": False}, "is not supported"),
+        ("messages", {"messages": [*TALE, {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]}, "have no calls"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_is_refused(http: httpx.Client, path: str, fields: dict[str, Any], sentence: str):
+    turns = [*TALE, {"role": "assistant", "content": "There"}]
+    body = {"messages": turns, "max_tokens": 3} | ({} if path == "messages" else {"continue_final_message": True})
+    said = http.post(f"/v1/{path}", json={**body, **fields})
+    assert (said.status_code, sentence in said.json()["error"]["message"]) == (400, True), said.text
 
 
 def test_several_choices(client: openai.OpenAI):
@@ -254,6 +291,22 @@ def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, s
     assert service.num_running == 0
     client.completions.create(**GREEDY, prompt=ONCE, max_tokens=2)  # behind what ended those
     assert aborted() == before + 2
+
+
+def test_a_stream_says_how_far_a_long_prompt_is_read(client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("splitinfer.server.openai.routes.PROGRESS_EVERY", 0.002)
+    text = "".join(f"{n} little birds sat on a wall. " for n in range(130))
+    asked: Any = {**GREEDY, "prompt": text, "max_tokens": 1, "stream": True}
+    told = [chunk.model_extra for chunk in client.completions.create(**asked, extra_body={"return_progress": True})]
+    said = [each["prompt_progress"] for each in told if each and "prompt_progress" in each]
+    read = [each["processed"] for each in said]
+    assert read == sorted(read)
+    assert any(0 < each["processed"] < each["total"] for each in said)
+    assert {each["total"] for each in said} == {len(llm.tokenizer.encode(text))}
+    known = [each for each in said if each["processed"] > each["cache"]]
+    between = [pair for pair in pairwise(known) if pair[0]["processed"] == pair[1]["processed"]]
+    assert all(before["seconds_left"] >= after["seconds_left"] >= 0 for before, after in between)
+    assert not any("prompt_progress" in (chunk.model_extra or {}) for chunk in client.completions.create(**asked))
 
 
 # -- responses -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import anthropic
 import anthropic.types
 import httpx2 as httpx
+import openai
 import pytest
 import scripted
 from anthropic.types import MessageTokensCount, RawMessageStreamEvent
@@ -31,22 +32,30 @@ OWN = {
     "response.store", "response.presence_penalty", "response.frequency_penalty",
     "usage.service_tier",  # of the last event, as of a message
     "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
-    "context_length", "context_window", "max_model_len", "layout",  # of a model
+    "context_length", "context_window", "max_model_len", "loaded", "layout", "default_parameters",  # of a model
     "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's
     "object", "created", "owned_by",  # and for OpenAI's
 }  # fmt: skip
 """Fields that the official types lack."""
 
 WEATHER = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}
+WRITE, BROKEN_TOOL = {**WEATHER, "name": "write"}, {**WEATHER, "name": "broken"}
 INSIDE = {**WEATHER, "name": "tell"}
 ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALLED = [scripted.call("weather", "Hm, the weather.", "I look.", city="Oslo"), "It is sunny in Oslo: 21 °C. 🌞"]
+PAIR = [
+    scripted.call("write", text="Two files. ", path="a.py", content="print('ä \\U0001f31e')\n\tx = 1\n" * 2)
+    + scripted.call("write", path="b.py", lines=[1, None, {"deep": 2.5}])
+]
+BROKEN = ['So. <tool_call>{"name": "broken", "arguments": {"city": "Oslo", "days" 3}}</tool_call>']
 CALLED_INSIDE = [scripted.call("w__tell", text="One moment.", city="Oslo")]
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = scripted.save(tmp_path_factory.mktemp("scripted"), {"weather": CALLED, "w__tell": CALLED_INSIDE})
+    folder = scripted.save(tmp_path_factory.mktemp("scripted"), {
+        "weather": CALLED, "w__tell": CALLED_INSIDE, "write": PAIR, "broken": BROKEN,
+    })  # fmt: skip
     with pipeline(folder, [1, 1]) as running:
         yield running
 
@@ -96,6 +105,8 @@ CHATS: dict[str, dict[str, Any]] = {
     "cut": {"max_tokens": 2, "logprobs": True, "top_logprobs": 3},
     "two": {"n": 2, "seed": 1},
     "call": {"tools": [{"type": "function", "function": WEATHER}], "logprobs": True},
+    "pair": {"tools": [{"type": "function", "function": WRITE}], "logprobs": True},
+    "first of a pair": {"tools": [{"type": "function", "function": WRITE}], "parallel_tool_calls": False},
 }
 
 
@@ -122,11 +133,18 @@ def _same_choice(whole: Any, chunks: list[Any]) -> None:
     assert "".join(delta.model_extra.get("reasoning") or "" for delta in deltas) == reasoning
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
     calls = [call for delta in deltas for call in delta.tool_calls or []]
-    assert [call.index for call in calls] == list(range(len(calls)))
+    begins = [call for call in calls if call.id is not None]
+    assert [call.index for call in begins] == list(range(len(begins)))
+    assert [call.index for call in calls] == sorted(call.index for call in calls)
+    assert all(call.function.name is None and call.type is None for call in calls if call.id is None)
     told = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
-    assert [(call.function.name, call.function.arguments) for call in calls] == told
+    assert [(one.function.name, _arguments(calls, one.index)) for one in begins] == told
     tokens = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
     assert tokens == (whole.logprobs.content if whole.logprobs else [])
+
+
+def _arguments(calls: list[Any], index: int) -> str:
+    return "".join(call.function.arguments or "" for call in calls if call.index == index)
 
 
 def test_completions(http: httpx.Client):
@@ -160,6 +178,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "input": ASKED,
         "tools": [{"type": "namespace", "name": "w", "description": "", "tools": [{"type": "function", **INSIDE}]}],
     },
+    "pair": {"input": ASKED, "tools": [{"type": "function", **WRITE}]},
     "call": {
         "input": ASKED, "tools": [{"type": "function", **WEATHER}], "include": ["reasoning.encrypted_content"],
     },
@@ -231,6 +250,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "cut": {"max_tokens": 2},
     "stopped": {"stop_sequences": ["tool"]},
     "call": {"tools": [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}]},
+    "pair": {"tools": [{"name": "write", "input_schema": {"type": "object"}}]},
 }
 
 
@@ -250,6 +270,61 @@ def test_messages(http: httpx.Client, claude: anthropic.Anthropic, more: dict[st
 
 def _said(block: Any) -> dict[str, Any]:
     return {name: getattr(block, name, None) for name in ("type", "text", "thinking", "name", "input")}
+
+
+# -- calls that are not whole ----------------------------------------------------------------------
+
+
+def _functions(tool: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """A tool in the words of each API, by its path."""
+    return {
+        "/v1/chat/completions": [{"type": "function", "function": tool}],
+        "/v1/responses": [{"type": "function", **tool}],
+        "/v1/messages": [{"name": tool["name"], "input_schema": tool["parameters"]}],
+    }
+
+
+def test_a_call_that_is_cut_off_ends_as_each_api_says_it(http: httpx.Client):
+    whole = json.dumps({"path": "a.py", "content": "print('ä \U0001f31e')\n\tx = 1\n" * 2}, ensure_ascii=False)
+    for path, tools in _functions(WRITE).items():
+        asked = {"input": ASKED, "max_output_tokens": 12} if "resp" in path else {"messages": ASKED, "max_tokens": 12}
+        streamed = send(http, path, {"model": "demo", "tools": tools, **asked, "stream": True})
+        found = [data for name, data in events(streamed) if data != "[DONE]" and name != "ping"]
+        if "chat" in path:
+            made = [checked(ChatCompletionChunk, data).choices[0] for data in found]
+            said = _arguments([call for one in made for call in one.delta.tool_calls or []], 0)
+            assert made[-1].finish_reason == "length"
+        elif "resp" in path:
+            made = [checked(ResponseStreamEvent, data) for data in found]
+            call = made[-1].response.output[-1]
+            said = "".join(one.delta for one in made if one.type == "response.function_call_arguments.delta")
+            assert (call.status, call.arguments, made[-1].type) == ("incomplete", said, "response.incomplete")
+            assert all(one.type != "response.function_call_arguments.done" for one in made)
+        else:
+            made = [checked(RawMessageStreamEvent, data) for data in found]
+            deltas = [one.delta for one in made if one.type == "content_block_delta"]
+            said = "".join(one.partial_json for one in deltas if one.type == "input_json_delta")
+            assert (made[-3].type, made[-2].delta.stop_reason) == ("content_block_stop", "max_tokens")
+        assert whole.startswith(said)
+        assert len(said) > 10
+
+
+def test_a_call_that_is_none_ends_as_an_error(http: httpx.Client, client: openai.OpenAI, claude: anthropic.Anthropic):
+    tools, sentence = _functions(BROKEN_TOOL), "the model's call of a tool is not valid"
+    asked: Any = {"model": "demo", "stream": True}
+    chunks = client.chat.completions.create(messages=ASKED, tools=tools["/v1/chat/completions"], **asked)
+    with pytest.raises(openai.APIError, match=sentence) as chat:
+        assert all(chunk.choices[0].finish_reason is None for chunk in chunks)
+    assert chat.value.type == "server_error"
+    made = [*client.responses.create(input=ASKED, tools=tools["/v1/responses"], **asked)]
+    assert (made[-1].type, made[-1].response.error.code) == ("response.failed", "server_error")
+    assert sentence in made[-1].response.error.message
+    said = claude.messages.create(messages=ASKED, max_tokens=99, tools=tools["/v1/messages"], **asked)
+    with pytest.raises(anthropic.APIStatusError, match=sentence) as message:
+        assert all(one.type not in ("message_delta", "message_stop") for one in said)
+    assert message.value.body["error"]["type"] == "api_error"
+    document = client.chat.completions.create(model="demo", messages=ASKED, tools=tools["/v1/chat/completions"])
+    assert BROKEN[0] == document.choices[0].message.content, "a document has it as text"
 
 
 # -- Open Responses --------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def test_health_needs_no_key_and_models_have_layout_and_context(http: httpx.Clie
     assert [stage["state"] for stage in health.json()["stages"]] == ["ready", "ready"]
     (model,) = http.get("/v1/models", headers=KEY).json()["data"]
     assert model["context_length"] == llm.context_length
+    assert model["default_parameters"]["temperature"] == 1.0
+    assert model["default_parameters"]["enable_thinking"] is None
     assert model["layout"]["stages"] == [{"name": "s0", "layers": [0, 1]}, {"name": "s1", "layers": [1, 2]}]
 
 

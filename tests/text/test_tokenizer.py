@@ -11,6 +11,7 @@ import pytest
 import splitinfer
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.tokenizer import Tokenizer
+from tests.text.templates import SHAPES
 
 TARGET = Path(splitinfer.__file__).parent / "demo" / "target"
 DRAFT = TARGET.parent / "draft"
@@ -48,6 +49,20 @@ def test_spaces_stay_as_they_are(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", **asked)
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.decode(tokenizer.encode("a , b .")) == "a , b ."
+
+
+@pytest.mark.parametrize("shape", ["everything", "strict turns", "contents alone"])
+def test_an_answer_that_goes_on_is_the_end_of_its_prompt(tmp_path: Path, shape: str):
+    """Also where the template trims texts; with nothing behind it that would end the turn."""
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=SHAPES[shape])
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for begun in ('Sure: {"title": ', "<|user|> x", ""):
+        turns = [CHAT[0], {"role": "assistant", "content": begun}]
+        ids, text = tokenizer.write_chat(turns, continues=True)
+        assert text.endswith(begun)
+        assert tokenizer.render_chat(turns, opens_answer=False).startswith(text.rstrip())
+        assert tokenizer.codec.decode(ids) == text
+        assert ids.count(1) == text.count("<|user|>") - begun.count("<|user|>"), "no text is a control token"
 
 
 def test_special_tokens_are_read_but_not_written(tokenizer: Tokenizer):
@@ -212,6 +227,9 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     assert tokenizer.decode(tokenizer.encode_chat(chat, tools=tools)) == "weather;user:hi|assistant:"
     off = tokenizer.encode_chat(chat, options={"enable_thinking": False, "unheard_of": 1})
     assert tokenizer.decode(off) == "user:hi|assistant:<think></think>"
+    assert tokenizer.thinks_by_default is True
+    edit(tmp_path / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    assert Tokenizer.from_folder(tmp_path).thinks_by_default is None, "the template has no switch"
 
 
 def test_a_call_needs_no_content(tmp_path: Path):

@@ -53,6 +53,24 @@ class StreamEvent:
     stop: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prompt is read: ``read`` of ``total`` tokens, of which ``cached`` had been read before; ``seconds``
+    from its first step to the last one that is done, and ``since`` that one."""
+
+    read: int
+    total: int
+    cached: int
+    seconds: float
+    since: float = 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the first token, at the speed so far; ``None`` before the first step is done."""
+        done = self.read - self.cached
+        return max(0.0, self.seconds * (self.total - self.read) / done - self.since) if done > 0 else None
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
@@ -133,6 +151,16 @@ class RequestState:
         begun = self.sequence.begun_at
         return None if begun is None else begun - self.submitted
 
+    @property
+    def reading(self) -> Reading | None:
+        """How far its prompt is read; ``None`` before its first step, and once it is read."""
+        seq, begun = self.sequence, self.sequence.begun_at
+        (read, read_at), total = seq.read, seq.num_prompt_tokens
+        if begun is None or read >= total or seq.num_generated:
+            return None
+        last = max(begun, read_at)
+        return Reading(read, total, seq.num_cached or 0, last - begun, self._clock() - last)
+
     def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
         """A token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it does:
         ``reason``, or a stop string."""
@@ -149,9 +177,9 @@ class RequestState:
         if self._notify is not None:
             self._notify()
 
-    def get(self) -> StreamEvent:
-        """Wait for the next event."""
-        came = self._events.get()
+    def get(self, timeout: float | None = None) -> StreamEvent:
+        """Wait for the next event. Raises queue.Empty: none came within ``timeout`` seconds."""
+        came = self._events.get(timeout=timeout)
         return self._event_of(came) if isinstance(came, _Taken) else came
 
     @property

@@ -33,7 +33,7 @@ from splitinfer.server.fields import Count, Fields, Kinds, Name
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops
 from splitinfer.server.openai.messages import merged_systems
-from splitinfer.server.problem import Problem, invalid, unsupported
+from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import ANTHROPIC, OUTPUT
 
 _Display = Literal["summarized", "omitted"]
@@ -140,10 +140,10 @@ class CountRequest(ForTemplate):
             messages += _told(turn, user_follows=i < last_user)
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
-        if messages[-1]["role"] == "assistant":
-            raise unsupported("messages", "the last one must not be the assistant's: an answer cannot be begun for it")
+        goes_on = messages[-1]["role"] == "assistant"
         turns = [turn for turn in self.messages if isinstance(turn, SystemTurn)]
-        return Chat(tuple(merged_systems(messages)), self._told_tools(turns), self._options(turns))
+        told = tuple(merged_systems(messages))
+        return Chat(told, self._told_tools(turns), self._options(turns), opens_answer=not goes_on, continues=goes_on)
 
     def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
         if self.tool_choice.type == "none":
@@ -234,5 +234,6 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.max_tokens,
         one_call=request.tool_choice.disable_parallel_tool_use,
         must_call=request.forced_tools(),
+        grows=request.stream,
     )
     return ask, shape

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: a request as an `Ask`; ``chat_writer`` writes the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -14,16 +14,15 @@ from splitinfer.server.openai.generating import (
     Choices,
     Entries,
     ForTemplate,
-    Generating,
     Limit,
-    StreamOptions,
+    Streaming,
     Word,
     allowed,
     as_choice,
     forced,
 )
-from splitinfer.server.openai.messages import Messages, template_messages
-from splitinfer.server.problem import invalid
+from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, template_messages
+from splitinfer.server.problem import invalid, unsupported
 from splitinfer.server.refused import CHAT
 
 
@@ -63,10 +62,25 @@ class _Choice(Fields):
 
 
 class Conversation(ForTemplate):
-    """What a template writes out."""
+    """What a template writes out. ``add_generation_prompt``: up to where the next answer begins; it is not where
+    ``continue_final_message``, with which the answer goes on with the last message."""
 
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     tool_choice: Annotated[Word | _Choice | _Named, Kinds("type"), BeforeValidator(as_choice)] = Word(type="auto")
+
+    def written(self, messages: Sequence[Said | Answered | Outcome]) -> Chat:
+        """The conversation.
+
+        Raises:
+            Problem: 400, fields contradict each other, or as ``told_tools``.
+        """
+        goes_on, opens = self.continue_final_message, self.add_generation_prompt
+        if goes_on and opens:
+            raise invalid("continue_final_message", "continue_final_message needs add_generation_prompt to be false")
+        told, opens = template_messages(messages), not goes_on if opens is None else opens
+        return Chat(told, self.told_tools(), self.template_options(), opens, continues=goes_on)
 
     def told_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The functions that the model is told of: those that it may call, none where it shall not.
@@ -100,13 +114,12 @@ class Conversation(ForTemplate):
         return forced(self.told_tools(), name, must=mode == "required")
 
 
-class ChatRequest(Conversation, Generating):
+class ChatRequest(Conversation, Streaming):
     refused = CHAT
     messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None  # takes precedence
     n: Choices = 1
-    stream_options: StreamOptions = StreamOptions()
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
@@ -120,20 +133,25 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
         Problem: 400, fields contradict each other.
     """
     num_top = request.top_logprobs if request.logprobs or request.top_logprobs else None
-    chat = Chat(template_messages(request.messages), request.told_tools(), request.template_options())
+    chat = request.written(request.messages)
+    if not chat.opens_answer and not chat.continues:
+        raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
     most = request.max_completion_tokens or request.max_tokens
-    shape = shape_of(request, request.stream_options, num_top, model)
-    return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, request.forced_tools()), shape
+    shape = shape_of(request, num_top, model)
+    one_call, must_call = not request.parallel_tool_calls, request.forced_tools()
+    return Ask(chat, sampling, most, request.n, one_call, must_call, request.stream), shape
 
 
-def shape_of(request: Generating, options: StreamOptions, num_top: int | None, model: str) -> Shape:
+def shape_of(request: Streaming, num_top: int | None, model: str) -> Shape:
     """The shape of what is sent. ``model``: its name where the request has none."""
+    options = request.stream_options
     return Shape(
         model if request.model is None else request.model,
         request.stream,
         options.include_usage,
         num_top,
         options.include_usage and options.continuous_usage_stats,
+        request.return_progress,
     )

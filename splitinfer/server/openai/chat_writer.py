@@ -1,7 +1,7 @@
 """Answers of `POST /v1/chat/completions`: chunks of a stream, or one document made of the same pieces.
 
-Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. A call of a tool is
-one delta, with its index, id, name and all of its arguments.
+Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. The first delta of a
+call of a tool has its index, id and name; those behind it have more of its arguments.
 """
 
 import secrets
@@ -9,23 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.growing_calls import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``always_usage``: every chunk has the usage so far."""
+    ``always_usage``: every chunk has the usage so far. ``progress``: chunks say how far the prompt is read."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
     always_usage: bool = False
+    progress: bool = False
 
 
 TokenText = Callable[[int], bytes]
@@ -82,6 +84,9 @@ class ChatWriter:
             chunks.append({**_choice(piece.choice, {}), "finish_reason": _REASONS[piece.finish_reason]})
         return [self._chunk([chunk]) for chunk in chunks]
 
+    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
+        return {**self._chunk([_choice(0, {})]), **progress_of(reading)}
+
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
         """The chunk with the usage and without choices; ``None`` where it was not asked for."""
         return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
@@ -130,11 +135,14 @@ class ChatWriter:
                 return {"content": text}
             case ReasoningPart(text):
                 return {"reasoning": text, "reasoning_content": text}
-            case ToolCallPart():
+            case ToolCallPart() | CallPiece():
                 return {"tool_calls": [self._call(choice, part)]}
+        raise AssertionError(part)
 
-    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
+    def _call(self, choice: int, part: ToolCallPart | CallPiece) -> dict[str, Any]:
         index = self._num_calls.get(choice, 0)
+        if part.name is None:
+            return {"index": index - 1, "function": {"arguments": part.arguments}}
         self._num_calls[choice] = index + 1
         function = {"name": part.name, "arguments": part.arguments}
         return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}
@@ -163,6 +171,13 @@ def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]
     if not shape.includes_usage:
         return {}
     return {"usage": usage_of(usage_now()) if shape.always_usage else None}
+
+
+def progress_of(reading: Reading) -> dict[str, Any]:
+    """How far a prompt is read, as llama.cpp's server says it; and the seconds left, once they can be told."""
+    counts = {"total": reading.total, "cache": reading.cached, "processed": reading.read}
+    times = {"time_ms": round(1000 * (reading.seconds + reading.since)), "seconds_left": reading.seconds_left}
+    return {"prompt_progress": counts | times}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

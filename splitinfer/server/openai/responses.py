@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
+from splitinfer.server.ask import MAX_TOOLS, Ask, Chat, in_force
 from splitinfer.server.fields import Fields, Kinds, Name, wrong
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import (
@@ -36,7 +36,7 @@ from splitinfer.server.stream import json_line
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MOST_METADATA = 1 << 14
-_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class FlatSchema(NamedSchema):
@@ -121,7 +121,7 @@ class Shape:
     def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
         """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
         request has none."""
-        values = {**_SAMPLING, **defaults.values, **ask.sampling}
+        values = {**in_force(defaults), **ask.sampling}
         return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
 
 
@@ -139,6 +139,7 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         request.max_output_tokens,
         one_call=not request.parallel_tool_calls,
         must_call=request.forced_tools(),
+        grows=request.stream,
     )
     functions = functions_of(request.tools)
     shape = Shape(

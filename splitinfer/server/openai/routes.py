@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
-from splitinfer.server.health import models_document
+from splitinfer.server.health import model_document, models_document, named
 from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter, completions_of
@@ -19,7 +19,7 @@ from splitinfer.server.openai.responses import InputRequest, ResponseRequest, re
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import EventStream, event
+from splitinfer.server.stream import COMMENT_PING, PROGRESS_EVERY, EventStream, event
 
 _DONE = event("[DONE]")
 
@@ -43,6 +43,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 usage_now=lambda: answer.usage,
             ),
             _events if shape.streams else None,
+            _ping,
+            PROGRESS_EVERY if shape.progress else None,
         )
 
     async def completions(request: Request) -> Response | EventStream:
@@ -64,18 +66,17 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 prompt_of=lambda choice: answer.requests[choice],
             ),
             _events if wanted.shape.streams else None,
+            _ping,
+            PROGRESS_EVERY if wanted.shape.progress else None,
         )
 
     async def models(request: Request) -> Response:
         service.caller(request)
-        return JSONResponse(models_document([service.describe_model()]))
+        return JSONResponse(models_document([model_document(each, service.started) for each in service.offers()]))
 
     async def model(request: Request) -> Response:
         service.caller(request)
-        name = request.path_params["name"]
-        if name != service.model:
-            raise Problem(404, f"there is no model {name!r:.80} here, but {service.model!r}", code="model_not_found")
-        return JSONResponse(service.describe_model())
+        return JSONResponse(model_document(named(service.offers(), request.path_params["name"]), service.started))
 
     return [
         ApiRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -84,6 +85,12 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         ApiRoute("/v1/models", models, methods=["GET"]),
         ApiRoute("/v1/models/{name:path}", model, methods=["GET"]),
     ]
+
+
+def _ping(answer: Answer, writer: ChatWriter | CompletionWriter) -> bytes:
+    """What is said in silence."""
+    reading = answer.reading if writer.shape.progress else None
+    return COMMENT_PING if reading is None else event(writer.progress_chunk(reading))
 
 
 async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> AsyncGenerator[bytes, None]:
@@ -98,7 +105,7 @@ async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> Asyn
             written = b"".join(writer.written(piece) for piece in batch[:failed])
             if failed < len(batch):
                 last = batch[failed]
-                problem = Problem(503, last.error or "the pipeline has failed")
+                problem = Problem(last.status, last.error or "the pipeline has failed")
                 yield written + writer.written(replace(last, finish_reason=None)) + event(problem.openai()) + _DONE
                 return
             yield written
@@ -117,7 +124,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.token_text)
         events = _response_events if shape.streams else None
-        return await answered(service, request, key, [ask], lambda _: writer, events, lambda: _named(writer.ping()))
+        return await answered(service, request, key, [ask], lambda _: writer, events, lambda *_: _named(writer.ping()))
 
     async def input_tokens(request: Request) -> Response:
         key = service.caller(request)

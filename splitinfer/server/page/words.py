@@ -109,8 +109,9 @@ def _prompt(seen: Seen) -> Remark:
 
 def _one_stream(seen: Seen) -> Remark:
     stages = "both stages" if len(seen.stages) == 2 else f"all {len(seen.stages)} stages"
+    others = "the other" if len(seen.stages) == 2 else "the others"
     text = f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
-    each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
+    each_waits = f"each waits {_percent(_waits(seen))} of the time for {others}."
     if seen.rows.draft:
         text += f"Drafts let the stages work ahead on guessed tokens; {each_waits}"
         return Remark("one_stream_drafts", text, "You can run more requests at once with little slowdown.")
@@ -119,7 +120,7 @@ def _one_stream(seen: Seen) -> Remark:
         return Remark(
             "one_stream_no_drafts",
             text,
-            "Drafts are off for this answer: they did not pay, or it has only just begun.",
+            "Drafts are off for this answer: they made it slower, or it has only just begun.",
         )
     return Remark("one_stream", text, "A draft model (draft: in the layout) keeps several tokens in flight.")
 
@@ -150,13 +151,14 @@ def _slowest(seen: Seen) -> Remark | None:
     if len(duties) < 2 or most - least < _UNEVEN or (seen.running < len(duties) and not _reads(seen)):
         return None
     slow, quick = duties.index(most), duties.index(least)
+    slow_name, quick_name = (f"stage {seen.stages[number].name}" for number in (slow, quick))
     if sum(map(seen.stages[quick].gap, _WAIT)) < _MUCH:
         return None
     return Remark(
         "uneven",
-        f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the "
-        f"others wait for {_name(seen, slow)}.",
-        f"Move layers from {_name(seen, slow)} to {_name(seen, quick)} in the layout.",
+        f"{_name(seen, slow)} computes {_percent(most)} of the time, {quick_name} {_percent(least)}: the others wait "
+        f"for {slow_name}.",
+        f"Move layers from {slow_name} to {quick_name} in the layout.",
         slow,
     )
 
@@ -220,7 +222,7 @@ def _machines(seen: Seen) -> Iterator[Remark]:
                 "kv_full",
                 f"{_name(seen, number)} uses {_percent(stage.kv_bytes / stage.kv_budget)} of its KV memory, which "
                 "holds what the model remembers of the running conversations.",
-                f"Run shorter or fewer conversations, or give {_name(seen, number)} fewer layers.",
+                f"Run shorter or fewer conversations, or give stage {stage.name} fewer layers.",
                 number,
             )
             break
@@ -229,7 +231,7 @@ def _machines(seen: Seen) -> Iterator[Remark]:
         yield Remark(
             "preempted",
             f"{'An answer was' if one else f'{seen.preemptions} answers were'} preempted to make room for others, and "
-            f"will be recomputed later: there is too little KV memory.",
+            "will be recomputed later: there is too little KV memory.",
             "Lower max_running, or run shorter conversations.",
         )
 
@@ -242,7 +244,7 @@ def _queue(seen: Seen) -> Iterator[Remark]:
         text = f"{who}: {seen.running} are running, which is the maximum."
         yield Remark("queue_full", text, "Raise max_running, if there is KV memory for it.")
     else:
-        yield Remark("queue", f"{who} until the prompt before is read or KV memory is free.")
+        yield Remark("queue", f"{who} until the previous prompt is read or KV memory is free.")
 
 
 # -- parts -----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
     "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"], "mini did not come back"),
     "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"], "new ones are refused"),
     "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"], "Stage studio holds all layers"),
-    "one answer": (seen(*ALTERNATING), ["one_stream"], "each waits 50 % of the time for the others. A draft model"),
+    "one answer": (seen(*ALTERNATING), ["one_stream"], "each waits 50 % of the time for the other. A draft model"),
     "two answers, three stages": (seen(*THREE, running=2), ["few_streams"], "2 answers share 3 stages"),
     "one answer, no drafts": (seen(*ALTERNATING, drafter="ngram"), ["one_stream_no_drafts"], "Drafts are off"),
     "one answer, bad drafts": (
@@ -53,8 +53,8 @@ SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
         seen(*ALTERNATING, acceptance=0.9, void=0.1, **DRAFTED), ["one_stream_drafts", "good_drafts"], "90 % of the"),
     "one stage is slow": (
         seen(*UNEVEN, running=4), ["uneven"],
-        "Stage studio computes 95 % of the time, Stage mini 40 %: the others wait for Stage studio. Move layers from "
-        "Stage studio to Stage mini"),
+        "Stage studio computes 95 % of the time, stage mini 40 %: the others wait for stage studio. Move layers from "
+        "stage studio to stage mini"),
     "a prompt": (seen(UNEVEN[0], stage("mini", 0.8, upstream=0.2), rows=PROMPT), ["prompt"],
                  "prompts are 90 % of what the stages compute"),
     "a prompt over a thin cable": (seen(*SLOW_LINK, rows=PROMPT), ["prompt", "link_back", "link_bytes"],

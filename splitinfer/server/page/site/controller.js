@@ -1,6 +1,6 @@
 /* What the page does: it asks the server, keeps conversations, and lets the views know. One state, changed only here.
 
-   state  {view, model, needsKey, problem, conversations: {id: conversation}, current, live: {node id: answer}, seen, dials,
+   state  {view, models, needsKey, problem, conversations: {id: conversation}, current, live: {node id: answer}, seen, dials,
            dialProblem, isLasting} */
 
 import * as api from "./io/api.js";
@@ -16,7 +16,7 @@ const SAVE_EVERY = 2000; // milliseconds, of an answer that is coming
 const newId = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
 
 export function makeController() {
-  let state = { view: viewOf(location.hash), model: null, needsKey: false, problem: null, conversations: {}, current: null,
+  let state = { view: viewOf(location.hash), models: [], needsKey: false, problem: null, conversations: {}, current: null,
     live: {}, seen: figures.NOTHING, dials: null, dialProblem: null, isLasting: true, defaults: {}, announced: "" };
   const listeners = new Set(), aborts = new Map();
   let store = null, isDrawn = false;
@@ -40,6 +40,7 @@ export function makeController() {
   // -- conversations ---------------------------------------------------------------------------
 
   const current = () => state.conversations[state.current] ?? null;
+  const modelFor = (conversation) => conv.modelOf(state.models, conversation);
 
   function keep(conversation, isSaved = true) {
     set({ conversations: { ...state.conversations, [conversation.id]: conversation } });
@@ -67,18 +68,18 @@ export function makeController() {
   function answerTo(conversation, parent) {
     const id = newId();
     const made = keep(conv.add(conversation, parent, { id, role: "assistant" }, Date.now()));
-    const body = requestOf(state.model.name, conv.messagesTo(made, parent), made.sampling);
-    read(made.id, id, begin(performance.now()), async (signal) => api.answer("v1/chat/completions", body, signal));
+    const model = modelFor(made), body = requestOf(model.name, conv.messagesTo(made, parent), made.sampling);
+    read(made.id, id, { ...begin(performance.now()), isLoading: !model.isLoaded }, body);
   }
 
-  async function read(conversationId, id, answer, ask) {
+  async function read(conversationId, id, answer, body) {
     const abort = new AbortController();
     aborts.set(id, abort);
     show(id, answer);
     look();
     const saving = setInterval(() => settle(conversationId, id, state.live[id], null), SAVE_EVERY);
     try {
-      for await (const found of await ask(abort.signal)) {
+      for await (const found of api.answer(body, abort.signal)) {
         let next = state.live[id];
         for (const one of found) if (one.data !== undefined) next = take(next, one.data, performance.now());
         if (next !== state.live[id]) show(id, next);
@@ -97,6 +98,7 @@ export function makeController() {
       settle(conversationId, id, last, end);
       set({ live: rest, announced: announcementOf(end) });
       look();
+      if (state.models.length > 1) connect(); // others may be loaded now
     }
   }
 
@@ -106,7 +108,7 @@ export function makeController() {
   function settle(conversationId, id, answer, ended) {
     const conversation = state.conversations[conversationId];
     if (!conversation || !answer) return;
-    const error = answer.error ?? (ended === "cut" ? "The connection ended before the answer did." : null);
+    const error = answer.error ?? (ended === "cut" ? "The connection ended before the answer was complete." : null);
     keep(conv.change(conversation, id, { content: answer.content, reasoning: answer.reasoning, calls: answer.calls,
       logprobs: answer.logprobs, error, ended, figures: ended ? figuresOf(answer) : null }, Date.now()));
   }
@@ -115,13 +117,13 @@ export function makeController() {
 
   const actions = {
     send(text, files = []) {
-      if (!state.model || isBusy() || (!text.trim() && !files.length)) return false;
+      if (!state.models.length || isBusy() || (!text.trim() && !files.length)) return false;
       const conversation = current() ?? begun(), shown = conv.path(conversation), id = newId();
       const message = { id, role: "user", content: text, files };
       answerTo(conv.add(conversation, shown[shown.length - 1] ?? conv.ROOT, message, Date.now()), id);
       return true;
     },
-    regenerate(id) {
+    retry(id) {
       if (!isBusy()) answerTo(current(), current().nodes[id].parent);
     },
     edit(id, text) {
@@ -130,15 +132,12 @@ export function makeController() {
       if (node.role === "user") answerTo(conv.add(current(), node.parent, { id: made, role: "user", content: text, files: node.files }, Date.now()), made);
       else keep(conv.add(current(), node.parent, { id: made, role: "assistant", content: text, ended: "edited" }, Date.now()));
     },
-    /* Go on behind an answer that was cut. A template writes reasoning in its own way, so only answers without it. */
-    goOn(id) {
+    /* Continue an answer that was cut. A template writes reasoning in its own way, so only answers without it. */
+    continue(id) {
       if (isBusy()) return;
-      const conversation = current(), node = conversation.nodes[id];
-      const messages = conv.messagesTo(conversation, node.parent), answer = { ...begin(performance.now()), content: node.content };
-      read(conversation.id, id, answer, async (signal) => {
-        const tokens = await api.tokensBehind(messages, conversation.sampling, node.content, signal);
-        return api.answer("v1/completions", continuationOf(state.model.name, tokens, conversation.sampling), signal);
-      });
+      const conversation = current(), { content, logprobs } = conversation.nodes[id];
+      const answer = { ...begin(performance.now()), content, logprobs: logprobs ?? [] };
+      read(conversation.id, id, answer, continuationOf(modelFor(conversation).name, conv.messagesTo(conversation, id), conversation.sampling));
     },
     stop() {
       if (current()) conv.path(current()).forEach((id) => aborts.get(id)?.abort());
@@ -159,8 +158,8 @@ export function makeController() {
     configure(changes) {
       const conversation = current() ?? begun();
       keep({ ...conversation, ...changes, sampling: { ...conversation.sampling, ...changes.sampling } });
-      const { system, sampling } = state.conversations[conversation.id];
-      set({ defaults: { system, sampling } });
+      const { system, sampling, model } = state.conversations[conversation.id];
+      set({ defaults: { system, sampling, model } });
     },
     async importFiles(files) {
       for (const file of files) {
@@ -169,7 +168,7 @@ export function makeController() {
           found.forEach((one) => keep(one));
           if (found.length) set({ current: found[0].id, problem: null });
         } catch (error) {
-          set({ problem: `${error.message}.` });
+          set({ problem: `Not imported: ${error.message}.` });
         }
       }
     },
@@ -211,7 +210,7 @@ export function makeController() {
 
   async function connect() {
     try {
-      set({ model: await api.model(), needsKey: false, problem: null });
+      set({ models: await api.models(), needsKey: false, problem: null });
       look();
     } catch (error) {
       if (error.status === 401) set({ needsKey: true });

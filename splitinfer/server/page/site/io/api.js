@@ -27,10 +27,10 @@ async function asked(path, options = {}) {
 const posted = (path, body, more = {}) => asked(path, {
   method: more.method ?? "POST", headers: { "Content-Type": "application/json", ...more.headers }, body: JSON.stringify(body), signal: more.signal });
 
-/* The model: its name and context. */
-export async function model() {
-  const found = (await (await asked("v1/models")).json()).data[0];
-  return { name: found.id, context: found.context_length };
+/* The models: their names, contexts, what is in force where a request says nothing, and whether they are loaded now. */
+export async function models() {
+  const found = (await (await asked("v1/models")).json()).data;
+  return found.map((one) => ({ name: one.id, context: one.context_length ?? null, defaults: one.default_parameters ?? {}, isLoaded: one.loaded !== false }));
 }
 
 /* Buy a session with a key, which is then forgotten: a cookie that no script reads takes its place. */
@@ -74,15 +74,6 @@ function ended(error) {
 }
 
 /* The stream of an answer. */
-export function answer(path, body, signal) {
-  return events(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
-}
-
-/* The tokens of a chat up to where its answer goes on behind ``begun``. */
-export async function tokensBehind(messages, sampling, begun, signal) {
-  const options = sampling.thinking === "on" || sampling.thinking === "off"
-    ? { chat_template_kwargs: { enable_thinking: sampling.thinking === "on" } } : {};
-  const { prompt } = await (await posted("apply-template", { messages, ...options }, { signal })).json();
-  const { tokens } = await (await posted("tokenize", { prompt: prompt + begun, add_special_tokens: false }, { signal })).json();
-  return tokens;
+export function answer(body, signal) {
+  return events("v1/chat/completions", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
 }

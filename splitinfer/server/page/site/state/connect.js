@@ -13,7 +13,7 @@ client = OpenAI(base_url=${JSON.stringify(base)}, api_key="KEY")
 messages = [{"role": "user", "content": "Hello"}]
 answer = client.chat.completions.create(model=${quoted}, messages=messages)
 print(answer.choices[0].message.content)`],
-    ["Editor (Continue, config.yaml)", `models:
+    ["Continue (config.yaml)", `models:
   - name: splitinfer
     provider: openai
     model: ${quoted}

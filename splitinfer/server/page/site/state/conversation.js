@@ -3,7 +3,7 @@
    root - user - assistant - user' - assistant      an edited message is a sibling, and so is an answer made again;
                \ assistant'        \ assistant      nothing is ever overwritten
 
-   conversation  {id, title, created, updated, system, sampling, root: [ids], nodes: {id: node}, chosen: {parent: id}}
+   conversation  {id, title, created, updated, model, system, sampling, root: [ids], nodes: {id: node}, chosen: {parent: id}}
    node          {id, parent, role, content, reasoning, calls, files, at, figures, error, ended, children: [ids]}
 
    ``chosen`` says which child of a node is shown; the last one where it says nothing. Every function returns a new
@@ -12,9 +12,12 @@
 export const ROOT = "";
 
 export function newConversation(id, at, settings = {}) {
-  return { id, title: "", created: at, updated: at, system: settings.system ?? "", sampling: settings.sampling ?? {},
+  return { id, title: "", created: at, updated: at, model: settings.model ?? null, system: settings.system ?? "", sampling: settings.sampling ?? {},
     root: [], nodes: {}, chosen: {} };
 }
+
+/* The model that answers in it: the one that was chosen, or the server's first; null while none is known. */
+export const modelOf = (models, { model }) => models.find((one) => one.name === model) ?? models[0] ?? null;
 
 export function childrenOf(conversation, id) {
   return id === ROOT ? conversation.root : conversation.nodes[id]?.children ?? [];

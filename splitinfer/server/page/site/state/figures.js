@@ -8,7 +8,13 @@ export const KEPT = 20000; // milliseconds of the timeline
 const HISTORY = 240; // points of the meters
 
 export const KINDS = { p: "prefill", d: "decode", m: "mixed", s: "draft", v: "void", f: "free" };
-export const CAUSES = { u: "upstream", w: "downstream", l: "link", h: "host", n: "nothing to do" };
+export const CAUSES = { u: "upstream", w: "downstream", l: "link", h: "host", n: "nothing_to_do" };
+
+/* What a person reads of them. */
+export const DOES = { prefill: "reading prompts", decode: "generating", mixed: "reading and generating", draft: "checking drafts",
+  void: "discarded", free: "moving KV" };
+export const WAITS_FOR = { upstream: "the stage before", downstream: "tokens", link: "the link", host: "the processor",
+  nothing_to_do: "requests" };
 
 export const NOTHING = { pipeline: null, figures: null, tracks: [], history: [], last: null, isLive: false };
 
@@ -71,7 +77,7 @@ export function inWords(track, from, to) {
   }
   const parts = Object.entries(seconds).sort((a, b) => b[1] - a[1]);
   const whole = Math.max(to - from, 1);
-  return parts.map(([kind, length]) => `${kind} ${Math.round((100 * length) / whole)} %`).join(", ") || "nothing";
+  return parts.map(([kind, length]) => `${DOES[kind]} ${Math.round((100 * length) / whole)} %`).join(", ") || "idle";
 }
 
 /* Why a chat's answer pauses, if it does: the words of the figures. */

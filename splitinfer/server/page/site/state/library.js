@@ -48,17 +48,17 @@ export function fromFile(text, name, newId, at) {
   try {
     document = JSON.parse(text);
   } catch {
-    throw new Error(`${name} is no JSON`);
+    throw new Error(`${name} is not valid JSON`);
   }
   if (document?.kind === KIND) return trees(document, name, newId);
   const messages = Array.isArray(document) ? document : document?.messages;
-  if (!Array.isArray(messages)) throw new Error(`${name} contains no list of messages and was not saved by this page`);
+  if (!Array.isArray(messages)) throw new Error(`${name} has no list of messages, and this page did not save it`);
   return [fromMessages(messages, name, newId, at)];
 }
 
 function trees(document, name, newId) {
   if (document.version !== 1 || !Array.isArray(document.conversations)) {
-    throw new Error(`${name} is of another version of this page`);
+    throw new Error(`another version of this page saved ${name}`);
   }
   return document.conversations.map((one) => checked(one, name, newId()));
 }
@@ -76,7 +76,7 @@ function checked(one, name, id) {
   while (todo.length) {
     const [key, parent] = todo.pop(), node = isText(key) && Object.hasOwn(given, key) ? given[key] : null;
     if (!node || Object.hasOwn(nodes, key) || !ROLES.includes(node.role) || !isText(node.content) || !Array.isArray(node.children)) {
-      throw new Error(`${name} has a message that is damaged`);
+      throw new Error(`${name} has a damaged message`);
     }
     nodes[key] = {
       id: key, parent, role: node.role, content: node.content, reasoning: isText(node.reasoning) ? node.reasoning : "",
@@ -101,7 +101,7 @@ function ofParts(content, name) {
   if (!Array.isArray(content)) return { content, files: [] };
   const urls = content.filter((part) => part?.type === "image_url").map((part) => part.image_url?.url);
   const texts = content.filter((part) => part?.type === "text").map((part) => part.text);
-  if (urls.length + texts.length < content.length || !urls.every(isPicture)) throw new Error(`${name} has a part that is no text and no picture`);
+  if (urls.length + texts.length < content.length || !urls.every(isPicture)) throw new Error(`${name} has a part that is neither text nor a picture`);
   return { content: texts.join("\n"), files: urls.map((picture, i) => ({ name: `picture ${i + 1}`, text: "", picture })) };
 }
 
@@ -111,7 +111,7 @@ function fromMessages(messages, name, newId, at) {
   messages.forEach((message, index) => {
     const { role } = message ?? {}, { content, files } = ofParts(message?.content, name);
     if (typeof content !== "string" || !["system", ...ROLES].includes(role)) {
-      throw new Error(`message ${index + 1} of ${name} has no role and content that are text`);
+      throw new Error(`message ${index + 1} of ${name} needs a role and a text`);
     }
     if (role === "system") systems.push(content);
     else {

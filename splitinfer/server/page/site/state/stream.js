@@ -41,7 +41,7 @@ export function eventParser() {
 /* An answer of which nothing has come. ``at``: milliseconds, of any clock. */
 export function begin(at) {
   return { content: "", reasoning: "", calls: [], logprobs: [], first: null, began: at, last: at, ended: null,
-    error: null, usage: null, isWhole: false };
+    error: null, usage: null, isLoading: false, reading: null, isWhole: false };
 }
 
 /* The answer with one event's data. */
@@ -51,17 +51,18 @@ export function take(answer, data, at) {
   try {
     chunk = JSON.parse(data);
   } catch {
-    return { ...answer, error: "the server has sent something that is no JSON" };
+    return { ...answer, error: "The server sent something that is not JSON." };
   }
-  if (chunk?.error) return { ...answer, error: chunk.error.message ?? "the server has failed", last: at };
+  if (chunk?.error) return { ...answer, error: chunk.error.message ?? "The server failed.", last: at };
   const usage = chunk?.usage ?? answer.usage, choice = chunk?.choices?.[0];
   if (!choice) return { ...answer, usage };
-  const delta = choice.delta ?? { content: choice.text };  // completions have text
+  const delta = choice.delta ?? {};
   const content = delta.content ?? "", reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
   const calls = delta.tool_calls ?? [], probabilities = choice.logprobs?.content ?? [];
   const isSomething = content || reasoning || calls.length;
   return {
     ...answer, usage,
+    reading: isSomething ? null : chunk.prompt_progress ?? answer.reading,
     content: answer.content + content,
     reasoning: answer.reasoning + reasoning,
     calls: calls.length ? withCalls(answer.calls, calls) : answer.calls,
@@ -99,6 +100,15 @@ export function figuresOf(answer) {
     tried: usage?.splitinfer?.drafts_tried ?? null,
     right: usage?.splitinfer?.drafts_right ?? null,
   };
+}
+
+/* What an answer waits for, in words. ``reading``: how far its prompt is read, as the server says it. */
+export function waitOf({ isLoading, reading }) {
+  if (!reading) return isLoading ? "Loading the model" : "Waiting for the first token";
+  const { total, processed, cache, seconds_left: left } = reading, written = (count) => count.toLocaleString("en");
+  if (left === null) return `Reading ${written(total - cache)} tokens`;
+  const time = left < 90 ? `${Math.max(1, Math.ceil(left))} s` : `${Math.ceil(left / 60)} min`;
+  return `Reading ${written(processed)} of ${written(total)} tokens, ${time} left`;
 }
 
 /* How an answer ended, for its message: ``stop``, ``length``, ``stopped`` by the user, or ``error``. */

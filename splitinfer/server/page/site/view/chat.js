@@ -3,17 +3,17 @@
 import { path, siblings } from "../state/conversation.js";
 import { pauseOf } from "../state/figures.js";
 import { figuresOf } from "../state/stream.js";
-import { Connect } from "./connect.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
-import { Settings } from "./settings.js";
 
 const SHOWN = 30, MORE = 100; // messages
 const MOST_FILE = 2_000_000; // characters of an attached text
 const MOST_PICTURE = 20_000_000; // bytes, as the server
+const SUGGESTIONS = ["Tell me a story about a wolf and a fox.", "Explain in five sentences why the sky is blue.",
+  "Write a Python function that finds prime numbers.", "Plan five simple dinners, with a shopping list."];
 const NEAR = 80; // pixels from the end, within which the end is followed
 
-export function Chat({ state, actions }) {
+export function Chat({ state, model, actions }) {
   const conversation = state.conversations[state.current] ?? null;
   const ids = conversation ? path(conversation) : [];
   const [most, setMost] = useState(SHOWN);
@@ -31,17 +31,15 @@ export function Chat({ state, actions }) {
     return actions.send(text, files);
   };
   return html`<section class="chat" aria-label="Chat">
-    <${Settings} conversation=${conversation} defaults=${state.defaults} actions=${actions} />
-    <${Connect} model=${state.model} />
     <div class="messages" ref=${list} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages">
-      ${!ids.length && html`<${Welcome} model=${state.model} />`}
+      ${!ids.length && html`<${Welcome} model=${model} send=${send} />`}
       ${ids.length > most && html`<button type="button" class="earlier" onClick=${() => { follows.current = false; setMost(most + MORE); }}>
         Show ${Math.min(MORE, ids.length - most)} earlier messages</button>`}
       ${ids.slice(-most).map((id) => html`<${Kept} key=${id} node=${conversation.nodes[id]} answer=${state.live[id]}
         place=${siblings(conversation, id)} actions=${actions} isBusy=${isBusy} isLast=${id === ids[ids.length - 1]} pause=${pause} />`)}
     </div>
-    <${Composer} key=${state.current} send=${send} stop=${actions.stop} isBusy=${isBusy} isReady=${Boolean(state.model)} />
-    <${Context} conversation=${conversation} ids=${ids} live=${state.live} model=${state.model} />
+    <${Composer} key=${state.current} send=${send} stop=${actions.stop} isBusy=${isBusy} isReady=${Boolean(model)} />
+    <${Context} conversation=${conversation} ids=${ids} live=${state.live} model=${model} />
   </section>`;
 }
 
@@ -52,16 +50,17 @@ function Kept(props) {
     [node, answer, place.index, place.ids.length, isBusy, isLast, shownPause]);
 }
 
-function Welcome({ model }) {
+function Welcome({ model, send }) {
   return html`<div class="welcome"><h2>${model ? model.name : "Connecting …"}</h2>
-    ${model && html`<p class="dim">Context ${model.context.toLocaleString("en")} tokens. Conversations stay in this browser.</p>`}</div>`;
+    ${model && html`<p class="dim">${model.context && `A conversation may have ${model.context.toLocaleString("en")} tokens. `}It stays in this browser.</p>
+      <div class="suggestions">${SUGGESTIONS.map((text) => html`<button type="button" key=${text} onClick=${() => send(text)}>${text}</button>`)}</div>`}</div>`;
 }
 
 /* How much of the context the last answer uses, also while it is written. */
 function Context({ conversation, ids, live, model }) {
   const figures = (id) => (live[id] ? figuresOf(live[id]) : conversation.nodes[id].figures);
   const last = [...ids].reverse().map(figures).find((one) => one?.prompt);
-  if (!last || !model) return null;
+  if (!last || !model?.context) return null;
   const used = last.prompt + (last.generated ?? 0), share = Math.min(1, used / model.context);
   return html`<div class="context dim"><meter min="0" max="1" high="0.85" value=${share} aria-label="Context used"></meter>
     ${used.toLocaleString("en")} of ${model.context.toLocaleString("en")} tokens of context</div>`;
@@ -103,8 +102,8 @@ function Composer({ send, stop, isBusy, isReady }) {
         continue;
       }
       const content = file.size > 4 * MOST_FILE ? null : await file.text();
-      if (content === null || content.length > MOST_FILE) setProblem(`${file.name} is too long for a model.`);
-      else if (content.includes("\u0000")) setProblem(`${file.name} is no text.`);
+      if (content === null || content.length > MOST_FILE) setProblem(`${file.name} is too long; a text may have 2,000,000 characters.`);
+      else if (content.includes("\u0000")) setProblem(`${file.name} is not a text file or a picture.`);
       else added.push({ name: file.name, text: content });
     }
     setFiles((before) => [...before, ...added]);

@@ -1,7 +1,7 @@
 /* One message: a user's, or an answer with its reasoning, calls of tools, figures and what can be done with it. */
 
 import { blocks } from "../state/blocks.js";
-import { figuresOf } from "../state/stream.js";
+import { figuresOf, waitOf } from "../state/stream.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { copy, show } from "./markdown.js";
 
@@ -24,10 +24,10 @@ export function inWords(figures) {
   if (!figures) return "";
   const parts = [];
   if (figures.rate) parts.push(`${figures.rate.toFixed(1)} tokens/s`);
-  if (figures.ttft !== null) parts.push(`first after ${(figures.ttft / 1000).toFixed(2)} s`);
+  if (figures.ttft !== null) parts.push(`${(figures.ttft / 1000).toFixed(2)} s to first token`);
   if (figures.generated) parts.push(count(figures.generated, "token"));
   if (figures.reasoning) parts.push(`${figures.reasoning.toLocaleString("en")} of reasoning`);
-  if (figures.prompt) parts.push(`prompt ${figures.prompt.toLocaleString("en")}${figures.cached ? `, ${figures.cached.toLocaleString("en")} from cache` : ""}`);
+  if (figures.prompt) parts.push(`${figures.prompt.toLocaleString("en")} in the prompt${figures.cached ? `, ${figures.cached.toLocaleString("en")} cached` : ""}`);
   if (figures.tried) parts.push(`${figures.right.toLocaleString("en")} of ${count(figures.tried, "draft")} right`);
   return parts.join(" · ");
 }
@@ -35,14 +35,14 @@ export function inWords(figures) {
 function Reasoning({ text, isComing }) {
   if (!text) return null;
   return html`<details class="reasoning" open=${isComing}>
-    <summary>${isComing ? "Thinking …" : `Thought, ${count(text.trim().split(/\s+/).length, "word")}`}</summary>
+    <summary>${isComing ? "Reasoning …" : `Reasoning, ${count(text.trim().split(/\s+/).length, "word")}`}</summary>
     <div class="plain">${text}</div>
   </details>`;
 }
 
 function Calls({ calls }) {
   return calls.map((call, i) => html`<details class="call" key=${i}>
-    <summary>Call of <code>${call.name}</code></summary><pre tabindex="0">${pretty(call.arguments)}</pre>
+    <summary>Tool call: <code>${call.name}</code></summary><pre tabindex="0">${pretty(call.arguments)}</pre>
   </details>`);
 }
 
@@ -79,7 +79,7 @@ function Editor({ text, isAnswer, onDone, onCancel }) {
   };
   return html`<div class="editor">
     <textarea ref=${area} aria-label="Edited text" rows=${Math.min(16, text.split("\n").length + 1)} onKeyDown=${keys}>${text}</textarea>
-    <div class="row"><button type="button" class="primary" onClick=${() => onDone(area.current.value)}>${isAnswer ? "Keep as a branch" : "Ask as a branch"}</button>
+    <div class="row"><button type="button" class="primary" onClick=${() => onDone(area.current.value)}>${isAnswer ? "Save as a branch" : "Send as a branch"}</button>
     <button type="button" onClick=${onCancel}>Cancel</button></div></div>`;
 }
 
@@ -90,7 +90,7 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
   const reasoning = answer?.reasoning ?? node.reasoning, calls = answer?.calls ?? node.calls ?? [];
   const figures = useMemo(() => (answer ? figuresOf(answer) : node.figures), [answer, node.figures]);
   const said = !answer && (node.error ?? (isAnswer ? ENDS[node.ended] : null));
-  const canGoOn = isAnswer && isLast && !answer && !reasoning && !calls.length && content && node.ended && node.ended !== "stop";
+  const canContinue = isAnswer && isLast && !answer && !reasoning && !calls.length && content && node.ended && node.ended !== "stop";
   return html`<article class=${`message ${node.role}`} aria-busy=${Boolean(answer)} aria-label=${isAnswer ? "Answer" : "Your message"}>
     ${node.files?.map((file, i) => file.picture ? html`<figure class="picture" key=${i}><img src=${file.picture} alt=${file.name} /></figure>` : html`<details class="file" key=${i}><summary>${file.name}, ${count(file.text.length, "character")}</summary><pre tabindex="0">${file.text.slice(0, 20000)}</pre></details>`)}
     <${Reasoning} text=${reasoning} isComing=${Boolean(answer) && !content} />
@@ -99,7 +99,7 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
       : isAnswer ? (answer ? html`<${Growing} text=${content} />` : html`<${Markdown} text=${content} />`) : html`<div class="plain">${content}</div>`}
     <${Calls} calls=${calls} />
     ${answer && pause && html`<p class="pause" role="status">${pause.text} ${pause.help}</p>`}
-    ${answer && !pause && !content && !reasoning && html`<p class="dim waiting">Waiting for the first token <span class="dots"></span></p>`}
+    ${answer && !pause && !content && !reasoning && html`<p class="dim waiting">${waitOf(answer)} <span class="dots"></span></p>`}
     ${said && html`<p class=${node.error ? "error" : "dim"}>${said}</p>`}
     ${!answer && html`<${Probabilities} logprobs=${node.logprobs} />`}
     <footer>
@@ -108,8 +108,8 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
       ${!answer && !isEdited && html`<span class="actions">
         <button type="button" onClick=${(event) => copy(content, event.currentTarget)}>Copy</button>
         <button type="button" disabled=${isBusy} onClick=${() => setEdited(true)}>Edit</button>
-        ${isAnswer && html`<button type="button" disabled=${isBusy} onClick=${() => actions.regenerate(node.id)}>Again</button>`}
-        ${canGoOn && html`<button type="button" disabled=${isBusy} onClick=${() => actions.goOn(node.id)}>Go on</button>`}
+        ${isAnswer && html`<button type="button" disabled=${isBusy} onClick=${() => actions.retry(node.id)}>Retry</button>`}
+        ${canContinue && html`<button type="button" disabled=${isBusy} onClick=${() => actions.continue(node.id)}>Continue</button>`}
         <button type="button" disabled=${isBusy} onClick=${() => actions.removeMessage(node.id)}>Remove</button>
       </span>`}
       ${isAnswer && html`<span class="dim figures">${inWords(figures)}</span>`}

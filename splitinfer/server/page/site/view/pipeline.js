@@ -1,5 +1,6 @@
 /* The pipeline, live: what it does in words, its stages and links, and the last seconds. */
 
+import { DOES, WAITS_FOR } from "../state/figures.js";
 import { Dials } from "./dials.js";
 import { html, useState } from "./html.js";
 import { Meters } from "./meters.js";
@@ -12,8 +13,7 @@ const bytes = (count) => {
   const unit = Math.min(units.length - 1, count > 0 ? Math.floor(Math.log10(count) / 3) : 0);
   return `${(count / 1000 ** unit).toFixed(unit && count / 1000 ** unit < 100 ? 1 : 0)} ${units[unit]}`;
 };
-const KEYS = [["prefill", "reads prompts"], ["decode", "one token of each answer"], ["mixed", "both"], ["draft", "drafts, some right"],
-  ["void", "discarded"], ["gap-link", "idle: link"], ["gap-host", "idle: processor"]];
+const KEYS = ["prefill", "decode", "mixed", "draft", "void", "link", "host"];
 
 export function Pipeline({ state, actions }) {
   const { seen } = state;
@@ -28,9 +28,9 @@ export function Pipeline({ state, actions }) {
       <${Figure} value=${figures.running} label=${`running (max ${figures.max_running})`} />
       <${Figure} value=${figures.waiting} label="waiting" />
       ${figures.acceptance !== null && html`<${Figure} value=${percent(figures.acceptance)} label="drafts right" />`}
-      <${Figure} value=${percent(figures.void)} label="discarded" />
+      <${Figure} value=${percent(figures.void)} label="computed tokens discarded" />
     </div>
-    <h2>Stages</h2>
+    <h2>Stages of ${pipeline.model}</h2>
     <ol class="stages">${pipeline.stages.map((stage, i) => html`
       ${i > 0 && html`<${Link} key=${`link${i}`} link=${pipeline.links[i - 1]} figures=${figures.links[i - 1]} />`}
       <${Stage} key=${stage.name} stage=${stage} figures=${figures.stages[i]} />`)}</ol>
@@ -38,7 +38,7 @@ export function Pipeline({ state, actions }) {
       <label class="dim">Show <select aria-label="Seconds shown" value=${seconds} onChange=${(event) => setSeconds(Number(event.currentTarget.value))}>
         ${[1, 3, 10, 18].map((one) => html`<option value=${one}>${one} s</option>`)}</select></label></div>
     <${Timeline} seen=${seen} seconds=${seconds} />
-    <ul class="keys">${KEYS.map(([name, label]) => html`<li key=${name}><span class=${`key ${name}`}></span>${label}</li>`)}</ul>
+    <ul class="keys">${KEYS.map((name) => html`<li key=${name}><span class=${`key ${name}`}></span>${DOES[name] ?? `waiting for ${WAITS_FOR[name]}`}</li>`)}</ul>
     <h2>Tokens per second</h2>
     <${Meters} history=${seen.history} />
     <${Dials} given=${state.dials} set=${pipeline.dials} problem=${state.dialProblem} actions=${actions} />
@@ -58,8 +58,6 @@ function Link({ link, figures }) {
   return html`<li class="link"><span aria-hidden="true">→</span> <span class="dim">${way}${bytes(figures.bytes_per_second)}/s<br />${link.transport}${link.codec && link.codec !== "none" ? `, ${link.codec}` : ""}</span></li>`;
 }
 
-const CAUSES = { upstream: "waits for the stage before", downstream: "waits for tokens", link: "link", host: "processor", nothing_to_do: "nothing to do" };
-
 function Stage({ stage, figures }) {
   const kv = figures.kv + figures.kv_kept, gaps = Object.entries(figures.gaps).sort((a, b) => b[1] - a[1]);
   return html`<li class=${`stage ${stage.state}`}>
@@ -67,9 +65,9 @@ function Stage({ stage, figures }) {
     <p class="dim">Layers ${stage.layers[0]}–${stage.layers[1] - 1} · ${bytes(stage.weight_bytes)}${stage.device && html`<br />${stage.device}`}</p>
     <div class="bar" role="img" aria-label=${`computes ${percent(figures.duty)} of the time`}>
       <span class="busy" style=${{ width: wide(figures.duty) }}></span>
-      ${gaps.map(([cause, share]) => html`<span key=${cause} class=${`gap gap-${cause}`} style=${{ width: wide(share) }} title=${`${CAUSES[cause]} ${percent(share)}`}></span>`)}</div>
-    <p>computes ${percent(figures.duty)}${gaps.length ? html`<span class="dim"> · ${gaps.slice(0, 2).map(([cause, share]) => `${CAUSES[cause]} ${percent(share)}`).join(", ")}</span>` : ""}</p>
-    <p class="dim">KV ${bytes(figures.kv)} used, ${bytes(figures.kv_kept)} kept${figures.kv_budget ? ` of ${bytes(figures.kv_budget)}` : ""}</p>
+      ${gaps.map(([cause, share]) => html`<span key=${cause} class=${`gap gap-${cause}`} style=${{ width: wide(share) }} title=${`waits for ${WAITS_FOR[cause]} ${percent(share)}`}></span>`)}</div>
+    <p>computes ${percent(figures.duty)}${gaps.length ? html`<span class="dim"> · waits for ${gaps.slice(0, 2).map(([cause, share]) => `${WAITS_FOR[cause]} ${percent(share)}`).join(", ")}</span>` : ""}</p>
+    <p class="dim">KV: ${bytes(figures.kv)} in use, ${bytes(figures.kv_kept)} kept${figures.kv_budget ? `, of ${bytes(figures.kv_budget)}` : ""}</p>
     ${figures.kv_budget > 0 && html`<meter min="0" max="1" high="0.9" value=${Math.min(1, kv / figures.kv_budget)} aria-label="Memory for KV"></meter>`}
   </li>`;
 }

@@ -10,7 +10,7 @@ export function Sidebar({ state, actions, onChosen }) {
   const kept = useMemo(() => Object.values(state.conversations).filter((one) => one.root.length), [state.conversations]);
   const found = useMemo(() => search(kept, query), [kept, query]);
   const rename = (entry) => {
-    const title = prompt("Title of the conversation", entry.title);
+    const title = prompt("Title", entry.title);
     if (title?.trim()) actions.rename(entry.id, title.trim());
   };
   const remove = (entry) => confirm(`Remove “${entry.title}”?`) && actions.removeChat(entry.id);
@@ -18,9 +18,9 @@ export function Sidebar({ state, actions, onChosen }) {
     <button type="button" class="primary new" onClick=${() => { actions.newChat(); onChosen(); }}>New conversation</button>
     <input type="search" id="search" placeholder="Search" aria-label="Search conversations" value=${query} onInput=${(event) => setQuery(event.currentTarget.value)} />
     <ul>${found.slice(0, MOST).map((entry) => html`<li key=${entry.id} class=${entry.id === state.current ? "current" : ""}>
-      <button type="button" class="title" aria-current=${entry.id === state.current ? "true" : undefined} onClick=${() => { actions.open(entry.id); onChosen(); }}>${entry.title}</button>
-      <button type="button" class="small" aria-label=${`Rename ${entry.title}`} onClick=${() => rename(entry)}>✎</button>
-      <button type="button" class="small" aria-label=${`Remove ${entry.title}`} onClick=${() => remove(entry)}>×</button></li>`)}</ul>
+      <button type="button" class="title" title=${entry.title} aria-current=${entry.id === state.current ? "true" : undefined} onClick=${() => { actions.open(entry.id); onChosen(); }}>${entry.title}</button>
+      <span class="small"><button type="button" aria-label=${`Rename ${entry.title}`} onClick=${() => rename(entry)}>✎</button>
+        <button type="button" aria-label=${`Remove ${entry.title}`} onClick=${() => remove(entry)}>×</button></span></li>`)}</ul>
     ${query && !found.length && html`<p class="dim" role="status">No conversation matches.</p>`}
     <div class="row files">
       <input ref=${picker} type="file" accept=".json,application/json" multiple hidden onChange=${(event) => { actions.importFiles([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
@@ -28,6 +28,6 @@ export function Sidebar({ state, actions, onChosen }) {
       <button type="button" disabled=${!state.conversations[state.current]?.root.length} onClick=${actions.exportOne}>Export</button>
       <button type="button" disabled=${!kept.length} onClick=${actions.exportAll}>Export all</button>
     </div>
-    ${!state.isLasting && html`<p class="dim">This browser stores nothing: conversations are lost when the page closes.</p>`}
+    ${!state.isLasting && html`<p class="dim">This browser stores nothing: the conversations are lost when you close the page.</p>`}
   </nav>`;
 }

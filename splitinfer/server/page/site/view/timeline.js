@@ -1,6 +1,6 @@
 /* The last seconds of all stages, drawn: a row for each, a step as a block of its kind's colour, gaps by their cause. */
 
-import { at, inWords } from "../state/figures.js";
+import { DOES, WAITS_FOR, at, inWords } from "../state/figures.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
 const ROW = 34, SPACE = 20, LABELS = 20; // pixels; below each row its name
@@ -46,7 +46,7 @@ export function Timeline({ seen, seconds }) {
 
 function tipOf(found) {
   const { span, gap } = found, it = span ?? gap, ms = (it.end - it.start).toFixed(1);
-  return span ? `${span.kind}, ${ms} ms` : `idle ${ms} ms${gap.cause ? `: ${gap.cause}` : ""}`;
+  return span ? `${DOES[span.kind]}, ${ms} ms` : gap.cause ? `waiting for ${WAITS_FOR[gap.cause]}, ${ms} ms` : `idle, ${ms} ms`;
 }
 
 function paint(canvas, seen, seconds, palette) {

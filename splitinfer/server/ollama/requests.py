@@ -1,0 +1,155 @@
+"""`POST /api/chat` and `/api/generate`: a request as an `Ask`.
+
+Ollama's calls of tools have no ids, which templates may write: so they are numbered, and an outcome is of the oldest
+call that has none yet, of the tool that it names if it names one. Pictures are base64 beside a message's text, and come
+before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from splitinfer.core.grammar import Grammar
+from splitinfer.pictures.marks import in_lines, marked
+from splitinfer.server.ask import MAX_MESSAGES, Ask, Chat
+from splitinfer.server.fields import Fields, Name, Several, not_a
+from splitinfer.server.openai.chat import Conversation
+from splitinfer.server.openai.forms import grammar_of
+from splitinfer.server.openai.generating import Sampling
+from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.refused import OLLAMA, OLLAMA_OPTIONS
+
+
+class Options(Sampling):
+    """``num_predict``: tokens of the answer; below 0: as many as there is room for."""
+
+    refused = OLLAMA_OPTIONS
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        own = {} if self.repeat_penalty is None else {"repetition_penalty": self.repeat_penalty or 1.0}
+        return super().sampling() | own
+
+
+def _format(given: Any) -> Any:
+    if given not in (None, "", "json") and not isinstance(given, dict):
+        raise not_a('"json" or a schema', given)
+    return given or None
+
+
+def _thinks(given: Any) -> Any:
+    if given is not None and not isinstance(given, bool | str):
+        raise not_a("true, false or a level", given)
+    return given
+
+
+class _Generating(Conversation):
+    """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
+
+    refused = OLLAMA
+    model: Name | None = None
+    stream: bool = True
+    options: Options = Options()
+    format: Annotated[Any, PlainValidator(_format)] = None
+    think: Annotated[bool | str | None, PlainValidator(_thinks)] = None
+
+    def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
+        options = super().template_options(verbosity)
+        if isinstance(self.think, bool):
+            return {**options, "enable_thinking": self.think}
+        return options if self.think is None else {**options, "enable_thinking": True, "reasoning_effort": self.think}
+
+    def asked(self, prompt: Chat | str) -> Ask:
+        """Raises Problem: 400, the format is not a schema."""
+        form = {}
+        if self.format is not None:
+            form["grammar"] = Grammar.json() if self.format == "json" else grammar_of(self.format, "format")
+        most = self.options.num_predict
+        return Ask(prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most)
+
+
+class _Function(Fields):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Call(Fields):
+    id: str = ""
+    function: _Function
+
+
+class Turn(Fields):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: Several[str] = Field(default_factory=list)
+    tool_calls: Several[_Call] = Field(default_factory=list)
+    tool_name: str | None = None
+    tool_call_id: str = ""
+
+
+def template_messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    made, open_calls, num_calls = list[dict[str, Any]](), list[tuple[str, str]](), 0
+    for turn in turns:
+        told: dict[str, Any] = {"role": turn.role, "content": with_images(turn.content, turn.images)}
+        if turn.thinking:
+            told["reasoning_content"] = turn.thinking
+        if turn.tool_calls:
+            told["tool_calls"] = []
+        for call in turn.tool_calls:
+            num_calls += 1
+            open_calls.append((call.function.name, call.id or f"call{num_calls:05}"))
+            function = {"name": call.function.name, "arguments": call.function.arguments}
+            told["tool_calls"].append({"id": open_calls[-1][1], "type": "function", "function": function})
+        if turn.role == "tool":
+            own = [each for each in open_calls if turn.tool_name in (None, each[0])] or open_calls
+            answered = next((each for each in open_calls if each[1] == turn.tool_call_id), own[0] if own else None)
+            if answered is not None:
+                open_calls.remove(answered)
+            told["tool_call_id"] = turn.tool_call_id or ("" if answered is None else answered[1])
+        made.append(told)
+    return made
+
+
+def with_images(text: str, images: Sequence[str]) -> str:
+    return in_lines([*(marked(f"data:image/png;base64,{one}") for one in images), *([text] if text else [])])
+
+
+class ChatRequest(_Generating):
+    messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
+
+
+class GenerateRequest(_Generating):
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    images: Several[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``ask``: none where the model is only to be loaded. ``is_chat``: else a text is generated."""
+
+    ask: Ask | None
+    model: str
+    streams: bool
+    is_chat: bool
+
+
+def chat_ask(request: ChatRequest, model: str) -> Asked:
+    """Raises Problem: 400, as ``Conversation.told_tools``, or the format is not a schema."""
+    messages = tuple(merged_systems(template_messages(request.messages)))
+    chat = Chat(messages, request.told_tools(), request.template_options())
+    return Asked(request.asked(chat) if messages else None, request.model or model, request.stream, is_chat=True)
+
+
+def generate_ask(request: GenerateRequest, model: str) -> Asked:
+    """Raises Problem: 400, the format is not a schema."""
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    user = {"role": "user", "content": with_images(request.prompt, request.images)}
+    chat = Chat((*system, user), (), request.template_options())
+    ask = request.asked(request.prompt if request.raw else chat) if user["content"] else None
+    return Asked(ask, request.model or model, request.stream, is_chat=False)

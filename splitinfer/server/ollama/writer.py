@@ -1,0 +1,90 @@
+"""Answers in Ollama's words: lines of a stream, or one document made of the same pieces. Times are nanoseconds."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from splitinfer.server.answer import Piece
+from splitinfer.server.spans import ChoiceTimes, Usage
+from splitinfer.server.stream import json_line
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "abort": "length"}
+
+
+def line(document: dict[str, Any]) -> bytes:
+    return json_line(document).encode("utf-8", "replace") + b"\n"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as Ollama writes them.
+
+    >>> moment(0.5)
+    '1970-01-01T00:00:00.500000Z'
+    """
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaWriter:
+    """Writes one answer. ``began``: when its request came, in seconds on the monotonic clock. ``times``: of the answer.
+    ``is_chat``: its text is a message's."""
+
+    model: str
+    is_chat: bool
+    began: float
+    times: Callable[[], ChoiceTimes]
+
+    def lines(self, piece: Piece) -> list[dict[str, Any]]:
+        """The lines of a piece, without the last one of an answer (``last``)."""
+        return [{**self.head(), **self._said([part]), "done": False} for part in piece.parts]
+
+    def last(self, piece: Piece, usage: Usage, parts: Sequence[AnswerPart] = ()) -> dict[str, Any]:
+        """The line that ends an answer. ``parts``: that it has itself."""
+        reason = {"done": True, "done_reason": _REASONS[piece.finish_reason or "stop"]}
+        return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        return self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])
+
+    def loaded(self) -> dict[str, Any]:
+        """The answer to a request without a prompt."""
+        return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
+
+    def head(self) -> dict[str, Any]:
+        return {"model": self.model, "created_at": moment(time.time())}
+
+    def _said(self, parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+        thinking = {"thinking": reasoning} if reasoning else {}
+        if not self.is_chat:
+            return {"response": text, **thinking}
+        calls = [_call(part) for part in parts if isinstance(part, ToolCallPart)]
+        called = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
+
+    def _figures(self, usage: Usage) -> dict[str, Any]:
+        times, now = self.times(), time.monotonic()
+        begun = times.begun or times.submitted
+        first = times.first or now
+        return {
+            "total_duration": _nanoseconds(self.began, now),
+            "load_duration": _nanoseconds(self.began, begun),
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": _nanoseconds(begun, first),
+            "eval_count": usage.generated,
+            "eval_duration": _nanoseconds(first, times.last or now),
+        }
+
+
+def _call(part: ToolCallPart) -> dict[str, Any]:
+    named = {} if part.call_id is None else {"id": part.call_id}
+    return {**named, "function": {"name": part.name, "arguments": json.loads(part.arguments)}}
+
+
+def _nanoseconds(start: float, end: float) -> int:
+    return max(0, int((end - start) * 1e9))

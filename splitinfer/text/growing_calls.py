@@ -1,0 +1,388 @@
+"""Calls as they grow: the arguments of a call while the model still writes it.
+
+What a call is, ``text.whole_calls`` says when it has ended. Until then its text is read a second time, and what the
+arguments surely begin with is told at once, as the JSON that they will be:
+
+    <function=write><parameter=path>a.py</parameter><parameter=content>import os\\n...
+                                                                    {"path": "a.py", "content": "import os\\n...
+
+At its end each call is compared with what ``whole_calls`` finds, and only what is missing is told. So a mistake here
+can hold a call up, or end it as broken, but cannot change it. Nothing is told of what could still become something
+else: space that a parser may take away, the beginning of a word that may end the value, a text that may be `null`.
+Whether a value is text is found by asking the model's own parser, which knows the schemas, about values that are not.
+
+Where that does not go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string,
+numbers, values of no declared type, JSON of GLM's models, CDATA.
+"""
+
+import ast
+import json
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from splitinfer.text.whole_calls import QUOTED, SHAPES, Shape
+
+Whole = tuple[str, str, str | None]
+"""A call's name, its arguments as JSON, and its id, if it has one."""
+Steps = Generator[None, None, None]
+
+_NO_TEXTS = ("1", "{}", "true")  # what a parser leaves as it is only if the value is declared as a text
+_NOTHING = ("null", "none", "nil")  # texts that are no texts to some parsers
+_BEGINS_JSON = '{["-0123456789tfnNI'
+_JSON_STRING = regex.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
+)
+_LONGEST_LETTER = 12  # of a string in JSON: two escapes
+_SPACE = regex.compile(r"\s*")
+_PYTHON_VALUE = regex.compile(
+    r"""(?P<v>(?:[^,()\[\]{}"']|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[\[({](?:(?&v),?)*?[\])}])+)""", regex.DOTALL
+)
+_PYTHON_ESCAPE = regex.compile(r"""\\(?:[\\'"abfnrtv\n]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})""")
+_LONGEST_ESCAPE = 6
+_NO_LITERAL = regex.compile(r"""\s*(?:[</*@$%&!#]|(?!(?:True|False|None|set)\b)[^\W\d]\w*[^\w'"])""")
+"""What no value of Python begins with: a text of several lines is read as a value if it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What comes next of a call's ``arguments``. ``name``: in its first piece, and ``call_id`` there, if the model gave
+    one. ``ends``: it is the last."""
+
+    arguments: str
+    name: str | None = None
+    call_id: str | None = None
+    ends: bool = False
+
+
+class GrowingCalls:
+    """The calls of a text that grows. ``syntax``: as of ``calls_in``. ``whole``: reads a text of one call; it may raise
+    anything."""
+
+    def __init__(self, syntax: str, whole: Callable[[str], Whole]) -> None:
+        self._syntax, self._whole = syntax, whole
+        self._rest, self._call = "", list[str]()  # text that is not read yet; text of this call that is
+        self._name: str | None = None  # of this call, if it was told
+        self._said, self._pieces = list[str](), list[CallPiece]()
+        self._num_ended, self._has_ended = 0, False  # whether the last one has, and nobody was told
+        self._steps: Steps | None = self._calls()
+
+    @classmethod
+    def of_arguments(cls, name: str) -> "GrowingCalls":
+        """One call, whose text is its arguments in JSON."""
+        made = cls("", lambda _: (name, "", None))
+        made._begin(name, None)
+        made._steps = made._value(made._say)
+        return made
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was told."""
+        return self._name is not None or self._num_ended > 0
+
+    def feed(self, text: str) -> list[CallPiece]:
+        """What is certain with the next ``text``."""
+        self._rest += text
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except Exception:  # noqa: BLE001 - of a parser, or of ours: the rest comes when the calls have ended
+                self._steps = None
+        return self._told()
+
+    def finish(self, found: Sequence[Whole]) -> list[CallPiece]:
+        """What is missing when the text has ended. ``found``: the calls that it consists of.
+
+        Raises:
+            ValueError: what was told is none of them.
+        """
+        for one in found[self._num_ended :]:
+            self._end(one)
+        self._tell_end()
+        if self._name is not None or self._num_ended > len(found):
+            raise ValueError("there are fewer calls than were told")
+        return self._told()
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _told(self) -> list[CallPiece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _begin(self, name: str, call_id: str | None) -> None:
+        self._tell_end()
+        self._name = name
+        self._pieces.append(CallPiece("", name, call_id))
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._said.append(text)
+            self._pieces.append(CallPiece(text))
+
+    def _end(self, whole: Whole) -> None:
+        """The call under way is this one."""
+        name, arguments, call_id = whole
+        if self._name is None:
+            self._begin(name, call_id)
+        said = "".join(self._said)
+        if name != self._name or not arguments.startswith(said):
+            raise ValueError("the call is another one than what was told of it")
+        self._say(arguments[len(said) :])
+        self._num_ended, self._has_ended = self._num_ended + 1, True
+        self._name, self._said, self._call = None, [], []
+
+    def _tell_end(self) -> None:
+        """The last call is over: another begins, or the text has ended. Until then more may show that it is none."""
+        if self._has_ended:
+            self._has_ended = False
+            self._pieces.append(CallPiece("", ends=True))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _take(self, number: int) -> str:
+        taken, self._rest = self._rest[:number], self._rest[number:]
+        self._call.append(taken)
+        return taken
+
+    def _matched(self, pattern: regex.Pattern[str]) -> Generator[None, None, regex.Match[str]]:
+        """What comes next and is a pattern, as soon as more text cannot make it longer.
+
+        Raises:
+            ValueError: it is not.
+        """
+        while True:
+            if (found := pattern.match(self._rest, partial=True)) is None:
+                raise ValueError("that is not a part of a call")
+            if not found.partial and found.end() < len(self._rest):
+                self._take(found.end())
+                return found
+            yield
+
+    def _calls(self) -> Steps:
+        yield from self._matched(_SPACE)
+        shape = SHAPES.get("glm47" if self._syntax == "laguna" else self._syntax)
+        while True:
+            if self._syntax in ("json_tools", "longcat", "mistral") and self._rest[0] in "{[,":
+                yield from self._object()
+                self._end(self._whole("".join(self._call).lstrip(_BETWEEN)))
+            elif self._syntax in QUOTED:
+                yield from self._braced(QUOTED[self._syntax])
+                self._end(self._whole("".join(self._call)))
+            elif self._syntax == "pythonic":
+                yield from self._python()
+                self._end(self._whole(f"[{''.join(self._call).lstrip(_BETWEEN)}]"))
+            elif shape is not None:
+                yield from self._shaped(shape)
+                self._end(self._whole("".join(self._call)))
+            else:
+                return
+            yield from self._matched(_SPACE)
+
+    # -- JSON --------------------------------------------------------------------------------------
+
+    def _object(self) -> Steps:
+        """A call as an object, in a list or not."""
+        yield from self._matched(_BEGIN)
+        name, call_id = "", None
+        while True:
+            key = json.loads((yield from self._matched(_KEY))[1])
+            if key == "arguments" or (key == "parameters" and self._syntax != "mistral"):
+                if not name or self._rest[0] != "{":
+                    raise ValueError("these arguments come whole")
+                self._begin(name, call_id)
+                yield from self._value(self._say)
+            else:
+                value = list[str]()
+                yield from self._value(value.append)
+                name = json.loads("".join(value)) if key == "name" else name
+                call_id = json.loads("".join(value)) if key == "id" else call_id
+            if (yield from self._matched(_NEXT))[1] == "}":
+                return
+
+    def _value(self, say: Callable[[str], None], quote: str = '"') -> Steps:
+        """A value in JSON, said as ``json.dumps`` writes it. ``quote``: what is around texts; if it is another one,
+        there are no escapes in them, and names have none."""
+        token, depth, has_value = _TOKENS[quote], 0, False
+        while depth or not has_value:
+            found = (yield from self._matched(token))[1]
+            if found in (",", ":"):
+                has_value = False
+                say(f"{found} ")
+            elif found in ("}", "]"):
+                depth, has_value = depth - 1, True
+                say(found)
+            elif has_value:
+                raise ValueError("there is a value behind a value")
+            elif found in ("{", "["):
+                depth += 1
+                say(found)
+            elif found == quote:
+                has_value = True
+                yield from self._text(say) if quote == '"' else self._plain_text(say, quote)
+            else:
+                has_value = True
+                is_name = quote != '"' and self._rest[0] == ":"
+                say(json.dumps(found if is_name else json.loads(found), ensure_ascii=False))
+
+    def _text(self, say: Callable[[str], None]) -> Steps:
+        say('"')
+        while True:
+            found = _JSON_STRING.match(self._rest)
+            assert found is not None
+            if found.end():
+                say(_inside(json.loads(f'"{self._take(found.end())}"')))
+            if self._rest.startswith('"'):
+                say(self._take(1))
+                return
+            if len(self._rest) >= _LONGEST_LETTER:
+                raise ValueError("that is not a text")
+            yield
+
+    def _plain_text(self, say: Callable[[str], None], quote: str) -> Steps:
+        say('"')
+        end = regex.compile(regex.escape(quote))
+        while (found := end.search(self._rest, partial=True)) is None or found.partial:
+            if text := self._take(len(self._rest) if found is None else found.start()):
+                say(_inside(text))
+            yield
+        say(_inside(self._take(found.start())) + '"')
+        self._take(len(quote))
+
+    def _braced(self, quote: str) -> Steps:
+        """A call like ``call:NAME{...}``."""
+        name = (yield from self._matched(_BRACED))[1]
+        if self._rest[0] != "{":
+            raise ValueError("that is not a call")
+        self._begin(name, None)
+        yield from self._value(self._say, quote)
+
+    # -- tags --------------------------------------------------------------------------------------
+
+    def _shaped(self, shape: Shape) -> Steps:
+        head = (yield from self._matched(regex.compile(shape.head, regex.DOTALL)))[0]
+        if shape.argument is None:
+            name, _, call_id = self._whole(f"{head}{{}}{shape.ends[1]}")
+            if self._rest[0] != "{":
+                raise ValueError("these arguments are not an object")
+            self._begin(name, call_id)
+            yield from self._value(self._say)
+            yield from self._matched(regex.compile(rf"\s*{shape.tail}"))
+            return
+        opens, closes = shape.argument
+        following = regex.compile(rf"\s*(?:({opens})|{shape.tail})", regex.DOTALL)
+        end = regex.compile(rf"({closes})\s*(?:{opens}|{shape.tail})", regex.DOTALL)
+        while opened := (yield from self._matched(following))[1]:
+            yield from self._argument(head + opened, "".join(shape.ends), end)
+
+    def _argument(self, before: str, behind: str, end: regex.Pattern[str]) -> Steps:
+        """An argument between tags. ``before``, ``behind``: make a value a call of this argument alone. ``end``: where
+        it ends, and something else begins."""
+
+        def read(value: str) -> tuple[str, Any]:
+            ((key, found),) = json.loads(self._whole(before + value + behind)[1]).items()
+            return key, found
+
+        is_text = all(read(one)[1] == one for one in _NO_TEXTS)
+        self._named(self._whole(before + _NO_TEXTS[0] + behind)[0], read(_NO_TEXTS[0])[0])
+        value, said, held = list[str](), "", ""  # as it came; as it was told; what was not told of it
+        while True:
+            at, closing = self._closing(end)
+            value.append(self._take(at))
+            held += value[-1]
+            kept = held.rstrip()
+            if said:
+                self._say(_inside(kept))
+                said, held = said + _inside(kept), held[len(kept) :]
+            elif kept and self._is_text(kept.strip(), is_declared=is_text):
+                said, held = json.dumps(read(kept)[1], ensure_ascii=False)[:-1], held[len(kept) :]
+                self._say(said)
+            if closing:
+                break
+            yield
+        self._take(closing)
+        whole = json.dumps(read("".join(value))[1], ensure_ascii=False)
+        if not whole.startswith(said):
+            raise ValueError("the value is another one than what was told of it")
+        self._say(whole[len(said) :])
+
+    def _is_text(self, begun: str, *, is_declared: bool) -> bool:
+        """Whether a value that begins so is a text, and that its beginning."""
+        if any(one.startswith(begun.lower()) for one in _NOTHING) or (self._syntax == "minicpm5" and begun[0] == "<"):
+            return False
+        return is_declared or (self._syntax == "muse_spark" and begun[0] not in _BEGINS_JSON)
+
+    def _named(self, name: str, key: str) -> None:
+        """The next argument of a call begins."""
+        if self._name is None:
+            self._begin(name, None)
+        self._say(f"{', ' if self._said else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+
+    def _closing(self, end: regex.Pattern[str]) -> tuple[int, int]:
+        """Up to where text is surely of a value, and how long what ends it there is; 0: it goes on."""
+        for letter in _CLOSES.finditer(self._rest):
+            if found := end.match(self._rest, letter.start(), partial=True):
+                is_certain = not found.partial and found.end() < len(self._rest)
+                return letter.start(), len(found[1]) if is_certain else 0
+        return len(self._rest), 0
+
+    # -- Python ------------------------------------------------------------------------------------
+
+    def _python(self) -> Steps:
+        name = (yield from self._matched(_FUNCTION))[1]
+        while key := (yield from self._matched(_KEYWORD))[1]:
+            self._named(name, key)
+            if self._rest[0] in "\"'":
+                yield from self._python_text(self._take(1))
+            else:
+                value = (yield from self._matched(_PYTHON_VALUE))[0]
+                whole = json.loads(self._whole(f"[{name}({key}={value})]")[1])[key]
+                self._say(json.dumps(whole, ensure_ascii=False))
+
+    def _python_text(self, quote: str) -> Steps:
+        """A text, as Python reads it, or as it stands where it has several lines, which Python does not read."""
+        plain, begin, held, has_escapes, has_lines = regex.compile(rf"[^{quote}\\]*"), '"', "", False, False
+        while True:
+            found = plain.match(self._rest)
+            assert found is not None
+            text = self._take(found.end())
+            held, has_lines = held + text, has_lines or "\n" in text
+            if has_lines and (has_escapes or self._rest.startswith("\\")):
+                raise ValueError("lines and escapes are not read together")
+            if escape := _PYTHON_ESCAPE.match(self._rest):
+                has_escapes, held = True, held + ast.literal_eval(f'"{self._take(escape.end())}"')
+                continue
+            if len(self._rest) > _LONGEST_ESCAPE and not self._rest.startswith(quote):
+                raise ValueError("another escape")
+            if held and (not begin or has_escapes or _NO_LITERAL.match(held)):
+                self._say(begin + _inside(held))
+                begin, held = "", ""
+            if self._rest.startswith(quote):
+                break
+            yield
+        self._take(1)
+        yield from self._matched(_SPACE)
+        if self._rest[0] not in ",)":
+            raise ValueError("the text is a part of a value")
+        self._say(begin + _inside(held) + '"')
+
+
+def _inside(text: str) -> str:
+    """A text as JSON, without its quotation marks."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_BETWEEN = "[, \n"
+_BEGIN = regex.compile(r"[\s\[\],]*\{")
+_KEY = regex.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_NEXT = regex.compile(r"\s*([,}])")
+_BRACED = regex.compile(r"[\s,]*call:([\w-]+)")
+_FUNCTION = regex.compile(r"[\s\[,]*([\w.]+)\(")
+_KEYWORD = regex.compile(r"[\s,]*(?:(\w+)\s*=\s*|\))")
+_CLOSES = regex.compile("<")
+_TOKENS = {
+    quote: regex.compile(rf'{space}({regex.escape(quote)}|[\[{{\]}},:]|[^\s\[\]{{}},:"<]+)')
+    for quote, space in (('"', r"\s*"), *((quote, "") for quote in QUOTED.values()))
+}

@@ -1,0 +1,249 @@
+"""Several models behind one server, of which none is real: a request waits for its model, and for nothing else."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from asgi import Client, answer, posted, until
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from valid_requests import Asked
+
+from splitinfer.core.kv.budget import KVBudget, StageKV
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.residents import Bounds
+from splitinfer.core.sampling_defaults import NOTHING
+from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.errors import ModelError, PeerError
+from splitinfer.llm import LLM
+from splitinfer.server import several
+from splitinfer.server.guard import Guard
+from splitinfer.server.openai.routes import openai_routes
+from splitinfer.server.problem import Problem
+from splitinfer.server.running import make_app
+from splitinfer.server.service import Service
+from splitinfer.server.several import Entry, Residents, Several, Unloaded
+
+CHAT = "/v1/chat/completions"
+ONE = Bounds(room=100)
+
+
+class Pipeline:
+    """``log``: what was done with it."""
+
+    context_length, has_tokenizer, recommended_sampling = 64, False, NOTHING
+    kv_budget = KVBudget((StageKV(10, 1),))
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.layout = Layout((StageSpec("here", 0, 2),), name, name="planned")
+        self.failure: str | None = None
+        self._log, self.name = log, name
+        log.append(f"+{name}")
+
+    def health(self) -> PipelineHealth:
+        return PipelineHealth((), failure=self.failure)
+
+    def drain(self, _seconds: float) -> None:
+        self._log.append(f"~{self.name}")
+
+    def close(self) -> None:
+        self._log.append(f"-{self.name}")
+
+
+class Shop:
+    """A server of models, each of 60 bytes; its routes say which it was and go on when ``goes_on`` is set."""
+
+    def __init__(self, bounds: Bounds = ONE, names: Sequence[str] = "ab", loads: Callable[[], Any] = lambda: None):
+        self.log, self.made, self.loads = list[str](), list[Pipeline](), loads
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        front = Service(cast(LLM, Unloaded()), "")
+        self.residents = Residents([self._entry(name) for name in names], bounds, front, self._routes)
+        self.several = Several(self.residents, front, names[0])
+        self.app: Guard = make_app(front, self.several)
+
+    def _entry(self, name: str) -> Entry:
+        def load() -> LLM:
+            self.loads()
+            self.made.append(Pipeline(name, self.log))
+            return cast(LLM, self.made[-1])
+
+        return Entry(name, f"org/{name}", 128, 60, frozenset(), load)
+
+    def _routes(self, service: Service) -> ASGIApp:
+        listing = next(one for one in openai_routes(service) if one.path == "/v1/models")
+
+        async def route(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == "/v1/models":
+                await listing.app(scope, receive, send)
+            else:
+                await self.goes_on.wait()
+                await JSONResponse({"by": service.model})(scope, receive, send)
+
+        return route
+
+    async def said(self, model: str | None, path: str = CHAT, *headers: tuple[str, str], **more: Any) -> Any:
+        named = {} if model is None else {"model": model}
+        return await answer(self.app, posted(path, named | more, *headers))
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(whole())
+
+
+def test_the_request_picks_and_what_does_not_fit_beside_it_goes():
+    async def test() -> None:
+        shop = Shop()
+        for wanted, by in ((None, "a"), ("b", "b"), ("b:latest", "b"), ("a", "a")):
+            assert (await shop.said(wanted)).json == {"by": by}
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+        unknown = await shop.said("c")
+        assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+        listed = (await answer(shop.app, Asked("GET", "/v1/models"))).json["data"]
+        assert [(one["id"], one["loaded"], one["context_length"]) for one in listed] == [
+            ("a", True, 64),
+            ("b", False, 128),
+        ]
+        shop.several.is_draining = True
+        assert (await shop.said("a")).status == 503
+        assert (await answer(shop.app, Asked("GET", "/health"))).status == 503
+
+    run(test)
+
+
+def test_two_that_fit_stay():
+    async def test() -> None:
+        shop = Shop(Bounds(140), "abc")
+        for name in ("a", "b", "a", "c"):
+            await shop.said(name)
+        assert shop.log == ["+a", "+b", "-b", "+c"]
+
+    run(test)
+
+
+def test_what_is_in_use_stays_and_who_came_first_is_first():
+    async def test() -> None:
+        shop = Shop()
+        await shop.said("a")
+        shop.goes_on.clear()
+        using = Client(shop.app, posted(CHAT, {"model": "a"}))
+        await until(lambda: shop.residents.num_running == 1)
+        other = Client(shop.app, posted(CHAT, {"model": "b"}))
+        await until(lambda: shop.residents.num_running == 2)
+        late = Client(shop.app, posted(CHAT, {"model": "a"}))  # "a" has to go now
+        gone = Client(shop.app, posted(CHAT, {"model": "b"}))
+        await until(lambda: shop.residents.num_running == 4)
+        await gone.leave()
+        assert shop.log == ["+a"]
+        shop.goes_on.set()
+        assert [(await each.whole()).json["by"] for each in (using, other, late)] == ["a", "b", "a"]
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+        assert shop.residents.num_running == 0
+
+    run(test)
+
+
+def test_who_rests_is_unloaded():
+    async def test() -> None:
+        shop = Shop(Bounds(100, ttl=0.05))
+        await shop.said("a")
+        await until(lambda: shop.log == ["+a", "-a"])
+        figures = await answer(shop.app, Asked("GET", "/v1/models"))
+        assert not any(one["loaded"] for one in figures.json["data"])
+        assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
+        assert (await shop.said("a")).json == {"by": "a"}
+
+    run(test)
+
+
+def test_a_pipeline_that_has_failed_is_loaded_again():
+    async def test() -> None:
+        shop = Shop()
+        await shop.said("a")
+        shop.made[0].failure = "lost"
+        assert (await shop.said("a")).json == {"by": "a"}
+        assert shop.log == ["+a", "-a", "+a"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(("error", "again"), [(PeerError("mini 10.0.0.3 is away"), "5"), (ModelError("damaged"), None)])
+def test_one_that_cannot_be_loaded_is_told_to_those_who_wait(error: Exception, again: str | None):
+    def fail() -> None:
+        raise error
+
+    async def test() -> None:
+        shop = Shop(loads=fail)
+        first, second = await asyncio.gather(shop.said("a"), shop.said("b"))
+        for said in (first, second):
+            assert (said.status, said.headers.get("retry-after")) == (503, again)
+            assert "cannot be loaded now" in said.json["error"]["message"]
+            assert "10.0.0.3" not in said.body.decode()
+
+    run(test)
+
+
+SLOW = {"stream": True}
+ENDS = {
+    CHAT: (b": ping\n\n", 'data: {"error":{"message":'),
+    "/v1/messages": (b'event: ping\ndata: {"type":"ping"}\n\n', 'event: error\ndata: {"type":"error"'),
+    "/api/chat": (b" ", ' {"error":"'),
+}
+
+
+@pytest.mark.parametrize("path", ENDS)
+def test_a_stream_is_pinged_while_its_model_is_loaded(path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(several, "PING_EVERY", 0.01)
+    ping, end = ENDS[path]
+
+    async def test() -> None:
+        there, fails = threading.Event(), [True]
+
+        def load() -> None:
+            there.wait(20)
+            if fails:
+                raise PeerError("no")
+
+        shop = Shop(loads=load)
+        asked = posted(path, {"model": "a", **({} if path == "/api/chat" else SLOW)})
+        client = Client(shop.app, asked)
+        assert await client.part() == ping
+        there.set()
+        said = await client.whole()
+        assert (said.status, end in said.body.decode()) == (200, True)
+        there.clear()
+        fails.clear()
+        client = Client(shop.app, asked)
+        assert await client.part() == ping
+        there.set()
+        said = await client.whole()
+        assert said.body.endswith(b'{"by":"a"}')
+        assert said.status == 200
+
+    run(test)
+
+
+def test_the_impatient_are_told_when_to_come_again():
+    async def test() -> None:
+        there = threading.Event()
+        shop = Shop(loads=lambda: there.wait(20))
+        said = await shop.said("a", CHAT, ("X-Splitinfer-Timeout", "0.01"))
+        assert (said.status, said.headers["retry-after"]) == (503, "5")
+        there.set()
+        assert (await shop.said("a")).status == 200
+        shop.residents.drain(1.0)
+        shop.residents.close()
+        assert shop.log == ["+a", "~a", "-a"]
+
+    run(test)
+
+
+def test_without_a_model_its_figures_are_refused():
+    with pytest.raises(Problem, match="no model is loaded"):
+        Unloaded().stats
