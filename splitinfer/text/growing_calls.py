@@ -36,10 +36,11 @@ _JSON_STRING = regex.compile(
     r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
 )
+_MOST_HELD = 512  # characters that are looked at again and again, as more text comes
 _LONGEST_LETTER = 12  # of a string in JSON: two escapes
 _SPACE = regex.compile(r"\s*")
-_PYTHON_VALUE = regex.compile(
-    r"""(?P<v>(?:[^,()\[\]{}"']|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[\[({](?:(?&v),?)*?[\])}])+)""", regex.DOTALL
+_PYTHON_TOKEN = regex.compile(
+    r"""[\[({]|[\])}]|,|[^,()\[\]{}"']+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'""", regex.DOTALL
 )
 _PYTHON_ESCAPE = regex.compile(r"""\\(?:[\\'"abfnrtv\n]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})""")
 _LONGEST_ESCAPE = 6
@@ -67,7 +68,7 @@ class GrowingCalls:
         self._rest, self._call = "", list[str]()  # text that is not read yet; text of this call that is
         self._name: str | None = None  # of this call, if it was told
         self._said, self._pieces = list[str](), list[CallPiece]()
-        self._num_ended, self._has_ended = 0, False  # whether the last one has, and nobody was told
+        self._num_ended = 0
         self._steps: Steps | None = self._calls()
 
     @classmethod
@@ -85,8 +86,8 @@ class GrowingCalls:
 
     def feed(self, text: str) -> list[CallPiece]:
         """What is certain with the next ``text``."""
-        self._rest += text
         if self._steps is not None:
+            self._rest += text
             try:
                 next(self._steps)
             except Exception:  # noqa: BLE001 - of a parser, or of ours: the rest comes when the calls have ended
@@ -101,7 +102,6 @@ class GrowingCalls:
         """
         for one in found[self._num_ended :]:
             self._end(one)
-        self._tell_end()
         if self._name is not None or self._num_ended > len(found):
             raise ValueError("there are fewer calls than were told")
         return self._told()
@@ -113,7 +113,6 @@ class GrowingCalls:
         return pieces
 
     def _begin(self, name: str, call_id: str | None) -> None:
-        self._tell_end()
         self._name = name
         self._pieces.append(CallPiece("", name, call_id))
 
@@ -130,15 +129,9 @@ class GrowingCalls:
         said = "".join(self._said)
         if name != self._name or not arguments.startswith(said):
             raise ValueError("the call is another one than what was told of it")
-        self._say(arguments[len(said) :])
-        self._num_ended, self._has_ended = self._num_ended + 1, True
+        self._pieces.append(CallPiece(arguments[len(said) :], ends=True))
+        self._num_ended += 1
         self._name, self._said, self._call = None, [], []
-
-    def _tell_end(self) -> None:
-        """The last call is over: another begins, or the text has ended. Until then more may show that it is none."""
-        if self._has_ended:
-            self._has_ended = False
-            self._pieces.append(CallPiece("", ends=True))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -159,27 +152,30 @@ class GrowingCalls:
             if not found.partial and found.end() < len(self._rest):
                 self._take(found.end())
                 return found
-            yield
+            yield from self._more()
+
+    def _more(self) -> Steps:
+        if len(self._rest) > _MOST_HELD:
+            raise ValueError("this takes too long to understand")
+        yield
 
     def _calls(self) -> Steps:
-        yield from self._matched(_SPACE)
         shape = SHAPES.get("glm47" if self._syntax == "laguna" else self._syntax)
+        yield from self._matched(_SPACE)
         while True:
             if self._syntax in ("json_tools", "longcat", "mistral") and self._rest[0] in "{[,":
                 yield from self._object()
-                self._end(self._whole("".join(self._call).lstrip(_BETWEEN)))
             elif self._syntax in QUOTED:
                 yield from self._braced(QUOTED[self._syntax])
-                self._end(self._whole("".join(self._call)))
             elif self._syntax == "pythonic":
                 yield from self._python()
-                self._end(self._whole(f"[{''.join(self._call).lstrip(_BETWEEN)}]"))
             elif shape is not None:
                 yield from self._shaped(shape)
-                self._end(self._whole("".join(self._call)))
             else:
                 return
-            yield from self._matched(_SPACE)
+            yield from self._matched(_SPACE)  # something else follows
+            one = "".join(self._call)
+            self._end(self._whole(f"[{one.lstrip(_BETWEEN)}]" if self._syntax == "pythonic" else one.lstrip(_BETWEEN)))
 
     # -- JSON --------------------------------------------------------------------------------------
 
@@ -287,23 +283,23 @@ class GrowingCalls:
 
         is_text = all(read(one)[1] == one for one in _NO_TEXTS)
         self._named(self._whole(before + _NO_TEXTS[0] + behind)[0], read(_NO_TEXTS[0])[0])
-        value, said, held = list[str](), "", ""  # as it came; as it was told; what was not told of it
+        value, held, begin = list[str](), "", len(self._said)  # as it came; what was not told of it; what was
         while True:
             at, closing = self._closing(end)
             value.append(self._take(at))
             held += value[-1]
             kept = held.rstrip()
-            if said:
+            if len(self._said) > begin:
                 self._say(_inside(kept))
-                said, held = said + _inside(kept), held[len(kept) :]
+                held = held[len(kept) :]
             elif kept and self._is_text(kept.strip(), is_declared=is_text):
-                said, held = json.dumps(read(kept)[1], ensure_ascii=False)[:-1], held[len(kept) :]
-                self._say(said)
+                self._say(json.dumps(read(kept)[1], ensure_ascii=False)[:-1])
+                held = held[len(kept) :]
             if closing:
                 break
-            yield
+            yield from self._more()
         self._take(closing)
-        whole = json.dumps(read("".join(value))[1], ensure_ascii=False)
+        whole, said = json.dumps(read("".join(value))[1], ensure_ascii=False), "".join(self._said[begin:])
         if not whole.startswith(said):
             raise ValueError("the value is another one than what was told of it")
         self._say(whole[len(said) :])
@@ -337,8 +333,11 @@ class GrowingCalls:
             if self._rest[0] in "\"'":
                 yield from self._python_text(self._take(1))
             else:
-                value = (yield from self._matched(_PYTHON_VALUE))[0]
-                whole = json.loads(self._whole(f"[{name}({key}={value})]")[1])[key]
+                value, depth = list[str](), 0
+                while depth or self._rest[0] not in ",)":
+                    value.append((yield from self._matched(_PYTHON_TOKEN))[0])
+                    depth += (value[-1] in "[({") - (value[-1] in "])}")
+                whole = json.loads(self._whole(f"[{name}({key}={''.join(value)})]")[1])[key]
                 self._say(json.dumps(whole, ensure_ascii=False))
 
     def _python_text(self, quote: str) -> Steps:

@@ -189,3 +189,24 @@ def test_json_is_written_as_the_server_writes_it(
         at += cuts[0]
     pieces += growing.finish([("f", json.dumps(arguments, ensure_ascii=False), None)])
     assert "".join(piece.arguments for piece in pieces) == json.dumps(arguments, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        ("kimi_k2", "a:" * 2000),
+        ("qwen3_coder", "<function=" + "a" * 4000),
+        ("qwen3_coder", "<function=write><parameter=content></parameter>" + " " * 4000),
+        ("pythonic", "[f(a=[" + "a" * 4000),
+        ("json_tools", '{"name": "f", "arguments": {"a": ' + "1" * 4000),
+    ],
+)
+def test_what_is_looked_at_again_and_again_is_short(syntax: str, text: str) -> None:
+    def whole(one: str) -> tuple[str, str, str | None]:
+        return "write", json.dumps({"content": one}), None
+
+    growing, most = GrowingCalls(syntax, whole), 0
+    for at in range(0, len(text), 4):
+        growing.feed(text[at : at + 4])
+        most = max(most, len(growing._rest) if growing._steps is not None else 0)
+    assert 0 < most < 520
