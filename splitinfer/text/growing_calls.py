@@ -329,28 +329,26 @@ _FUNCTION = regex.compile(r"[\s\[,]*([\w.]+)\(")
 _KEYWORD = regex.compile(r"[\s,]*(?:(\w+)\s*=\s*|\))")
 _CLOSES = regex.compile("<")
 _Text = tuple[str, regex.Pattern[str], Callable[[str], str]]  # as ``_text`` takes them
-_TEXTS: dict[str, _Text] = {
-    '"': (
-        '"',
-        regex.compile(
-            r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
-            r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
-        ),
-        lambda text: str(json.loads(f'"{text}"')),
-    ),
-    **{
-        one: (one, regex.compile(rf"(?:[^<]|<(?=.{{{len(one) - 1}}})(?!{regex.escape(one[1:])}))*+", regex.DOTALL), str)
-        for one in QUOTED.values()
-    },
+_UNICODE = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+_JSON = regex.compile(rf'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|{_UNICODE})*+')
+
+
+def _plain_text(quote: str) -> _Text:
+    """Without escapes."""
+    less = rf"<(?=.{{{len(quote) - 1}}})(?!{regex.escape(quote[1:])})"
+    return quote, regex.compile(rf"(?:[^<]|{less})*+", regex.DOTALL), str
+
+
+def _python_text(quote: str) -> _Text:
+    escape = r"""\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"""
+    letters = regex.compile(rf"(?:[^{quote}\\\n]|{escape})*+")
+    return quote, letters, lambda text: str(ast.literal_eval(f"{_LONG}{text} {_LONG}"))[:-1]
+
+
+_TEXTS = {'"': ('"', _JSON, lambda text: str(json.loads(f'"{text}"')))} | {
+    one: _plain_text(one) for one in QUOTED.values()
 }
-_PYTHON: dict[str, _Text] = {
-    one: (
-        one,
-        regex.compile(rf"""(?:[^{one}\\\n]|\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}))*+"""),
-        lambda text: str(ast.literal_eval(f"{_LONG}{text} {_LONG}"))[:-1],
-    )
-    for one in "\"'"
-}
+_PYTHON = {one: _python_text(one) for one in "\"'"}
 _TOKENS = {
     quote: regex.compile(rf'{space}({regex.escape(quote)}|[\[{{\]}},:]|[^\s\[\]{{}},:"<]+)')
     for quote, space in (('"', r"\s*"), *((quote, "") for quote in QUOTED.values()))
