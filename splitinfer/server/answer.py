@@ -71,8 +71,8 @@ class ChoiceReader:
         is_cut = self.one_call and bool(calls)
         if is_cut:
             parts = parts[: calls[0] + 1]
-        if any(isinstance(part, BrokenCall) for part in parts):
-            parts, self.is_broken = [part for part in parts if not isinstance(part, BrokenCall)], True
+        if BrokenCall() in parts:
+            parts, self.is_broken = parts[: parts.index(BrokenCall())], True
         ends = reason is not None or is_cut or self.is_broken
         if not parts and not ends:
             return None

@@ -165,19 +165,11 @@ def check_size(llm: LLM, prompt: Chat | Gap | str) -> None:
     if isinstance(prompt, Chat):
         _check_number("messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", len(prompt.tools), MAX_TOOLS)
-    texts = [*_texts_in(_parts_of(prompt))]
+    parts: Any = (prompt.messages, prompt.tools, prompt.options) if isinstance(prompt, Chat) else prompt
+    parts = (prompt.prefix, prompt.suffix, prompt.begun, prompt.files) if isinstance(prompt, Gap) else parts
+    texts = [*_texts_in(parts)]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)
-
-
-def _parts_of(prompt: Chat | Gap | str) -> Any:
-    match prompt:
-        case Chat():
-            return prompt.messages, prompt.tools, prompt.options
-        case Gap():
-            return prompt.prefix if isinstance(prompt.prefix, str) else "", prompt.suffix, prompt.begun, prompt.files
-        case text:
-            return text
 
 
 def _check_number(what: str, number: int, most: int) -> None:

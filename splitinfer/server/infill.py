@@ -3,7 +3,7 @@ other words (llama.cpp, tools/server, "POST /infill"). Its requests bound their 
 nothing here does: such fields are ignored.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -53,30 +53,17 @@ class InfillRequest(Generating):
 @dataclass(frozen=True, slots=True)
 class InfillWriter:
     model: str
-    usage_now: Callable[[], Usage]
 
-    def written(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """What is new, or all of it; the last piece says why it ended."""
-        last = pieces[-1]
-        said = {
-            "content": "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart)),
-            "stop": last.finish_reason is not None,
-        }
+        last, parts = pieces[-1], [part for piece in pieces for part in piece.parts]
+        content = "".join(part.text for part in parts if isinstance(part, TextPart))
         if last.finish_reason is None:
-            return said
-        usage, stops = self.usage_now(), "word" if last.stop is not None else _STOPS[last.finish_reason]
+            return {"content": content, "stop": False}
         counts = {"tokens_predicted": usage.generated, "tokens_evaluated": usage.prompt, "tokens_cached": usage.cached}
-        return {
-            **said,
-            "model": self.model,
-            **counts,
-            "stop_type": stops,
-            "stopping_word": last.stop or "",
-            "truncated": False,
-        }
-
-    def document(self, pieces: Sequence[Piece], _usage: Usage) -> dict[str, Any]:
-        return self.written(pieces)
+        why = "word" if last.stop is not None else _STOPS[last.finish_reason]
+        ended = {"stop_type": why, "stopping_word": last.stop or "", "truncated": False}
+        return {"content": content, "stop": True, "model": self.model, **counts, **ended}
 
 
 def infill_routes(service: Service) -> list[ApiRoute]:
@@ -84,9 +71,7 @@ def infill_routes(service: Service) -> list[ApiRoute]:
         key = service.caller(request)
         ask, streams = await read_request(request, InfillRequest, lambda one: (one.ask(), one.stream))
         events = _events if streams else None
-        return await answered(
-            service, request, key, [ask], lambda answer: InfillWriter(service.model, lambda: answer.usage), events
-        )
+        return await answered(service, request, key, [ask], lambda _: InfillWriter(service.model), events)
 
     return [ApiRoute("/infill", infill, methods=["POST"])]
 
@@ -97,4 +82,4 @@ async def _events(answer: Answer, writer: InfillWriter) -> AsyncGenerator[bytes,
             if (last := batch[-1]).finish_reason == "error":
                 yield event(Problem(last.status, last.error or "the pipeline has failed").openai())
                 return
-            yield event(writer.written(batch))
+            yield event(writer.document(batch, answer.usage))

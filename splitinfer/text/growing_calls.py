@@ -12,7 +12,7 @@ else: space that a parser may take away, the beginning of a word that may end th
 Whether a value is text is found by asking the model's own parser, which knows the schemas, about values that are not.
 
 Where that does not go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string,
-numbers, values of no declared type, JSON of GLM's models, CDATA.
+numbers, values of no declared type, JSON of GLM's models, MiniCPM's CDATA, Python over several lines.
 """
 
 import ast
@@ -31,20 +31,12 @@ Steps = Generator[None, None, None]
 
 _NO_TEXTS = ("1", "{}", "true")  # what a parser leaves as it is only if the value is declared as a text
 _NOTHING = ("null", "none", "nil")  # texts that are no texts to some parsers
-_BEGINS_JSON = '{["-0123456789tfnNI'
-_JSON_STRING = regex.compile(
-    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
-)
-_LONGEST_LETTER = 12  # of a string in JSON: two escapes
+_MOST_HELD = 512  # characters that are looked at again and again, as more text comes
+_LONGEST_LETTER = 12  # of a text: two escapes of JSON
 _SPACE = regex.compile(r"\s*")
-_PYTHON_VALUE = regex.compile(
-    r"""(?P<v>(?:[^,()\[\]{}"']|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[\[({](?:(?&v),?)*?[\])}])+)""", regex.DOTALL
+_PYTHON_TOKEN = regex.compile(
+    r"""[\[({]|[\])}]|,|[^,()\[\]{}"']+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'""", regex.DOTALL
 )
-_PYTHON_ESCAPE = regex.compile(r"""\\(?:[\\'"abfnrtv\n]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})""")
-_LONGEST_ESCAPE = 6
-_NO_LITERAL = regex.compile(r"""\s*(?:[</*@$%&!#]|(?!(?:True|False|None|set)\b)[^\W\d]\w*[^\w'"])""")
-"""What no value of Python begins with: a text of several lines is read as a value if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,7 @@ class GrowingCalls:
         self._rest, self._call = "", list[str]()  # text that is not read yet; text of this call that is
         self._name: str | None = None  # of this call, if it was told
         self._said, self._pieces = list[str](), list[CallPiece]()
-        self._num_ended, self._has_ended = 0, False  # whether the last one has, and nobody was told
+        self._num_ended = 0
         self._steps: Steps | None = self._calls()
 
     @classmethod
@@ -85,8 +77,8 @@ class GrowingCalls:
 
     def feed(self, text: str) -> list[CallPiece]:
         """What is certain with the next ``text``."""
-        self._rest += text
         if self._steps is not None:
+            self._rest += text
             try:
                 next(self._steps)
             except Exception:  # noqa: BLE001 - of a parser, or of ours: the rest comes when the calls have ended
@@ -101,7 +93,6 @@ class GrowingCalls:
         """
         for one in found[self._num_ended :]:
             self._end(one)
-        self._tell_end()
         if self._name is not None or self._num_ended > len(found):
             raise ValueError("there are fewer calls than were told")
         return self._told()
@@ -113,7 +104,6 @@ class GrowingCalls:
         return pieces
 
     def _begin(self, name: str, call_id: str | None) -> None:
-        self._tell_end()
         self._name = name
         self._pieces.append(CallPiece("", name, call_id))
 
@@ -130,15 +120,9 @@ class GrowingCalls:
         said = "".join(self._said)
         if name != self._name or not arguments.startswith(said):
             raise ValueError("the call is another one than what was told of it")
-        self._say(arguments[len(said) :])
-        self._num_ended, self._has_ended = self._num_ended + 1, True
+        self._pieces.append(CallPiece(arguments[len(said) :], ends=True))
+        self._num_ended += 1
         self._name, self._said, self._call = None, [], []
-
-    def _tell_end(self) -> None:
-        """The last call is over: another begins, or the text has ended. Until then more may show that it is none."""
-        if self._has_ended:
-            self._has_ended = False
-            self._pieces.append(CallPiece("", ends=True))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -159,27 +143,29 @@ class GrowingCalls:
             if not found.partial and found.end() < len(self._rest):
                 self._take(found.end())
                 return found
-            yield
+            yield from self._more()
+
+    def _more(self) -> Steps:
+        if len(self._rest) > _MOST_HELD:
+            raise ValueError("this takes too long to understand")
+        yield
 
     def _calls(self) -> Steps:
+        quote = QUOTED.get(self._syntax, '"')
+        shape = _BRACED if quote != '"' else SHAPES.get("glm47" if self._syntax == "laguna" else self._syntax)
         yield from self._matched(_SPACE)
-        shape = SHAPES.get("glm47" if self._syntax == "laguna" else self._syntax)
         while True:
             if self._syntax in ("json_tools", "longcat", "mistral") and self._rest[0] in "{[,":
                 yield from self._object()
-                self._end(self._whole("".join(self._call).lstrip(_BETWEEN)))
-            elif self._syntax in QUOTED:
-                yield from self._braced(QUOTED[self._syntax])
-                self._end(self._whole("".join(self._call)))
             elif self._syntax == "pythonic":
                 yield from self._python()
-                self._end(self._whole(f"[{''.join(self._call).lstrip(_BETWEEN)}]"))
             elif shape is not None:
-                yield from self._shaped(shape)
-                self._end(self._whole("".join(self._call)))
+                yield from self._shaped(shape, quote)
             else:
                 return
-            yield from self._matched(_SPACE)
+            yield from self._matched(_SPACE)  # something else follows
+            one = "".join(self._call).lstrip(_BETWEEN)
+            self._end(self._whole(f"[{one}]" if self._syntax == "pythonic" else one))
 
     # -- JSON --------------------------------------------------------------------------------------
 
@@ -221,54 +207,38 @@ class GrowingCalls:
                 say(found)
             elif found == quote:
                 has_value = True
-                yield from self._text(say) if quote == '"' else self._plain_text(say, quote)
+                say('"')
+                yield from self._text(say, *_TEXTS[quote])
+                say('"')
             else:
                 has_value = True
                 is_name = quote != '"' and self._rest[0] == ":"
                 say(json.dumps(found if is_name else json.loads(found), ensure_ascii=False))
 
-    def _text(self, say: Callable[[str], None]) -> Steps:
-        say('"')
-        while True:
-            found = _JSON_STRING.match(self._rest)
-            assert found is not None
-            if found.end():
-                say(_inside(json.loads(f'"{self._take(found.end())}"')))
-            if self._rest.startswith('"'):
-                say(self._take(1))
-                return
-            if len(self._rest) >= _LONGEST_LETTER:
+    def _text(
+        self, say: Callable[[str], None], quote: str, letters: regex.Pattern[str], read: Callable[[str], str]
+    ) -> Steps:
+        """A text up to the ``quote`` behind it. ``letters``: as many of it as are whole; ``read``: what they stand
+        for."""
+        while not self._rest.startswith(quote):
+            if (found := letters.match(self._rest)) and found.end():
+                say(_inside(read(self._take(found.end()))))
+            elif len(self._rest) >= _LONGEST_LETTER:
                 raise ValueError("that is not a text")
-            yield
-
-    def _plain_text(self, say: Callable[[str], None], quote: str) -> Steps:
-        say('"')
-        end = regex.compile(regex.escape(quote))
-        while (found := end.search(self._rest, partial=True)) is None or found.partial:
-            if text := self._take(len(self._rest) if found is None else found.start()):
-                say(_inside(text))
-            yield
-        say(_inside(self._take(found.start())) + '"')
+            else:
+                yield
         self._take(len(quote))
-
-    def _braced(self, quote: str) -> Steps:
-        """A call like ``call:NAME{...}``."""
-        name = (yield from self._matched(_BRACED))[1]
-        if self._rest[0] != "{":
-            raise ValueError("that is not a call")
-        self._begin(name, None)
-        yield from self._value(self._say, quote)
 
     # -- tags --------------------------------------------------------------------------------------
 
-    def _shaped(self, shape: Shape) -> Steps:
+    def _shaped(self, shape: Shape, quote: str) -> Steps:
         head = (yield from self._matched(regex.compile(shape.head, regex.DOTALL)))[0]
         if shape.argument is None:
             name, _, call_id = self._whole(f"{head}{{}}{shape.ends[1]}")
             if self._rest[0] != "{":
                 raise ValueError("these arguments are not an object")
             self._begin(name, call_id)
-            yield from self._value(self._say)
+            yield from self._value(self._say, quote)
             yield from self._matched(regex.compile(rf"\s*{shape.tail}"))
             return
         opens, closes = shape.argument
@@ -285,34 +255,28 @@ class GrowingCalls:
             ((key, found),) = json.loads(self._whole(before + value + behind)[1]).items()
             return key, found
 
-        is_text = all(read(one)[1] == one for one in _NO_TEXTS)
+        is_text = self._syntax != "minicpm5" and all(read(one)[1] == one for one in _NO_TEXTS)
         self._named(self._whole(before + _NO_TEXTS[0] + behind)[0], read(_NO_TEXTS[0])[0])
-        value, said, held = list[str](), "", ""  # as it came; as it was told; what was not told of it
+        value, held, begin = list[str](), "", len(self._said)  # as it came; what was not told of it; what was
         while True:
             at, closing = self._closing(end)
             value.append(self._take(at))
             held += value[-1]
             kept = held.rstrip()
-            if said:
+            if len(self._said) > begin:
                 self._say(_inside(kept))
-                said, held = said + _inside(kept), held[len(kept) :]
-            elif kept and self._is_text(kept.strip(), is_declared=is_text):
-                said, held = json.dumps(read(kept)[1], ensure_ascii=False)[:-1], held[len(kept) :]
-                self._say(said)
+                held = held[len(kept) :]
+            elif is_text and kept and not any(one.startswith(kept.strip().lower()) for one in _NOTHING):
+                self._say(json.dumps(read(kept)[1], ensure_ascii=False)[:-1])
+                held = held[len(kept) :]
             if closing:
                 break
-            yield
+            yield from self._more()
         self._take(closing)
-        whole = json.dumps(read("".join(value))[1], ensure_ascii=False)
+        whole, said = json.dumps(read("".join(value))[1], ensure_ascii=False), "".join(self._said[begin:])
         if not whole.startswith(said):
             raise ValueError("the value is another one than what was told of it")
         self._say(whole[len(said) :])
-
-    def _is_text(self, begun: str, *, is_declared: bool) -> bool:
-        """Whether a value that begins so is a text, and that its beginning."""
-        if any(one.startswith(begun.lower()) for one in _NOTHING) or (self._syntax == "minicpm5" and begun[0] == "<"):
-            return False
-        return is_declared or (self._syntax == "muse_spark" and begun[0] not in _BEGINS_JSON)
 
     def _named(self, name: str, key: str) -> None:
         """The next argument of a call begins."""
@@ -334,39 +298,21 @@ class GrowingCalls:
         name = (yield from self._matched(_FUNCTION))[1]
         while key := (yield from self._matched(_KEYWORD))[1]:
             self._named(name, key)
-            if self._rest[0] in "\"'":
-                yield from self._python_text(self._take(1))
+            if (begins := self._rest[0]) in "\"'":
+                self._take(1)
+                self._say('"')
+                yield from self._text(self._say, *_PYTHON[begins])
+                yield from self._matched(_SPACE)
+                if self._rest[0] not in ",)":
+                    raise ValueError("the text is a part of a value")
+                self._say('"')
             else:
-                value = (yield from self._matched(_PYTHON_VALUE))[0]
-                whole = json.loads(self._whole(f"[{name}({key}={value})]")[1])[key]
+                value, depth = list[str](), 0
+                while depth or self._rest[0] not in ",)":
+                    value.append((yield from self._matched(_PYTHON_TOKEN))[0])
+                    depth += (value[-1] in "[({") - (value[-1] in "])}")
+                whole = json.loads(self._whole(f"[{name}({key}={''.join(value)})]")[1])[key]
                 self._say(json.dumps(whole, ensure_ascii=False))
-
-    def _python_text(self, quote: str) -> Steps:
-        """A text, as Python reads it, or as it stands where it has several lines, which Python does not read."""
-        plain, begin, held, has_escapes, has_lines = regex.compile(rf"[^{quote}\\]*"), '"', "", False, False
-        while True:
-            found = plain.match(self._rest)
-            assert found is not None
-            text = self._take(found.end())
-            held, has_lines = held + text, has_lines or "\n" in text
-            if has_lines and (has_escapes or self._rest.startswith("\\")):
-                raise ValueError("lines and escapes are not read together")
-            if escape := _PYTHON_ESCAPE.match(self._rest):
-                has_escapes, held = True, held + ast.literal_eval(f'"{self._take(escape.end())}"')
-                continue
-            if len(self._rest) > _LONGEST_ESCAPE and not self._rest.startswith(quote):
-                raise ValueError("another escape")
-            if held and (not begin or has_escapes or _NO_LITERAL.match(held)):
-                self._say(begin + _inside(held))
-                begin, held = "", ""
-            if self._rest.startswith(quote):
-                break
-            yield
-        self._take(1)
-        yield from self._matched(_SPACE)
-        if self._rest[0] not in ",)":
-            raise ValueError("the text is a part of a value")
-        self._say(begin + _inside(held) + '"')
 
 
 def _inside(text: str) -> str:
@@ -374,14 +320,35 @@ def _inside(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-_BETWEEN = "[, \n"
+_BETWEEN, _LONG = "[, \n", '"' * 3
 _BEGIN = regex.compile(r"[\s\[\],]*\{")
 _KEY = regex.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
 _NEXT = regex.compile(r"\s*([,}])")
-_BRACED = regex.compile(r"[\s,]*call:([\w-]+)")
+_BRACED = Shape(r"[\s,]*call:[\w-]+")
 _FUNCTION = regex.compile(r"[\s\[,]*([\w.]+)\(")
 _KEYWORD = regex.compile(r"[\s,]*(?:(\w+)\s*=\s*|\))")
 _CLOSES = regex.compile("<")
+_Text = tuple[str, regex.Pattern[str], Callable[[str], str]]  # as ``_text`` takes them
+_UNICODE = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+_JSON = regex.compile(rf'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|{_UNICODE})*+')
+
+
+def _plain_text(quote: str) -> _Text:
+    """Without escapes."""
+    less = rf"<(?=.{{{len(quote) - 1}}})(?!{regex.escape(quote[1:])})"
+    return quote, regex.compile(rf"(?:[^<]|{less})*+", regex.DOTALL), str
+
+
+def _python_text(quote: str) -> _Text:
+    escape = r"""\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"""
+    letters = regex.compile(rf"(?:[^{quote}\\\n]|{escape})*+")
+    return quote, letters, lambda text: str(ast.literal_eval(f"{_LONG}{text} {_LONG}"))[:-1]
+
+
+_TEXTS = {'"': ('"', _JSON, lambda text: str(json.loads(f'"{text}"')))} | {
+    one: _plain_text(one) for one in QUOTED.values()
+}
+_PYTHON = {one: _python_text(one) for one in "\"'"}
 _TOKENS = {
     quote: regex.compile(rf'{space}({regex.escape(quote)}|[\[{{\]}},:]|[^\s\[\]{{}},:"<]+)')
     for quote, space in (('"', r"\s*"), *((quote, "") for quote in QUOTED.values()))

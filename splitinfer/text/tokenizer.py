@@ -132,7 +132,6 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         opens_answer: bool = True,
         mark: str = "",
-        continues: bool = False,
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
         without a template gets the contents, joined by blank lines.
@@ -141,15 +140,13 @@ class Tokenizer:
         even if the tokenizer would split its text in another way; they are used where the template writes the text
         unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
         further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
-        next answer. ``continues``: the last message is an answer that goes on, and the ids end with its text.
-        ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
+        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
         control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls.
 
         Raises:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        more: Any = {"opens_answer": opens_answer, "mark": mark, "continues": continues}
-        return self.write_chat(messages, tools=tools, options=options, **more)[0]
+        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[0]
 
     def render_chat(
         self,
@@ -173,7 +170,8 @@ class Tokenizer:
         mark: str = "",
         continues: bool = False,
     ) -> tuple[list[int], str]:
-        """``encode_chat`` and ``render_chat``, of one rendering."""
+        """``encode_chat`` and ``render_chat``, of one rendering. ``continues``: the last message is an answer that goes
+        on, and both end with its text."""
         chat, settings = self._checked(messages, tools, options)
         opens_answer = opens_answer and not continues
         if isinstance(self._harmony, Harmony):

@@ -112,7 +112,6 @@ def test_what_would_change_the_answer_is_refused_unless_it_asks_for_nothing(appl
         ("/v1/chat/completions", {"options": {"temperature": 0, "num_ctx": 8192}}),
         ("/v1/chat/completions", {"think": False}),
         ("/v1/chat/completions", {"format": "json"}),
-        ("/v1/completions", {"suffix": "x"}),
         ("/v1/completions", {"structured_outputs": {"whitespace_pattern": " ?"}}),
         ("/v1/responses", {"max_tokens": 5}),
         ("/v1/responses", {"reasoning": {"mode": "pro"}}),
