@@ -1,5 +1,6 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -47,6 +48,10 @@ class Screen(Protocol):
     def greet(self, text: str) -> None:
         """Show the greeting, once, before the first input."""
         ...
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 class Chat:
@@ -252,7 +257,9 @@ class Chat:
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
         states = [stage.state for stage in self._llm.health().stages]
-        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states))
+        self._screen.say(
+            formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states, _columns())
+        )
         self._last_layout = now
 
     def _plan(self, argument: str) -> None:
@@ -261,7 +268,8 @@ class Chat:
             return
         try:
             found = self._llm.plan()
-            self._screen.say(found.text)
+            table = "" if found.beside is None else formatting.comparison(found.beside, _columns()) + "\n"
+            self._screen.say(table + found.text)
             if argument and found.is_worth_it:
                 paused = self._llm.recut(found.layout)
                 self._screen.say(f"{self._llm.layout.cut} is in force; loading it took {paused:.1f} s")

@@ -47,12 +47,14 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``best``: by aim; an aim is missing where nothing fits that meets it. ``tried``: how many cuts were."""
+    """``best``: by aim; an aim is missing where nothing fits that meets it. ``tried``: how many cuts were. ``ways``: by
+    aim, the cut of the first machine alone, and the best of those over several machines, whether it fits or not."""
 
     profiles: Profiles
     asked: Asked
     best: Mapping[Aim, Best]
     tried: int
+    ways: Mapping[Aim, tuple[Cut, ...]]
 
 
 class Planner:
@@ -67,7 +69,12 @@ class Planner:
     def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
         """The best cut for each aim."""
         best = {aim: found for aim in aims if (found := self.best(aim)) is not None}
-        return Plan(self.profiles, self.asked, best, len(self.cuts))
+        return Plan(self.profiles, self.asked, best, len(self.cuts), {aim: self._ways(aim) for aim in aims})
+
+    def _ways(self, aim: Aim) -> tuple[Cut, ...]:
+        alone, several = Cut((0,), (self.profiles.model.num_layers,)), [cut for cut in self.cuts if len(cut.layers) > 1]
+        best = self._ranked(aim, several)[:1] or sorted(several, key=lambda cut: -self.score(aim, cut))[:1]
+        return (alone, *best)
 
     def _every_cut(self) -> list[Cut]:
         """Every cut and order, or where there are too many those on a grid and those near the best of them."""

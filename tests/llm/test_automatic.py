@@ -137,7 +137,7 @@ def test_the_quicker_machine_gets_more_and_that_is_said():
     assert first.num_layers > 2 * second.num_layers
     assert (first.address, second.address) == (None, "tcp://mini:1")
     assert chosen.text.startswith(f"Planned for throughput: studio {first.num_layers}, mini {second.num_layers}. ")
-    assert "A step of one group of streams takes" in chosen.text
+    assert "With mini: one chat " in chosen.text
     assert "\n" not in chosen.text
 
 
@@ -164,7 +164,7 @@ def test_a_pipeline_of_workers_alone(tiny_folder: Callable[..., Path], measured:
 def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):
     with LLM(model=str(tiny_folder("llama"))) as llm:
         assert llm.layout.num_stages == 1
-        assert "A second machine would leave" in llm.explanation
+        assert "With a second machine, this one would hold" in llm.explanation
     assert measured == []
 
 
