@@ -29,12 +29,14 @@ VERSION = 3  # of what is remembered
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer. ``kind``: layers of one kind cost the same. Bytes: of its weights as loaded, and of its KV for each
-    token, and for each sequence of any length (``models.memory.Need``)."""
+    token, and for each sequence of any length (``models.memory.Need``). ``sums``: of a step, if this is a rank's part of
+    a layer."""
 
     kind: str
     weights: int
     kv_per_token: int = 0
     kv_fixed: int = 0
+    sums: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ModelProfile:
     hidden_row: bytes of one row of hidden states on a link.
     context_length: tokens that the model was trained for.
     draft: the drafter, if there is one.
+    half: what each of two ranks would hold, if the layers are divided between two machines; ``None``: unknown, or they
+        cannot be, for the reason ``why_whole``.
     """
 
     name: str
@@ -71,6 +75,8 @@ class ModelProfile:
     hidden_row: int = 0
     context_length: int = 2**20
     draft: DraftProfile | None = None
+    half: "ModelProfile | None" = None
+    why_whole: str = ""
 
     @property
     def num_layers(self) -> int:
