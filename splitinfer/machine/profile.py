@@ -29,8 +29,8 @@ VERSION = 3  # of what is remembered
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer. ``kind``: layers of one kind cost the same. Bytes: of its weights as loaded, and of its KV for each
-    token, and for each sequence of any length (``models.memory.Need``). ``sums``: of a step, if this is a rank's part of
-    a layer."""
+    token, and for each sequence of any length (``models.memory.Need``). ``sums``: those of a step, if this is a rank's
+    part of a layer."""
 
     kind: str
     weights: int
@@ -122,6 +122,7 @@ class MachineProfile(Numbers):
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
     launches_ahead: whether its device computes while the host goes on.
+    across: the names of the two machines, if these are one stage (``placement.pairs``).
     """
 
     name: str
@@ -135,6 +136,12 @@ class MachineProfile(Numbers):
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
     launches_ahead: bool = False
+    across: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The names of the machines that it is: its own, or those of both."""
+        return self.across or (self.name,)
 
     def slower(self, factor: float) -> Self:
         """The same machine where everything takes ``factor`` times as long."""
@@ -151,12 +158,14 @@ class MachineProfile(Numbers):
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
     """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too many
-    to be measured)."""
+    to be measured). ``sums``: seconds of a sum of both machines' hidden states by their rows, where that was
+    measured."""
 
     source: str
     target: str
     latency: float
     bytes_per_second: float = math.inf
+    sums: Costs = Costs()
 
 
 @dataclass(frozen=True, slots=True)
