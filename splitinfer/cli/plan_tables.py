@@ -16,7 +16,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import CannotFit
 from splitinfer.placement.asked import Aim
-from splitinfer.placement.comparison import compared, layout_text
+from splitinfer.placement.comparison import beside, layout_text
 from splitinfer.placement.document import as_dict, name_in_words, shortage, why
 from splitinfer.placement.plan import Plan
 from splitinfer.places import write
@@ -35,9 +35,9 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
     if as_json:
         typer.echo(dumps(as_dict(plan, lacking)))
     else:
-        beside = compared(plan, aim)
-        typer.echo(comparison(beside, shutil.get_terminal_size((_WIDTH, 24)).columns) + "\n")
-        say(" ".join([beside.sentence, *_reasons(plan, aim)]), Console(highlight=False))
+        shown = beside(plan, aim)
+        typer.echo(comparison(shown, shutil.get_terminal_size((_WIDTH, 24)).columns) + "\n")
+        say(" ".join([shown.sentence, *_reasons(plan, aim)]), Console(highlight=False))
     if aim not in plan.best:
         raise CannotFit(lacking[aim])
     if out is not None:

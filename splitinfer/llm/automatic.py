@@ -34,7 +34,7 @@ from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.comparison import Comparison, compared, held_in_words
+from splitinfer.placement.comparison import Comparison, beside, held_in_words
 from splitinfer.placement.document import layout_of, name_in_words, shortage
 from splitinfer.placement.plan import plan
 from splitinfer.settings import NO_DRAFT, Settings
@@ -98,8 +98,8 @@ def alone(model: str, settings: Settings) -> Chosen:
     if machine is None:
         return Chosen(only, held_in_words(described))
     asked = Asked(context=settings.context_of(described.context_length), token_budget=settings.token_budget)
-    beside = compared(plan(Profiles(described, (machine,)), asked, [Aim.CHAT]), Aim.CHAT)
-    return Chosen(only, beside.sentence, beside=beside)
+    shown = beside(plan(Profiles(described, (machine,)), asked, [Aim.CHAT]), Aim.CHAT)
+    return Chosen(only, shown.sentence, beside=shown)
 
 
 def _too_large(model: str, weights: int, free: int) -> CannotFit:
@@ -133,9 +133,9 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: b
     if best is None:
         raise CannotFit(shortage(profiles, asked, aim))
     layout = replace(layout_of(found, best), name="(planned)")
-    beside = compared(found, aim)
-    text = f"Planned for {aim}: {name_in_words(profiles, best.cut)}. {beside.sentence}"
-    return Chosen(layout, text, profiles, beside)
+    shown = beside(found, aim)
+    text = f"Planned for {aim}: {name_in_words(profiles, best.cut)}. {shown.sentence}"
+    return Chosen(layout, text, profiles, shown)
 
 
 def measured_profiles(

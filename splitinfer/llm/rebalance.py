@@ -29,7 +29,7 @@ from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.comparison import Comparison, compared
+from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
 from splitinfer.placement.formulas import costs_of
@@ -95,24 +95,24 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     layout, machines = live.layout, live.profiles.machines
     notable = list(_notable(live))
     if len(machines) == 1:
-        beside = compared(plan(live.profiles, live.asked, [aim]), aim)
-        return Rebalance(layout, 1.0, " ".join([beside.sentence, *notable]), beside)
+        shown = beside(plan(live.profiles, live.asked, [aim]), aim)
+        return Rebalance(layout, 1.0, " ".join([shown.sentence, *notable]), shown)
     places = {machine.name: i for i, machine in enumerate(machines)}
     now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     planner = Planner(live.profiles, live.asked)
     found = planner.plan([aim])
     if aim not in found.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
-    best, beside = found.best[aim], compared(found, aim)
+    best, shown = found.best[aim], beside(found, aim)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
     current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
-        return Rebalance(layout, 1.0, " ".join([text, *notable]), beside)
+        return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
     text = f"From measurements so far, {better} would be {gain:.2f} times as fast as the current {current}."
     stages = layout_of(found, best, layout).stages
-    return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(found, best), *notable]), beside)
+    return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(found, best), *notable]), shown)
 
 
 def _notable(live: LiveFigures) -> Iterator[str]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout
 from splitinfer.core.plain_text import rate, seconds
-from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import gigabytes, layout_of, name_in_words, text_of, why
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.plan import Best, Plan
+from splitinfer.placement.plan import Best, Plan, Ways
 
 _SECOND = "(second)"  # a name that no stage can have
 _EACH = 4096  # tokens of each chat, where there are several at once
@@ -48,25 +48,37 @@ class _Way:
     prompt: float | None
 
 
-def compared(plan: Plan, aim: Aim) -> Comparison:
-    """The ways of a plan to run its model, the best of each kind for ``aim``."""
-    profiles, asked, cuts = plan.profiles, plan.asked, plan.ways[aim]
+def beside(plan: Plan, aim: Aim) -> Comparison:
+    """The ways of a plan to run its model, each at its best for ``aim``; drafts are beside the way that is best."""
+    profiles, ways = plan.profiles, plan.ways.get(aim, Ways())
+    cuts = [Cut((0,), (profiles.model.num_layers,))]
+    cuts += [best.cut for best in (ways.pipeline, ways.tensor_parallel) if best is not None]
     if len(profiles.machines) == 1 and profiles.model.num_layers > 1:
         first = profiles.machines[0]
         second = replace(first, name=_SECOND, address=f"tcp://{_SECOND}")
-        profiles, cuts = replace(profiles, machines=(first, second), links=()), (*cuts, halved(profiles.model))
-    plain = replace(asked, acceptance=None)
-    ways = [_way(profiles, plain, cut) for cut in cuts]
-    if asked.acceptance is not None:
-        ways.append(_way(profiles, asked, cuts[-1]))
-    names = ("fits", "one chat", f"{asked.streams:,} at once", f"a prompt of {_long(profiles.model):,} tokens")
-    rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in ways), strict=True))
-    return Comparison(tuple(way.heading for way in ways), rows, " ".join(_sentences(profiles, cuts, ways, names)))
+        profiles = replace(profiles, machines=(first, second), links=())
+        cuts.append(halved(profiles.model))
+    shown = [_way(profiles, replace(plan.asked, acceptance=None), cut) for cut in cuts]
+    sentences = list(_differences(profiles, cuts, shown))
+    if plan.asked.acceptance is not None:
+        best = plan.best.get(aim)
+        at = cuts.index(best.cut) if best is not None and best.cut in cuts[1:] else min(1, len(cuts) - 1)
+        drafted, plain = _way(profiles, plan.asked, cuts[at]), shown[at]
+        shown.insert(at + 1, replace(drafted, heading=f"with drafts, {plan.asked.acceptance:.0%} right"))
+        if drafted.one and plain.one:
+            sentences.append(f"Drafts make one chat {_times(drafted.one / plain.one)}.")
+    names = _names(profiles, plan.asked)
+    rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in shown), strict=True))
+    return Comparison(tuple(way.heading for way in shown), rows, " ".join(sentences))
+
+
+def _names(profiles: Profiles, asked: Asked) -> tuple[str, str, str, str]:
+    return "fits", "one chat", f"{asked.streams:,} at once", f"a prompt of {_long(profiles.model):,} tokens"
 
 
 def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
     """The layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
-    about = [f"Planned for {best.aim}.", *compared(plan, best.aim).lines(), *why(plan, best), origin]
+    about = [f"Planned for {best.aim}.", *beside(plan, best.aim).lines(), *why(plan, best), origin]
     return text_of(layout_of(plan, best, base), about)
 
 
@@ -107,20 +119,20 @@ def _way(profiles: Profiles, asked: Asked, cut: Cut) -> _Way:
         f"does not fit: {chats} need {needs[1]}" if many is None else f"{rate(many)} tokens/s in total",
         f"does not fit: it needs {needs[2]}" if prompt is None else seconds(prompt),
     )
-    return _Way(_heading(profiles, asked, cut), cells, one, many, prompt)
+    return _Way(_heading(profiles, cut), cells, one, many, prompt)
 
 
 def _long(model: ModelProfile) -> int:
     return min(LONG_PROMPT, model.context_length)
 
 
-def _heading(profiles: Profiles, asked: Asked, cut: Cut) -> str:
-    names = [profiles.machines[m].name for m in cut.machines]
-    if asked.acceptance is not None:
-        return f"with drafts, {asked.acceptance:.0%} right"
-    if _SECOND in names:
+def _heading(profiles: Profiles, cut: Cut) -> str:
+    machines = [profiles.machines[m] for m in cut.machines]
+    if machines[-1].name == _SECOND:
         return "with a second one like it"
-    return f"{names[0]} alone" if len(names) == 1 else name_in_words(profiles, cut)
+    if any(each.across for each in machines):
+        return f"tensor parallel: {name_in_words(profiles, cut)}"
+    return f"{machines[0].name} alone" if len(machines) == 1 else name_in_words(profiles, cut)
 
 
 def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: int) -> str:
@@ -137,28 +149,27 @@ def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: 
 # -- one sentence ----------------------------------------------------------------------------------
 
 
-def _sentences(profiles: Profiles, cuts: tuple[Cut, ...], ways: list[_Way], names: tuple[str, ...]) -> Iterator[str]:
+def _differences(profiles: Profiles, cuts: list[Cut], ways: list[_Way]) -> Iterator[str]:
     here, alone = profiles.machines[0].name, ways[0]
-    for cut, way in zip(cuts[1:], ways[1:], strict=False):
-        others = [profiles.machines[m] for m in cut.machines if m]
-        yield _difference(here, f"With {_joined(others)}", alone, way, names)
-    if len(ways) > len(cuts) and ways[-1].one and (plain := ways[-2].one):
-        yield f"Drafts make one chat {_times(ways[-1].one / plain)}."
     if len(ways) == 1:
         yield f"It {'does not fit' if alone.one is None else 'fits'} on {here}."
+    for cut, way in zip(cuts[1:], ways[1:], strict=True):
+        names = [name for m in cut.machines for name in profiles.machines[m].ranks if name != here]
+        how = ", tensor parallel" if any(profiles.machines[m].across for m in cut.machines) else ""
+        yield f"With {_joined(names)}{how}: {_difference(here, alone, way)}."
 
 
-def _difference(here: str, who: str, alone: _Way, way: _Way, names: tuple[str, ...]) -> str:
+def _difference(here: str, alone: _Way, way: _Way) -> str:
     if way.one is None:
-        return f"{who} it does not fit either." if alone.one is None else f"{who} it does not fit."
+        return "it does not fit"
     if alone.one is None:
-        return f"It does not fit on {here} alone. {who} it does."
-    said = [f"{names[1]} {_times(way.one / alone.one)}"]
+        return f"it fits, as it does not on {here} alone"
+    said = [f"one chat {_times(way.one / alone.one)}"]
     if way.many is not None:
-        said.append(f"{names[2]} {_times(way.many / alone.many) if alone.many else 'fits'}")
+        said.append(f"several at once {_times(way.many / alone.many) if alone.many else 'fit'}")
     if way.prompt is not None:
-        said.append(f"{names[3]} {_times(alone.prompt / way.prompt) if alone.prompt else 'fits'}")
-    return f"{who}: {', '.join(said)}."
+        said.append(f"a long prompt {_times(alone.prompt / way.prompt) if alone.prompt else 'fits'}")
+    return ", ".join(said)
 
 
 def _times(gain: float) -> str:
@@ -171,6 +182,5 @@ def _times(gain: float) -> str:
     return "half as fast" if round(gain, 1) == 0.5 else f"{gain:.2g} times as fast"
 
 
-def _joined(machines: list[MachineProfile]) -> str:
-    names = ["a second machine like this one" if each.name == _SECOND else each.name for each in machines]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def _joined(names: list[str]) -> str:
+    return " and ".join("a second machine like this one" if name == _SECOND else name for name in names)

@@ -13,10 +13,11 @@ from splitinfer.core.plain_text import seconds
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.cuts import Cut, on_grid, orders, stride_of
+from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.plan import Best, Plan
+from splitinfer.placement.pairs import sums_of_token, with_pairs
+from splitinfer.placement.plan import Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
 _GB = 1e9
@@ -38,24 +39,54 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
     times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
     what = "Each step of one group of chats" if best.aim is Aim.THROUGHPUT else "Each token"
     yield f"{what}: {', '.join(times)}."
-    for i, machine in enumerate(machines):
-        if i not in cut.machines:
+    used = {name for m in cut.machines for name in machines[m].ranks}
+    for machine in machines:
+        if not machine.across and machine.name not in used:
             yield f"{machine.name} gets no layers: the cut would be no better for it."
     if best.faster is not None:
         lacks = Memory(plan.profiles, plan.asked).lacks(best.faster, plan.asked.context, plan.asked.sequences(best.aim))
         lack, place = max((lack, place) for place, lack in lacks.items())
         faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
-    for a, b in hop_ends(cut):
-        if a != b and plan.profiles.link(machines[a].name, machines[b].name) is None:
-            yield f"The link from {machines[a].name} to {machines[b].name} counts as the slowest that was measured."
+    within = [machines[m].across for m in cut.machines if machines[m].across]
+    for a, b in [(machines[a].ranks[0], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
+        if a != b and plan.profiles.link(a, b) is None:
+            yield f"The link from {a} to {b} counts as the slowest that was measured."
+    yield from compared(plan, best)
+
+
+def compared(plan: Plan, best: Best) -> Iterator[str]:
+    """Whether two machines as one stage are faster than the layers cut between them: one sentence with the figures of
+    both, or with the reason why they cannot be one."""
+    ways, machines = plan.ways.get(best.aim, Ways()), plan.profiles.machines
+    shared, cut = ways.tensor_parallel, ways.pipeline or ways.alone
+    if plan.profiles.model.why_whole and len(machines) > 1:
+        yield f"Tensor parallel is not possible: {plan.profiles.model.why_whole}"
+    elif shared is not None and cut is not None:
+        pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
+        sums = 1000 * sums_of_token(plan.profiles, pair)
+        verdict = "is faster" if best.cut == shared.cut else "would not be clearly faster"
+        other = "one machine" if len(cut.cut.machines) == 1 else "a pipeline"
+        yield (
+            f"Tensor parallel {verdict}: {_rates(shared)} tokens a second; {other} {_rates(cut)}; "
+            f"over this link sums cost {sums:.3g} ms a token."
+        )
+
+
+def _rates(best: Best) -> str:
+    """Tokens per second of a cut, without and with drafts."""
+    figures = best.figures
+    plain, drafted = figures.one, figures.one_with_drafts
+    if best.aim is Aim.THROUGHPUT:
+        plain, drafted = figures.many, figures.many_with_drafts
+    return f"{plain:.3g}" if drafted is None else f"{plain:.3g}, with drafts {drafted:.3g}"
 
 
 def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
     """What is lacking where no cut meets an aim, and what would make room."""
     context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
-    memory, num_layers = Memory(profiles, asked), profiles.model.num_layers
-    every = orders(len(profiles.machines), num_layers, uses_all=asked.uses_all)
+    profiles = with_pairs(profiles)
+    memory, num_layers, every = Memory(profiles, asked), profiles.model.num_layers, orders_of(profiles, asked)
     cuts = list(on_grid(every, num_layers, stride_of(every, num_layers)))
     lacking = min(sum(max(0, lack) for lack in memory.lacks(cut, context, sequences).values()) for cut in cuts)
     what = "a sequence" if sequences == 1 else f"{sequences} streams"
@@ -152,7 +183,7 @@ def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
     """A plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
     return {
         "model": plan.profiles.model.name,
-        "machines": [machine.name for machine in plan.profiles.machines],
+        "machines": [machine.name for machine in plan.profiles.machines if not machine.across],
         "asked": asdict(plan.asked),
         "tried": plan.tried,
         "best": {str(aim): _best_as_dict(plan, best) for aim, best in plan.best.items()},
@@ -164,7 +195,12 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
     machines, memory = plan.profiles.machines, Memory(plan.profiles, plan.asked)
     return {
         "stages": [
-            {"name": machines[m].name, "layers": end - start, "weights": memory.weights(start, end)}
+            {
+                "name": machines[m].name,
+                "layers": end - start,
+                "weights": memory.weights(start, end, is_half=bool(machines[m].across)),
+                **({"across": list(machines[m].across)} if machines[m].across else {}),
+            }
             for m, start, end in best.cut.stages()
         ],
         "figures": asdict(best.figures),

@@ -12,7 +12,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import layout_text
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import as_dict, layout_of, why
-from splitinfer.placement.plan import Best, Figures, Plan
+from splitinfer.placement.plan import Best, Figures, Plan, Ways
 from tests.placement.rigs import GB, rig
 
 _ORIGIN = "By splitinfer 9.8.7 on 2026-01-31."
@@ -21,7 +21,7 @@ _BEST = Best(Aim.CHAT, Cut((0, 2, 1), (6, 4, 2)), _FIGURES, Cut((0, 1), (11, 1))
 
 
 def _plan(asked: Asked, *best: Best, free: tuple[int, ...] = (8 * GB, 3 * GB, 6 * GB)) -> Plan:
-    ways = {each.aim: (Cut((0,), (12,)), each.cut) for each in best}
+    ways = {each.aim: Ways(pipeline=each) for each in best}
     return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121, ways)
 
 
