@@ -247,8 +247,10 @@ def _is_here(address: str) -> bool:
 
 def _name_of(address: str) -> str:
     """A name for the machine at an address."""
-    name = address if address == LOCAL else "" if _is_here(address) else Endpoint.parse(address).name
-    return name or "worker"
+    if _is_here(address):
+        return address if address == LOCAL else "worker"
+    at = Endpoint.parse(address)
+    return at.name or ("worker" if ":" in at.host else at.host)
 
 
 def _own_name(others: set[str]) -> str:

@@ -83,11 +83,11 @@ def test_workers_as_they_are_written():
     )  # fmt: skip
     assert [(each.name, each.address, each.key) for each in found] == [
         ("mini", "tcp://mini.local:5577", None),
-        ("worker", "tcp://10.0.0.3:7000", None),
+        ("10.0.0.3", "tcp://10.0.0.3:7000", None),
         ("air", "tcp://air.local:5577", KEY),
         ("local", "local", None),
         ("local-2", "local", None),
-        ("worker-2", "tcp://[fe80::1%en5]:5577", None),
+        ("worker", "tcp://[fe80::1%en5]:5577", None),
         ("mini-2", "tcp://mini.local:9", KEY),
     ]
 

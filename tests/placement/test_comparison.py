@@ -10,6 +10,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, halved, held_in_words
 from splitinfer.placement.plan import plan
 from tests.placement.rigs import GB, rig
+from tests.placement.test_pairs import two_macs
 
 MODEL = ModelProfile("m", (LayerProfile("a", 10**9, 100),) * 12, 2 * 10**9, 0, hidden_row=100)
 ASKED = Asked(context=1024, streams=8, prompt=16, answer=16)
@@ -34,7 +35,9 @@ def test_a_machine_alone_is_shown_with_another_one_like_it():
     assert one[1:] == ("42 tokens/s", "38 tokens/s")  # 12 layers of 1 ms and 1 ms for the row; then two hops of 1 ms
     assert many[1].endswith("tokens/s in total")
     assert prompt[1] == "49.5 s"
-    assert found.sentence.startswith("With a second machine like this one: one chat 0.92 times as fast, several at once 1.")
+    assert found.sentence.startswith(
+        "With a second machine like this one: one chat 0.92 times as fast, several at once 1."
+    )
     one_layer = Profiles(replace(MODEL, layers=MODEL.layers[:1]), (STUDIO,))
     assert shown(one_layer).sentence == "It fits on studio."
 
@@ -61,3 +64,9 @@ def test_a_cell_that_cannot_be_had_says_why(free: tuple[int, int], cells: list[s
     found = shown(replace(profiles, model=replace(profiles.model, draft=None)), Asked(context=8192, streams=8))
     assert all(said in cell for said, cell in zip(cells, found.rows[2][1:], strict=True))
     assert sentence in found.sentence
+
+
+def test_tensor_parallel_has_a_column_of_its_own():
+    found = shown(two_macs(20e-6), Asked())
+    assert found.headings[2] == "tensor parallel: m0+m1 64"
+    assert "With m1, tensor parallel: one chat 1.8 times as fast" in found.sentence
