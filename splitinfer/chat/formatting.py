@@ -148,9 +148,9 @@ def layout_table(
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
     legend = {
         "KV": f"KV of the conversation's {held:,} tokens",
-        "free": "free when loaded",
-        "busy": f"busy of {seconds(now['active_seconds'])} at work since the start",
-        "lately": f"lately of {seconds(lately)} since the last look",
+        "free": "free: as it was at the start",
+        "busy": f"busy: share of the {seconds(now['active_seconds'])} spent answering",
+        "lately": f"lately: the same of the {seconds(lately)} since the last look",
     }
     about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
     about += [words for heading, words in legend.items() if heading in columns]

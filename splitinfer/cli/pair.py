@@ -14,7 +14,7 @@ def pair(
     name: Annotated[str, typer.Option("--name", help="A name for its owner.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Stop admitting it.")] = False,
 ) -> None:
-    """Admit a coordinator to this machine's workers; without a key, print this machine's own and the admitted ones."""
+    """Let another machine use this one's workers; without KEY, show the keys."""
     finish(lambda: _pair(key, name, remove=remove))
 
 

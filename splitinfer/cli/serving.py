@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
+_MANY = 1024  # connections; a limit below is worth a word
 _LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 
 
@@ -145,7 +146,8 @@ def _room_for(num_connections: int) -> int:
     if room >= num_connections + _OTHER_FILES:
         return num_connections
     most = max(1, room - _OTHER_FILES)
-    log.warning("%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
+    level = logging.WARNING if most < _MANY else logging.DEBUG
+    log.log(level, "%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
     return most
 
 

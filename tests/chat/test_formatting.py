@@ -71,8 +71,8 @@ def test_layout_table():
         "front  0-5 (6)   here, M4 Max             5 MB  3 MB  7 GB   50%",
         "back   6 (1)     local worker, M4 Max     5 MB  3 MB  7 GB   25%",
         "last   7-11 (5)  tcp://a:1, M4 Max        5 MB  3 MB  7 GB    5%",
-        "model m; 12 layers; KV of the conversation's 1,500 tokens; free when loaded",
-        "busy of 2.0 s at work since the start",
+        "model m; 12 layers; KV of the conversation's 1,500 tokens",
+        "free: as it was at the start; busy: share of the 2.0 s spent answering",
     ]
 
 
