@@ -66,7 +66,7 @@ class Chat:
         self._usual = self.sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
-        self._pictures = ""  # that go with the next question
+        self._files = ""  # pictures and texts that go with the next question
         self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
         self._last_layout: formatting.Stats | None = None  # the counters at the last /layout
@@ -85,6 +85,7 @@ class Chat:
             "save": self._save,
             "load": self._load,
             "image": self._image,
+            "read": self._read,
         }
 
     @property
@@ -121,8 +122,8 @@ class Chat:
             case Command(name, argument):
                 self._commands[name](argument)
             case _:
-                pictures, self._pictures = self._pictures, ""
-                self._turn(pictures + meant.text)
+                files, self._files = self._files, ""
+                self._turn(files + meant.text)
         return True
 
     def _refuse(self, sentence: str) -> None:
@@ -282,7 +283,16 @@ class Chat:
         except (SplitinferError, RuntimeError, ValueError) as error:  # no such home, a null character
             self._refuse(str(error))
         else:
-            self._pictures += marked(str(Path(name).expanduser().absolute()))
+            self._files += marked(str(Path(name).expanduser().absolute()))
+            self._screen.say(f"{name} goes with your next message")
+
+    def _read(self, name: str) -> None:
+        try:
+            text = clean(Path(name).expanduser().read_text(encoding="utf-8"))
+        except (OSError, RuntimeError, ValueError) as error:
+            self._refuse(f"{name} cannot be read: {_reason(error)}")
+        else:
+            self._files += f"{text}\n\n"
             self._screen.say(f"{name} goes with your next message")
 
     def _rescue(self) -> None:

@@ -14,7 +14,7 @@ from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.shutdown import shutdown
 
@@ -52,6 +52,8 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
             llm = stack.enter_context(serving(options, access, options.serve, chosen=chosen))
             if is_server(options):
                 stay_open(llm)
+        if llm.layout.model == "demo" and options.max_tokens == ANSWER_TOKENS:
+            choice = replace(choice, base=replace(choice.base, max_tokens=DEMO_TOKENS))
         if text is None:
             from splitinfer.chat import run_chat
 

@@ -65,7 +65,12 @@ def finish(run: Callable[[], int], verbose: bool = False, *, info: bool = False)
 def _report(error: Exception, verbose: bool) -> int:
     if verbose:
         logging.getLogger(__name__).error("traceback of the error", exc_info=error)
-    from splitinfer.console import say
-
     say(f"splitinfer: {error}")
     return 1
+
+
+def say(text: str) -> None:
+    """Print a text to standard error: wrapped between words on a terminal, as it is elsewhere."""
+    from splitinfer.console import say as print_text  # rich, which a command that says nothing does not need
+
+    print_text(text)

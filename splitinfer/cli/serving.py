@@ -147,7 +147,9 @@ def _room_for(num_connections: int) -> int:
         return num_connections
     most = max(1, room - _OTHER_FILES)
     level = logging.WARNING if most < _MANY else logging.DEBUG
-    log.log(level, "%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
+    log.log(
+        level, "%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}"
+    )
     return most
 
 
