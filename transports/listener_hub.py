@@ -188,7 +188,7 @@ class ListenerHub(Hub):
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:
-                self._note(connection, "connected and left without opening a link, as a search does", logging.INFO)
+                self._note(connection, "connected and left without opening a link, as a search does", logging.DEBUG)
 
     def _on_tick(self, now: float) -> None:
         for connection in self._by_descriptor.values():

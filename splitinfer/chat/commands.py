@@ -44,11 +44,12 @@ COMMANDS = {
 _ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "regenerate": "retry"}
 
 _WIDTH = 80  # characters of a line of /help, where the terminal has them
-KEYS = """\
-Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line; so does Enter in a text that begins
-with \"\"\", until it ends with \"\"\". Ctrl-C ends an answer.
-Text that begins with / is a command; put a space before it to send it as a message. /exit and /bye are /quit, /clear and
-/new are /reset, /regenerate is /retry."""
+KEYS = (
+    'Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Between """ and """ a '
+    "text may have several lines. Ctrl-C ends an answer.\n"
+    "Text that begins with / is a command; put a space before it to send it as a message. /exit and /bye are /quit, "
+    "/clear and /new are /reset, /regenerate is /retry."
+)
 _QUOTES = '"""'
 
 

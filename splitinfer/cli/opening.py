@@ -191,11 +191,13 @@ def write_planned(
     Raises:
         SplitinferError: as ``layout_of``; or the file cannot be written.
     """
+    from splitinfer.console import errors
     from splitinfer.discovery.discover import best_addresses
     from splitinfer.placement.document import text_of
     from splitinfer.places import write
 
-    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
+    with errors.status("looking for the best way to each worker"):
+        found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
     chosen = planned(options, model, [{**each, "address": found[each["name"]]} for each in workers])
     about = [*textwrap.wrap(chosen.text, _COMMENT), *(() if chosen.beside is None else chosen.beside.lines())]
     write(out, text_of(chosen.layout, about))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.layout import BY_UP
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
     began, path = time.monotonic(), _layout_file()
     chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
-    return chosen
+    return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
 
 
 def _layout_file() -> Path:

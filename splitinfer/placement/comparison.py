@@ -62,7 +62,7 @@ def beside(plan: Plan, aim: Aim) -> Comparison:
     sentences = list(_differences(profiles, cuts, shown))
     if plan.asked.acceptance is not None:
         best = plan.best.get(aim)
-        at = cuts.index(best.cut) if best is not None and best.cut in cuts[1:] else min(1, len(cuts) - 1)
+        at = cuts.index(best.cut) if best is not None and best.cut in cuts else len(cuts) - 1
         drafted, plain = _way(profiles, plan.asked, cuts[at]), shown[at]
         shown.insert(at + 1, replace(drafted, heading=f"with drafts, {plan.asked.acceptance:.0%} right"))
         if drafted.one and plain.one:
