@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
@@ -28,6 +29,7 @@ command = importlib.import_module("splitinfer.cli.chat")  # the package has the 
 
 class MadeUpLLM:
     recommended_sampling = Recommended({"temperature": 0.6, "top_p": 0.9})
+    layout = SimpleNamespace(model="some/model")
 
     def __enter__(self) -> "MadeUpLLM":
         return self

@@ -12,7 +12,7 @@ import typer
 
 from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
@@ -82,9 +82,9 @@ def _with_demo(options: ChatOptions) -> ChatOptions:
     """The options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
     if not sys.stdin.isatty():
         return options  # which are refused: a script means a model
-    typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
+    say("No model is named. The built-in demo is a small model that tells tales.")
     if not typer.confirm("Chat with the demo?", default=True, err=True):
-        typer.echo("Run your own model with: splitinfer chat --model OWNER/MODEL", err=True)
+        say("Run your own model with: splitinfer chat --model OWNER/MODEL")
         raise typer.Exit
     return replace(options, model="demo")
 

@@ -44,7 +44,7 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
         today = datetime.datetime.now().astimezone().date()
         origin = f"By splitinfer {own_versions().splitinfer} on {today}."
         write(out, layout_text(plan, plan.best[aim], origin, base))
-        typer.echo(f"wrote {out}, the best cut for {aim}", err=True)
+        say(f"wrote {out}, the best cut for {aim}")
     return 0
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import typer
-
 from splitinfer.cli.opening import DRAIN_SECONDS, Draining, open_llm
 from splitinfer.cli.options import PipelineOptions
+from splitinfer.cli.running import say
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.launch.own import own_names
@@ -107,9 +106,7 @@ def serving(
         servers.append(server)
         try:
             scheme = "http" if access.certificate is None else "https"
-            typer.echo(
-                _sentence(llm, name, f"{scheme}://{Endpoint(access.host, server.port).authority}", gate), err=True
-            )
+            say(_sentence(llm, name, f"{scheme}://{Endpoint(access.host, server.port).authority}", gate))
             yield llm
         finally:
             server.close()

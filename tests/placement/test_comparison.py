@@ -44,7 +44,7 @@ def test_a_machine_alone_is_shown_with_another_one_like_it():
 
 def test_the_best_cut_over_several_machines_is_shown_where_one_alone_is_better_too():
     found = shown(rig((1, 3)), Asked(context=8192, acceptance=0.7))
-    alone, both, drafts = found.headings
+    alone, drafts, both = found.headings  # drafts are beside what is best
     assert (alone, drafts) == ("m0 alone", "with drafts, 70% right")
     assert both.startswith("m0 ")
     assert "Drafts make one chat" in found.sentence
