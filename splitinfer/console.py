@@ -7,35 +7,32 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from splitinfer.llm import LLM, Settings
-    from splitinfer.llm.automatic import Chosen
-    from splitinfer.wire import messages
+from splitinfer.engine.profiling.measure import SECONDS
+from splitinfer.llm import DRAFT, LLM, Settings
+from splitinfer.llm.automatic import Chosen
+from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading", "try": "trying"}
 
 errors = Console(stderr=True, highlight=False)
 
 
-def say(text: str, to: Console = errors) -> None:
+def say(text: str) -> None:
     """Print a text: wrapped between words on a terminal, as it is elsewhere."""
-    to.print(Text(text), soft_wrap=not to.is_terminal)
+    errors.print(Text(text), soft_wrap=not errors.is_terminal)
 
 
-def load_llm(layout: "str | Chosen", model: str | None, settings: "Settings") -> "LLM":
+def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:
     """Load an LLM while showing its progress.
 
     Raises:
         SplitinferError: as ``LLM`` does.
     """
-    from splitinfer.llm import LLM  # here, because it takes a second, and an error needs none of it
-
     display = _LoadDisplay()
     with display.live():
         planned = (layout, None) if isinstance(layout, str) else (layout.layout, layout.profiles)
@@ -45,15 +42,13 @@ def load_llm(layout: "str | Chosen", model: str | None, settings: "Settings") ->
 
 
 @contextmanager
-def measuring() -> "Iterator[Callable[[str, messages.Progress], None]]":
+def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
     """Shows which machines and links are being measured, and how long it takes; yields what is to be called with their
     progress."""
-    from splitinfer.engine.profiling.measure import SECONDS
-
     with errors.status("reaching the workers") as status:
         last, ends = dict[str, str](), 0.0
 
-        def notice(name: str, progress: "messages.Progress") -> None:
+        def notice(name: str, progress: messages.Progress) -> None:
             nonlocal ends
             if progress.phase == "measure" and not ends:
                 ends = time.monotonic() + SECONDS
@@ -93,9 +88,7 @@ class _LoadDisplay:
         with self._progress:
             yield
 
-    def notice(self, stage: str, progress: "messages.Progress") -> None:
-        from splitinfer.llm import DRAFT
-
+    def notice(self, stage: str, progress: messages.Progress) -> None:
         if self.is_done:
             return
         with self._lock:

@@ -24,7 +24,7 @@ _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopp
 Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
-_WRAPPED = ("stage", "where")  # columns of /layout
+_NARROW = 60  # cells of a terminal in which /layout goes without some columns
 _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
@@ -156,9 +156,8 @@ def layout_table(
     }
     about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
     about += [words for heading, words in legend.items() if heading in columns]
-    for heading in ("where", "weights", "free"):  # what a narrow terminal goes without
-        if _least_width(columns) > width:
-            columns.pop(heading, None)
+    for heading in ("where", "weights") if width < _NARROW else ():
+        columns.pop(heading, None)
     return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
 
 
@@ -182,12 +181,6 @@ def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int)
     return {heading: cells for heading, cells in columns.items() if any(cells)}
 
 
-def _least_width(columns: Mapping[str, Sequence[str]]) -> int:
-    """The cells that columns need side by side, where names and places wrap."""
-    widths = {heading: max(map(cell_len, (heading, *cells))) for heading, cells in columns.items()}
-    return sum(2 + (min(width, _LEAST_CELL) if name in _WRAPPED else width) for name, width in widths.items()) - 2
-
-
 def _size(num_bytes: float | None, times: int = 1) -> str:
     return "" if num_bytes is None else size(num_bytes * times)
 
@@ -196,7 +189,7 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
     """Columns side by side, ``width`` cells in all: names and places wrap, figures do not."""
     drawn = Table(box=None, pad_edge=False, header_style="", padding=(0, 1))
     for heading in columns:
-        if heading in _WRAPPED:
+        if heading in ("stage", "where"):
             drawn.add_column(heading, overflow="fold")
         else:
             drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)

@@ -3,16 +3,17 @@ that was asked for."""
 
 import datetime
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from splitinfer.chat.formatting import comparison
-from splitinfer.console import say
+from splitinfer.cli.running import say
 from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
+from splitinfer.core.plain_text import wrapped
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import CannotFit
 from splitinfer.placement.asked import Aim
@@ -36,8 +37,10 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
         typer.echo(dumps(as_dict(plan, lacking)))
     else:
         shown = beside(plan, aim)
-        typer.echo(comparison(shown, shutil.get_terminal_size((_WIDTH, 24)).columns) + "\n")
-        say(" ".join([shown.sentence, *_reasons(plan, aim)]), Console(highlight=False))
+        width = shutil.get_terminal_size((_WIDTH, 24)).columns
+        typer.echo(comparison(shown, width) + "\n")
+        text = " ".join([shown.sentence, *_reasons(plan, aim)])
+        typer.echo(wrapped(text, width) if sys.stdout.isatty() else text)
     if aim not in plan.best:
         raise CannotFit(lacking[aim])
     if out is not None:

@@ -35,10 +35,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record)
-            if sys.stderr.isatty():
-                text = wrapped(text, shutil.get_terminal_size().columns)
-            sys.stderr.write(f"{self._before}{text}\n")
+            sys.stderr.write(f"{self._before}{_fitted(self.format(record))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):  # standard error is closed
             self.handleError(record)
@@ -71,6 +68,8 @@ def _report(error: Exception, verbose: bool) -> int:
 
 def say(text: str) -> None:
     """Print a text to standard error: wrapped between words on a terminal, as it is elsewhere."""
-    from splitinfer.console import say as print_text  # rich, which a command that says nothing does not need
+    sys.stderr.write(f"{_fitted(text)}\n")
 
-    print_text(text)
+
+def _fitted(text: str) -> str:
+    return wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text

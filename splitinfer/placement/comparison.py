@@ -67,13 +67,10 @@ def beside(plan: Plan, aim: Aim) -> Comparison:
         shown.insert(at + 1, replace(drafted, heading=f"with drafts, {plan.asked.acceptance:.0%} right"))
         if drafted.one and plain.one:
             sentences.append(f"Drafts make one chat {_times(drafted.one / plain.one)}.")
-    names = _names(profiles, plan.asked)
+    long, streams = _long(profiles.model), plan.asked.streams
+    names = ("fits", "one chat", f"{streams:,} at once", f"a prompt of {long:,} tokens")
     rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in shown), strict=True))
     return Comparison(tuple(way.heading for way in shown), rows, " ".join(sentences))
-
-
-def _names(profiles: Profiles, asked: Asked) -> tuple[str, str, str, str]:
-    return "fits", "one chat", f"{asked.streams:,} at once", f"a prompt of {_long(profiles.model):,} tokens"
 
 
 def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
@@ -97,9 +94,8 @@ def held_in_words(model: ModelProfile) -> str:
     """What a second machine would change for the memory of this one."""
     if model.num_layers < 2:
         return ""
-    half = model.weights(0, halved(model).layers[0])
-    whole = model.weights(0, model.num_layers)
-    return f"With a second machine, this one would hold {gigabytes(half)} of {gigabytes(whole)}."
+    half, whole = (gigabytes(model.weights(0, end)) for end in (halved(model).layers[0], model.num_layers))
+    return f"With a second machine, this one would hold {half} of {whole}."
 
 
 # -- a way -----------------------------------------------------------------------------------------
@@ -155,8 +151,9 @@ def _differences(profiles: Profiles, cuts: list[Cut], ways: list[_Way]) -> Itera
         yield f"It {'does not fit' if alone.one is None else 'fits'} on {here}."
     for cut, way in zip(cuts[1:], ways[1:], strict=True):
         names = [name for m in cut.machines for name in profiles.machines[m].ranks if name != here]
+        others = " and ".join(names).replace(_SECOND, "a second machine like this one")
         how = ", tensor parallel" if any(profiles.machines[m].across for m in cut.machines) else ""
-        yield f"With {_joined(names)}{how}: {_difference(here, alone, way)}."
+        yield f"With {others}{how}: {_difference(here, alone, way)}."
 
 
 def _difference(here: str, alone: _Way, way: _Way) -> str:
@@ -174,13 +171,7 @@ def _difference(here: str, alone: _Way, way: _Way) -> str:
 
 def _times(gain: float) -> str:
     """
-    >>> _times(1.72), _times(0.98), _times(0.5)
-    ('1.7 times as fast', 'no faster', 'half as fast')
+    >>> _times(1.72), _times(0.98)
+    ('1.7 times as fast', 'no faster')
     """
-    if 1 / _SAME < gain < _SAME:
-        return "no faster"
-    return "half as fast" if round(gain, 1) == 0.5 else f"{gain:.2g} times as fast"
-
-
-def _joined(names: list[str]) -> str:
-    return " and ".join("a second machine like this one" if name == _SECOND else name for name in names)
+    return "no faster" if 1 / _SAME < gain < _SAME else f"{gain:.2g} times as fast"
