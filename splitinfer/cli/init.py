@@ -61,7 +61,7 @@ def _help(near: str | None, port: int) -> int:
     _meet(near, port)
     from splitinfer.cli.serve_worker import serve
 
-    say(f"From now on, start this worker with: splitinfer worker --host 0.0.0.0 --port {port}")
+    say(f"From now on, start this worker with:\n\n    splitinfer worker --host 0.0.0.0 --port {port}\n")
     disk, store = disk_of(None, DEFAULT_CAP / 1e9), store_of(None, None)
     given: dict[str, Any] = {"name": None, "model": None, "child": False, "disk": disk, "store": store}
     return serve("0.0.0.0", port, shutdown, **given, shows_stage=False)  # who is paired needs no line for a layout
@@ -80,7 +80,7 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
     address = str(Endpoint(host, other.port or WORKER_PORT))
     write_planned(options, model, [{"name": other.name, "address": address, "key": other.key}], out)
-    say(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}")
+    say(f"The layout is in {out}. Chat with:\n\n    splitinfer chat --layout {out}\n")
     return 0
 
 
