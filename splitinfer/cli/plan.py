@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
-from splitinfer.cli.running import finish
-from splitinfer.errors import ConfigError
+from splitinfer.cli.running import finish, say
+from splitinfer.errors import ConfigError, PeerError
 from splitinfer.placement.asked import Aim, Asked
 
 if TYPE_CHECKING:
@@ -140,12 +140,20 @@ def _measured(
     name = model or (None if base is None else base.model)
     if name is None:
         raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
-    given = _paired() if workers is None and base is None else named(workers or "")
+    is_named = workers is not None or base is not None
+    given = named(workers or "") if is_named else _paired()
     specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,
         connect_timeout=timeout,
     )
+    dtype = "auto" if base is None else base.dtype
     with measuring() as notice:
-        return measured_profiles(name, specs, settings, notice, "auto" if base is None else base.dtype, again=again)
+        try:
+            return measured_profiles(name, specs, settings, notice, dtype, again=again)
+        except PeerError as error:
+            if is_named:
+                raise
+            say(f"{error}. The plan is for this machine alone.")
+            return measured_profiles(name, (), settings, notice, dtype, again=again)
