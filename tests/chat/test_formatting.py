@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from splitinfer.chat import formatting as figures
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.placement.comparison import Comparison
 
 LAYOUT = Layout(lay_out([("front", 6, None), ("back", 1, "local"), ("last", 5, "tcp://a:1")]), model="m")
 
@@ -89,6 +90,16 @@ def test_layout_table_fits_a_terminal(name: str):
     assert name in words, "all of it is there, on more lines"
     found = re.findall(r"\d+%|\d \wB", "\n".join(lines))
     assert found == ["5 MB", "2 GB", "7 GB", "46%", "0%", "5 MB", "2 GB", "7 GB", "1%", "0%"]
+
+
+def test_ways_are_side_by_side_where_there_is_room():
+    found = Comparison(("m0 alone", "m0 6, m1 6"), (("one chat", "5.0 tokens/s", "4.0 tokens/s"),), "")
+    head, _, row = figures.comparison(found, 60).splitlines()
+    assert head.split() == ["m0", "alone", "m0", "6,", "m1", "6"]
+    assert row.split("   ")[0] == "one chat"
+    assert figures.comparison(found, 30).splitlines() == [
+        "m0 alone", "  one chat: 5.0 tokens/s", "m0 6, m1 6", "  one chat: 4.0 tokens/s"
+    ]  # fmt: skip
 
 
 def test_examples_in_the_text():
