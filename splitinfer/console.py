@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from splitinfer.core.plain_text import wrapped
 from splitinfer.engine.profiling.measure import SECONDS
 from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.llm.automatic import Chosen
@@ -24,7 +25,7 @@ errors = Console(stderr=True, highlight=False)
 
 def say(text: str) -> None:
     """Print a text: wrapped between words on a terminal, as it is elsewhere."""
-    errors.print(Text(text), soft_wrap=not errors.is_terminal)
+    errors.print(Text(wrapped(text, errors.width) if errors.is_terminal else text), soft_wrap=True)
 
 
 def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:

@@ -14,6 +14,7 @@ from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
+from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,9 +168,10 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    seconds = "" if began is None else f"  [dim]{time.monotonic() - began:.1f} s[/dim]"
+    line += "" if began is None else f"  {time.monotonic() - began:.1f} s"
+    shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
-    errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=not errors.is_terminal)
+    errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)
 
 
 # ----- down and status -----------------------------------------------------------------------------

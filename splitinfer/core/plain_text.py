@@ -1,9 +1,11 @@
 """Texts for people: what a peer, another machine, a file or a model has written, as a terminal, a log or a table may
 show it; and numbers with units. Pure."""
 
+import re
 import textwrap
 from functools import partial
 
+_COMMAND = re.compile(r"`[^`]*`|\{[^}]*\}|splitinfer [a-z]+(?: (?:-\S+|[0-9a-f]{64}|\S+\.\w+|\d+))*")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 
 
@@ -23,13 +25,14 @@ def plain(text: str, most: int = 300) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text whose lines break between words.
+    """A text whose lines break between words, and not within commands, so that these can be copied.
 
-    >>> wrapped("one two\\nthree-four", 6)
-    'one\\ntwo\\nthree-four'
+    >>> wrapped("one two\\nthree: run splitinfer worker --port 5577", 12)
+    'one two\\nthree: run\\nsplitinfer worker --port 5577'
     """
     fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
-    return "\n".join(map(fill, text.split("\n")))
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    return "\n".join(map(fill, whole.split("\n"))).replace("\0", " ")
 
 
 def megabytes(nbytes: float) -> str:
