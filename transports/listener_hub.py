@@ -30,7 +30,7 @@ from transports.tcp_link import TcpLink
 log = logging.getLogger("transports")
 
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
-UNKNOWN = "an unknown address"
+UNKNOWN = "an unknown peer"
 
 OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
 
@@ -188,7 +188,7 @@ class ListenerHub(Hub):
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:
-                self._warn(connection, "it disconnected without opening a link, as a search for workers does")
+                self._note(connection, "connected and left without opening a link, as a search does", logging.DEBUG)
 
     def _on_tick(self, now: float) -> None:
         for connection in self._by_descriptor.values():
@@ -197,10 +197,13 @@ class ListenerHub(Hub):
                 _shut_connection(connection)
 
     def _warn(self, connection: _Connection, problem: str) -> None:
+        self._note(connection, f"is not a usable peer: {problem}", logging.WARNING)
+
+    def _note(self, connection: _Connection, what: str, level: int) -> None:
         if self._warnings.allows(connection.peer, time.monotonic()):
             count, self._warnings.num_suppressed = self._warnings.num_suppressed, 0
             others = f" ({count} earlier ones not mentioned)" if count else ""
-            log.warning("%s: not a usable peer at %s: %s%s", self.address, connection.peer, problem, others)
+            log.log(level, "%s: %s %s%s", self.address, connection.peer, what, others)
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:

@@ -1,5 +1,6 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -49,6 +50,10 @@ class Screen(Protocol):
         ...
 
 
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
 class Chat:
     """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder in which it is
     saved if the pipeline is lost."""
@@ -61,7 +66,7 @@ class Chat:
         self._usual = self.sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
-        self._pictures = ""  # that go with the next question
+        self._files = ""  # pictures and texts that go with the next question
         self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
         self._last_layout: formatting.Stats | None = None  # the counters at the last /layout
@@ -80,6 +85,7 @@ class Chat:
             "save": self._save,
             "load": self._load,
             "image": self._image,
+            "read": self._read,
         }
 
     @property
@@ -116,8 +122,8 @@ class Chat:
             case Command(name, argument):
                 self._commands[name](argument)
             case _:
-                pictures, self._pictures = self._pictures, ""
-                self._turn(pictures + meant.text)
+                files, self._files = self._files, ""
+                self._turn(files + meant.text)
         return True
 
     def _refuse(self, sentence: str) -> None:
@@ -252,7 +258,9 @@ class Chat:
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
         states = [stage.state for stage in self._llm.health().stages]
-        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states))
+        self._screen.say(
+            formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states, _columns())
+        )
         self._last_layout = now
 
     def _plan(self, argument: str) -> None:
@@ -261,7 +269,8 @@ class Chat:
             return
         try:
             found = self._llm.plan()
-            self._screen.say(found.text)
+            table = "" if found.beside is None else formatting.comparison(found.beside, _columns()) + "\n"
+            self._screen.say(table + found.text)
             if argument and found.is_worth_it:
                 paused = self._llm.recut(found.layout)
                 self._screen.say(f"{self._llm.layout.cut} is in force; loading it took {paused:.1f} s")
@@ -274,7 +283,16 @@ class Chat:
         except (SplitinferError, RuntimeError, ValueError) as error:  # no such home, a null character
             self._refuse(str(error))
         else:
-            self._pictures += marked(str(Path(name).expanduser().absolute()))
+            self._files += marked(str(Path(name).expanduser().absolute()))
+            self._screen.say(f"{name} goes with your next message")
+
+    def _read(self, name: str) -> None:
+        try:
+            text = clean(Path(name).expanduser().read_text(encoding="utf-8"))
+        except (OSError, RuntimeError, ValueError) as error:
+            self._refuse(f"{name} cannot be read: {_reason(error)}")
+        else:
+            self._files += f"{text}\n\n"
             self._screen.say(f"{name} goes with your next message")
 
     def _rescue(self) -> None:

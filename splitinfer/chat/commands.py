@@ -6,6 +6,8 @@ import shutil
 import textwrap
 from dataclasses import dataclass
 
+from splitinfer.core.plain_text import wrapped
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -34,16 +36,21 @@ COMMANDS = {
     "image": Usage("FILE", "show the model a picture with your next message, if it sees pictures"),
     "save": Usage("FILE", "save the conversation as JSON to a new file; its KV stays on disk"),
     "load": Usage("FILE", "continue a saved conversation, with its KV if that is still on disk"),
+    "read": Usage("FILE", "send the text of a file with your next message"),
     "quit": Usage("", "quit; Ctrl-D does the same"),
 }
 
-# The names of other programs.
+# The names of other programs, which work, too.
 _ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset", "regenerate": "retry"}
 
 _WIDTH = 80  # characters of a line of /help, where the terminal has them
-KEYS = """\
-Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
-Text that begins with / is a command; put a space before it to send it as a message."""
+KEYS = (
+    'Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Between """ and """ a '
+    "text may have several lines. Ctrl-C ends an answer.\n"
+    "Text that begins with / is a command; put a space before it to send it as a message. /exit and /bye are /quit, "
+    "/clear and /new are /reset, /regenerate is /retry."
+)
+_QUOTES = '"""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,9 @@ def parse(text: str) -> Say | Command | InvalidInput | None:
         return None
     match = re.fullmatch(r"/([^/\s]*)(?:\s+(.*))?", text, re.DOTALL)
     if match is None:
-        return Say(text)
+        return Say(text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES) if text.startswith(_QUOTES) else text)
     name, argument = match[1].lower(), (match[2] or "").strip()
+    name = _ELSEWHERE.get(name, name)
     if name not in COMMANDS:
         return InvalidInput(_unknown(name))
     usage = COMMANDS[name]
@@ -87,6 +95,16 @@ def parse(text: str) -> Say | Command | InvalidInput | None:
     if not argument and usage.argument == "FILE":
         return InvalidInput(f"/{name} needs a file name: /{name} {usage.argument}")
     return Command(name, argument)
+
+
+def is_open(text: str) -> bool:
+    """Whether Enter begins a new line in it: it begins with three quotation marks, and does not end with three.
+
+    >>> marks = '"' * 3
+    >>> is_open(marks + "one"), is_open(marks + "one" + marks), is_open("one")
+    (True, False, False)
+    """
+    return text.startswith(_QUOTES) and not text[len(_QUOTES) :].rstrip().endswith(_QUOTES)
 
 
 def help_text() -> str:
@@ -98,12 +116,10 @@ def help_text() -> str:
         textwrap.fill(f"{heads[name]:{indent}}{usage.help}", width, subsequent_indent=" " * indent)
         for name, usage in COMMANDS.items()
     ]
-    return "\n".join([*lines, "", KEYS])
+    return "\n".join([*lines, "", wrapped(KEYS, width)])
 
 
 def _unknown(name: str) -> str:
-    if name in _ELSEWHERE:
-        return f"there is no command /{name}; did you mean /{_ELSEWHERE[name]}?"
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5) or [c for c in COMMANDS if name and name in c]
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
     return f"there is no command /{name}; {hint}"

@@ -5,23 +5,27 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.plain_text import duration
+from splitinfer.core.plain_text import duration, seconds
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
 from splitinfer.engine.coordinator.requests import Reading, RequestOutput
 from splitinfer.models.memory import size
+from splitinfer.placement.comparison import Comparison
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
 Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
+_NARROW = 60  # cells of a terminal in which /layout goes without some columns
+_LEAST_CELL = 13  # cells of a column in which words wrap
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
@@ -146,12 +150,14 @@ def layout_table(
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
     legend = {
         "KV": f"KV of the conversation's {held:,} tokens",
-        "free": "free when loaded",
-        "busy": f"busy of {seconds(now['active_seconds'])} at work since the start",
-        "lately": f"lately of {seconds(lately)} since the last look",
+        "free": "free: as it was at the start",
+        "busy": f"busy: share of the {seconds(now['active_seconds'])} spent answering",
+        "lately": f"lately: the same of the {seconds(lately)} since the last look",
     }
     about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
     about += [words for heading, words in legend.items() if heading in columns]
+    for heading in ("where", "weights") if width < _NARROW else ():
+        columns.pop(heading, None)
     return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
 
 
@@ -189,6 +195,21 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
             drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
         drawn.add_row(*map(Text, row))
+    return _as_text(drawn, width)
+
+
+def comparison(found: Comparison, width: int) -> str:
+    """Ways to run a model side by side, in ``width`` cells; below each other where there is no room for that."""
+    if width < _LEAST_CELL * (1 + len(found.headings)):
+        ways = enumerate(found.headings, 1)
+        return "\n".join("\n  ".join([way, *(f"{row[0]}: {row[at]}" for row in found.rows)]) for at, way in ways)
+    drawn = Table("", *found.headings, box=SIMPLE_HEAD, pad_edge=False, header_style="", show_edge=False)
+    for row in found.rows:
+        drawn.add_row(*map(Text, row))
+    return _as_text(drawn, width)
+
+
+def _as_text(drawn: Table, width: int) -> str:
     buffer = io.StringIO()
     Console(file=buffer, width=width, force_terminal=False, color_system=None).print(drawn)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
@@ -235,16 +256,6 @@ def percent(share: float) -> str:
     '41%'
     """
     return f"{100 * share:.0f}%"
-
-
-def seconds(value: float) -> str:
-    """
-    >>> seconds(0.0251), seconds(2.51), seconds(251.2)
-    ('25 ms', '2.5 s', '251 s')
-    """
-    if value < 0.9995:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -87,7 +87,8 @@ class MarkdownStream:
 def drawn(block: str, columns: int) -> str:
     """A block as rich draws it, in this terminal's colours, without the empty lines around it."""
     from rich.console import Console
-    from rich.markdown import Markdown
+
+    from splitinfer.chat.lists import Markdown
 
     buffer = io.StringIO()
     Console(file=buffer, width=columns - 1, force_terminal=True).print(

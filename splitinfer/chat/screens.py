@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.text import Text
 
 from splitinfer.chat import formatting
-from splitinfer.chat.commands import COMMANDS
+from splitinfer.chat.commands import COMMANDS, is_open
 from splitinfer.chat.markdown import MarkdownStream, drawn
 from splitinfer.core.plain_text import without_controls
 from splitinfer.places import state
@@ -189,10 +189,13 @@ class TerminalScreen:
 
 
 def enter(buffer: Buffer) -> None:
-    """The effect of Enter: a backslash at the end of the line becomes a new line, other text is sent unless blank."""
+    """The effect of Enter: a backslash at the end of the line becomes a new line, and text in quotation marks goes on;
+    other text is sent unless blank."""
     if not buffer.text.strip():
         return
-    if buffer.document.current_line_before_cursor.endswith("\\"):
+    if is_open(buffer.text):
+        buffer.insert_text("\n")
+    elif buffer.document.current_line_before_cursor.endswith("\\"):
         buffer.delete_before_cursor()
         buffer.insert_text("\n")
     else:

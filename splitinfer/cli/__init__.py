@@ -24,6 +24,7 @@ from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
 from splitinfer.cli.pair import pair
 from splitinfer.cli.plan import plan
+from splitinfer.cli.running import say
 from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
@@ -84,7 +85,7 @@ def main() -> NoReturn:
         code = command_line()(prog_name="splitinfer", standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # that has printed the help
-            typer.echo(sentence_of(error), err=True)
+            say(sentence_of(error))
         code = error.exit_code
     except typer.Abort:
         code = 1

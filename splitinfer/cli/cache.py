@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from splitinfer.cli.running import say
 from splitinfer.core.plain_text import duration, megabytes
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
@@ -56,7 +57,7 @@ def rm(
         raise typer.BadParameter("name a model, or give --all" if model is None else "give a model or --all, not both")
     names = {None} if model is None else _groups_of(model, folder)
     if not names:
-        typer.echo(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is", err=True)
+        say(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is")
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
     typer.echo(f"removed {sum(n for n, _ in removed):,} files, {megabytes(sum(size for _, size in removed))}")

@@ -12,23 +12,14 @@ import typer
 
 from splitinfer.cli.opening import open_llm
 from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.sampling_defaults import (
-    ANSWER_TOKENS,
-    NOTHING,
-    Origin,
-    Recommended,
-    ResolvedSampling,
-    SamplingChoice,
-)
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
     from splitinfer.llm.automatic import Chosen
-
-_DEMO_TOKENS = 200
 
 
 @with_options
@@ -61,25 +52,18 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
             llm = stack.enter_context(serving(options, access, options.serve, chosen=chosen))
             if is_server(options):
                 stay_open(llm)
+        if llm.layout.model == "demo" and options.max_tokens == ANSWER_TOKENS:
+            choice = replace(choice, base=replace(choice.base, max_tokens=DEMO_TOKENS))
         if text is None:
             from splitinfer.chat import run_chat
 
-            return run_chat(llm, _over(choice, llm.recommended_sampling, llm.layout.model), shutdown.offered_to)
+            return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
         from splitinfer.cli.answer import answer
 
         recommended = NOTHING if options.raw else llm.recommended_sampling
-        params = _over(choice, recommended, llm.layout.model).params
+        params = choice.over(recommended).params
         params = params if form is None else replace(params, grammar=form)
         return answer(llm, text, params, raw=options.raw, as_json=options.as_json, status=options.status)
-
-
-def _over(choice: SamplingChoice, recommended: Recommended, model: str | None) -> ResolvedSampling:
-    """The sampling in force. The demo writes less where nobody says how much: its tales lose their thread."""
-    found = choice.over(recommended)
-    if model != "demo" or found.params.max_tokens != ANSWER_TOKENS:
-        return found
-    params = replace(found.params, max_tokens=_DEMO_TOKENS)
-    return ResolvedSampling(params, {**found.origins, "max_tokens": Origin.DEFAULT})
 
 
 def prompt_of(options: ChatOptions) -> str | None:
@@ -99,9 +83,9 @@ def _with_demo(options: ChatOptions) -> ChatOptions:
     """The options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
     if not sys.stdin.isatty():
         return options  # which are refused: a script means a model
-    typer.echo("No model is named. The built-in demo is a small model that tells tales.", err=True)
+    say("No model is named. The built-in demo is a small model that tells tales.")
     if not typer.confirm("Chat with the demo?", default=True, err=True):
-        typer.echo("Run your own model with: splitinfer chat --model OWNER/MODEL", err=True)
+        say("Run your own model with: splitinfer chat --model OWNER/MODEL")
         raise typer.Exit
     return replace(options, model="demo")
 

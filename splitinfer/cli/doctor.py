@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelOption, Timeout, Verbose
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout as PlainLayout
@@ -37,7 +37,7 @@ def doctor(
             try:
                 found = find_stages(found)
             except WorkerUnreachable as error:  # what is wrong with this machine may be why
-                typer.echo(f"splitinfer: {error}", err=True)
+                say(f"splitinfer: {error}")
                 found, is_missing = None, True
         with errors.status("inspecting this machine") as status:
             code = run_doctor(

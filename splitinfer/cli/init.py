@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
@@ -61,9 +61,10 @@ def _help(near: str | None, port: int) -> int:
     _meet(near, port)
     from splitinfer.cli.serve_worker import serve
 
-    typer.echo(f"From now on, start this worker with: splitinfer worker --host 0.0.0.0 --port {port}", err=True)
-    disk = disk_of(None, DEFAULT_CAP / 1e9)
-    return serve("0.0.0.0", port, shutdown, name=None, model=None, child=False, disk=disk, store=store_of(None, None))
+    say(f"From now on, start this worker with:\n\n    splitinfer worker --host 0.0.0.0 --port {port}\n")
+    disk, store = disk_of(None, DEFAULT_CAP / 1e9), store_of(None, None)
+    given: dict[str, Any] = {"name": None, "model": None, "child": False, "disk": disk, "store": store}
+    return serve("0.0.0.0", port, shutdown, **given, shows_stage=False)  # who is paired needs no line for a layout
 
 
 def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
@@ -79,7 +80,7 @@ def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     options = PipelineOptions(model=model, use_all=uses_all, settings=settings_of({"connect_timeout": _READY}))
     address = str(Endpoint(host, other.port or WORKER_PORT))
     write_planned(options, model, [{"name": other.name, "address": address, "key": other.key}], out)
-    typer.echo(f"The layout is in {out}. Chat with: splitinfer chat --layout {out}", err=True)
+    say(f"The layout is in {out}. Chat with:\n\n    splitinfer chat --layout {out}\n")
     return 0
 
 
@@ -94,18 +95,18 @@ def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
     at = None if near is None else Endpoint.parse(near, PORT)
     meeting, code, typed = Meeting(own, near=[(at.host, at.port)] if at else ()), new_code(), None
     shown = "" if meeting.port == PORT else f" (port {meeting.port})"
-    typer.echo(f"Run `splitinfer init` on both machines.\n\n    this machine's code: {code}{shown}\n", err=True)
+    say(f"Run `splitinfer init` on both machines.\n\n    this machine's code: {code}{shown}\n")
     with meeting.open():
         while True:
             try:
-                typed = ask_code(_read, lambda text: typer.echo(text, err=True), typed)
-                typer.echo("waiting for the other machine; type this one's code there", err=True)
+                typed = ask_code(_read, say, typed)
+                say("waiting for the other machine; type this one's code there")
                 other, found_at = meeting.with_code(code, typed)
             except WrongCode:
-                typer.echo("The codes do not match. Type the other machine's code again; Enter keeps it.", err=True)
+                say("The codes do not match. Type the other machine's code again; Enter keeps it.")
                 continue
             keyring.admit(other.key, other.name)
-            typer.echo(f"paired with {other.name} at {found_at}", err=True)
+            say(f"paired with {other.name} at {found_at}")
             return other, found_at
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
@@ -105,7 +105,7 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
     manifest = done.stored.manifest
     typer.echo(f"copied {megabytes(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
     if done.lacking:
-        typer.echo(f"{reader.peer} lacks another {megabytes(done.lacking)} of it; ask others for those", err=True)
+        say(f"{reader.peer} lacks another {megabytes(done.lacking)} of it; ask others for those")
     return 0
 
 

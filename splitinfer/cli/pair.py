@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 
 
 def pair(
@@ -14,7 +14,7 @@ def pair(
     name: Annotated[str, typer.Option("--name", help="A name for its owner.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Stop admitting it.")] = False,
 ) -> None:
-    """Admit a coordinator to this machine's workers; without a key, print this machine's own and the admitted ones."""
+    """Let another machine use this one's workers; without KEY, show the keys."""
     finish(lambda: _pair(key, name, remove=remove))
 
 
@@ -29,11 +29,11 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
             typer.echo(f"admitted here: {known.key} {known.name}".rstrip())
         return 0
     if remove:
-        typer.echo("it is no longer admitted" if keyring.forget(key) else "it was not admitted", err=True)
+        say("it is no longer admitted" if keyring.forget(key) else "it was not admitted")
         return 0
     keyring.admit(key, name)
-    typer.echo("admitted; running workers know it already", err=True)
+    say("admitted; running workers know it already")
     if key == keyring.own().public:
         why = f"If another machine printed it, that machine {same_key()}."
-        typer.echo(f"It is this machine's own key, which only its own coordinators need. {why}", err=True)
+        say(f"It is this machine's own key, which only its own coordinators need. {why}")
     return 0

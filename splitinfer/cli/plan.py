@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
-from splitinfer.cli.running import finish
-from splitinfer.errors import ConfigError
+from splitinfer.cli.running import finish, say
+from splitinfer.errors import ConfigError, PeerError
 from splitinfer.placement.asked import Aim, Asked
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def plan(
     model: ModelOption = None,
     workers: Annotated[
         str | None,
-        typer.Option("--workers", help=f"The workers that may get layers, {WORKERS_FORM} separated by commas."),
+        typer.Option(
+            "--workers",
+            help=f"The workers that may get layers, {WORKERS_FORM} separated by commas; default: the paired ones.",
+        ),
     ] = None,
     layout: Annotated[
         str | None,
@@ -80,7 +83,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure machines and find the best cuts of a model: for one reader, for many, and for long contexts."""
+    """Does a model fit here, how fast is it, and what do other machines bring? Measures them and finds the best cut."""
 
     def run() -> int:
         from splitinfer.cli.plan_tables import show
@@ -117,6 +120,15 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     return find_layout(layout)
 
 
+def _paired() -> list[dict[str, str]]:
+    """The paired workers that announce themselves now."""
+    from splitinfer.discovery.discover import paired
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+
+    return paired(Keyring().known(), own_versions())
+
+
 def _measured(
     model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
@@ -126,13 +138,22 @@ def _measured(
     from splitinfer.llm.automatic import as_workers, keys_here, measured_profiles, named
 
     name = model or (None if base is None else base.model)
-    if name is None or (base is None and workers is None):
-        raise ConfigError("pass --model with --workers, or --layout: their machines are measured")
-    specs = as_workers(named(workers or ""), keys_here()) if base is None else base.stages[1:]
+    if name is None:
+        raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
+    is_named = workers is not None or base is not None
+    given = named(workers or "") if is_named else _paired()
+    specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,
         connect_timeout=timeout,
     )
+    dtype = "auto" if base is None else base.dtype
     with measuring() as notice:
-        return measured_profiles(name, specs, settings, notice, "auto" if base is None else base.dtype, again=again)
+        try:
+            return measured_profiles(name, specs, settings, notice, dtype, again=again)
+        except PeerError as error:
+            if is_named:
+                raise
+            say(f"{error}. The plan is for this machine alone.")
+            return measured_profiles(name, (), settings, notice, dtype, again=again)

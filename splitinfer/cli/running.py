@@ -2,12 +2,12 @@
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import typer
-
+from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import SplitinferError
 from splitinfer.shutdown import shutdown
 
@@ -35,7 +35,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(f"{self._before}{self.format(record)}\n")
+            sys.stderr.write(f"{self._before}{_fitted(self.format(record))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):  # standard error is closed
             self.handleError(record)
@@ -62,5 +62,14 @@ def finish(run: Callable[[], int], verbose: bool = False, *, info: bool = False)
 def _report(error: Exception, verbose: bool) -> int:
     if verbose:
         logging.getLogger(__name__).error("traceback of the error", exc_info=error)
-    typer.echo(f"splitinfer: {error}", err=True)
+    say(f"splitinfer: {error}")
     return 1
+
+
+def say(text: str) -> None:
+    """Print a text to standard error: wrapped between words on a terminal, as it is elsewhere."""
+    sys.stderr.write(f"{_fitted(text)}\n")
+
+
+def _fitted(text: str) -> str:
+    return wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text

@@ -44,6 +44,7 @@ def serve(
     insecure: bool = False,
     store: ModelStore | None = None,
     announce: bool | None = None,
+    shows_stage: bool = True,
 ) -> int:
     """Serve coordinators until ``shutdown`` begins, and return the process's exit code.
 
@@ -71,7 +72,7 @@ def serve(
         join_group(os.getppid())  # the coordinator divides the memory
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
-        _log_pairing(worker.name, at.port, keys)
+        _log_pairing(worker.name, at.port, keys, shows_stage=shows_stage)
     elif not is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
@@ -145,12 +146,13 @@ def _numeric(host: str) -> str:
         return bare
 
 
-def _log_pairing(name: str, port: int, keys: Keyring) -> None:
+def _log_pairing(name: str, port: int, keys: Keyring, *, shows_stage: bool) -> None:
     """Log the stage's line for the layout, and which coordinators are admitted."""
-    log.info(
-        "this worker's stage in the layout: {name: %s, layers: ..., address: %s, key: %s}",
-        name, Endpoint(machine_name(), port), keys.own().public,
-    )  # fmt: skip
+    if shows_stage:
+        log.info(
+            "this worker's stage in the layout: {name: %s, layers: ..., address: %s, key: %s}",
+            name, Endpoint(machine_name(), port), keys.own().public,
+        )  # fmt: skip
     count = len(keys.known())
     if count == 0:
         log.warning(

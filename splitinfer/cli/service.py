@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say
 from splitinfer.cli.worker import worker
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
@@ -79,11 +79,11 @@ def _install(words: tuple[str, ...], *, force: bool) -> int:
     manager = manager_of(place)
     definition = Definition((find_executable(), *words), carried(place.environment))
     if not install(definition, manager, place, force=force):
-        typer.echo(f"the {NAME} runs already, with these options; --force starts it anew", err=True)
+        say(f"the {NAME} runs already, with these options; --force starts it anew")
         return 0
-    typer.echo(f"the {NAME} runs; its log: {manager.log}", err=True)
+    say(f"the {NAME} runs; its log: {manager.log}")
     for sentence in (*_reach(words), *manager.advice()):
-        typer.echo(f"note: {sentence}", err=True)
+        say(f"note: {sentence}")
     return 0
 
 
@@ -128,5 +128,5 @@ def _remove() -> int:
     from splitinfer.service.place import here
 
     was_there = take_away(manager_of(here()))
-    typer.echo(f"the {NAME} is {'removed' if was_there else 'not installed'}", err=True)
+    say(f"the {NAME} is {'removed' if was_there else 'not installed'}")
     return 0

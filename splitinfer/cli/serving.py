@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-import typer
-
 from splitinfer.cli.opening import DRAIN_SECONDS, Draining, closing_of, open_llm
 from splitinfer.cli.options import PipelineOptions
+from splitinfer.cli.running import say
 from splitinfer.cli.several import entries_of
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.residents import Bounds
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
+_MANY = 1024  # connections; a limit below is worth a word
 _LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 
 
@@ -109,7 +109,7 @@ def serving(
         server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
         servers.append(server)
         try:
-            typer.echo(_sentence(llm, name, _url(access, server), gate), err=True)
+            say(_sentence(llm, name, _url(access, server), gate))
             yield llm
         finally:
             server.close()
@@ -155,10 +155,10 @@ def serving_several(
         stack.callback(server.close)
         if spans is not None:
             stack.callback(spans.close)
-        typer.echo(_sentence(llm, first.name, _url(access, server), gate), err=True)
+        say(_sentence(llm, first.name, _url(access, server), gate))
         if len(entries) > 1:
             names = ", ".join(each.name for each in entries[1:])
-            typer.echo(f"also served, and loaded when asked for: {names}", err=True)
+            say(f"also served, and loaded when asked for: {names}")
         yield
 
 
@@ -191,7 +191,10 @@ def _room_for(num_connections: int) -> int:
     if room >= num_connections + _OTHER_FILES:
         return num_connections
     most = max(1, room - _OTHER_FILES)
-    log.warning("%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
+    level = logging.WARNING if most < _MANY else logging.DEBUG
+    log.log(
+        level, "%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}"
+    )
     return most
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import finish
 from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.layout import BY_UP
+from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,7 +154,7 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
     began, path = time.monotonic(), _layout_file()
     chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
-    return chosen
+    return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
 
 
 def _layout_file() -> Path:
@@ -165,9 +168,10 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    seconds = "" if began is None else f"  [dim]{time.monotonic() - began:.1f} s[/dim]"
+    line += "" if began is None else f"  {time.monotonic() - began:.1f} s"
+    shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
-    errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
+    errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)
 
 
 # ----- down and status -----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from splitinfer.errors import ConfigError, LayoutError
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 UNNAMED = "(unnamed)"  # the name of a layout without a file
+BY_UP = "(up)"  # of one whose workers `splitinfer up` has started
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")

@@ -15,6 +15,7 @@ RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``SamplingParams`` that a generation config may set."""
 
 ANSWER_TOKENS = 2048
+DEMO_TOKENS = 200  # beyond, the demo's tales are nonsense
 """The token limit of an answer where nobody says one: on the command line, in the REPL and on the page."""
 
 SETTABLE = (*RECOMMENDABLE, "max_tokens")
@@ -135,7 +136,7 @@ class ResolvedSampling:
 
     def origin_of(self, name: str) -> Origin:
         """Where the value of one of ``SETTABLE`` comes from."""
-        usual = Origin.DEFAULT if self.params.max_tokens == ANSWER_TOKENS else Origin.OPTION
+        usual = Origin.DEFAULT if self.params.max_tokens in (ANSWER_TOKENS, DEMO_TOKENS) else Origin.OPTION
         return self.origins.get(name, usual)
 
 

@@ -15,11 +15,10 @@ COLUMNS = ("worker", "address", "by", "key fingerprint", "machine")
 _NO_INTERFACE = "this machine has no network interface that is up: connect a cable or Wi-Fi"
 _START = "on the worker's machine, run `splitinfer worker --host 0.0.0.0` (without --no-announce), and look again"
 _BLOCKED = (
-    "if one runs there, multicast DNS (UDP port 5353) does not get through: a firewall on either machine, a Wi-Fi that "
-    "keeps its devices apart (client isolation), a VPN, or on macOS a program without the permission for the local "
-    "network"
+    "if one runs there, something blocks the search: a firewall on either machine (UDP port 5353), a Wi-Fi that keeps "
+    "its devices apart, a VPN, or on a Mac the missing permission for the local network"
 )
-_BY_HAND = "an address always works: tcp://HOST:5577 in the layout, or HOST.local if the system resolves that"
+_BY_HAND = "an address always works: `--workers HOST.local`, or `address: HOST` in a layout"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,7 @@ class Prompts:
         if len(tokens) >= context_length:
             most = self._checkpoint.context_length
             more = f"; the model has {most:,} (see --context)" if most > context_length else ""
-            raise ContextExceeded(
-                f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
-                f"the answer's first token included{more}"
-            )
+            raise ContextExceeded(f"the prompt has {len(tokens):,} tokens; at most {context_length - 1:,} fit{more}")
         size = self._num_embeddings
         bad = next((t for t in tokens if not 0 <= t < size), None)
         if bad is not None:

@@ -59,6 +59,12 @@ class Costs:
         points = tuple((rows, factor * seconds) for rows, seconds in self.points)
         return Costs(points, factor * self.decode, factor * self.chunk)
 
+    def slowest(self, other: "Costs") -> "Costs":
+        """The costs of both at the same time: of each number of rows the larger."""
+        rows = sorted({each for each, _ in (*self.points, *other.points)})
+        points = tuple((n, max(self.rows(n), other.rows(n))) for n in rows)
+        return Costs(points, max(self.decode, other.decode), max(self.chunk, other.chunk))
+
     def plus(self, other: "Costs", most_rows: int | None = None) -> "Costs":
         """The costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""
         most, rows = most_rows or 2**62, {each for each, _ in (*self.points, *other.points)}

@@ -29,12 +29,14 @@ VERSION = 3  # of what is remembered
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer. ``kind``: layers of one kind cost the same. Bytes: of its weights as loaded, and of its KV for each
-    token, and for each sequence of any length (``models.memory.Need``)."""
+    token, and for each sequence of any length (``models.memory.Need``). ``sums``: those of a step, if this is a rank's
+    part of a layer."""
 
     kind: str
     weights: int
     kv_per_token: int = 0
     kv_fixed: int = 0
+    sums: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ModelProfile:
     hidden_row: bytes of one row of hidden states on a link.
     context_length: tokens that the model was trained for.
     draft: the drafter, if there is one.
+    half: what each of two ranks would hold, if the layers are divided between two machines; ``None``: unknown, or they
+        cannot be, for the reason ``why_whole``.
     """
 
     name: str
@@ -71,6 +75,8 @@ class ModelProfile:
     hidden_row: int = 0
     context_length: int = 2**20
     draft: DraftProfile | None = None
+    half: "ModelProfile | None" = None
+    why_whole: str = ""
 
     @property
     def num_layers(self) -> int:
@@ -116,6 +122,7 @@ class MachineProfile(Numbers):
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
     launches_ahead: whether its device computes while the host goes on.
+    across: the names of the two machines, if these are one stage (``placement.pairs``).
     """
 
     name: str
@@ -129,6 +136,12 @@ class MachineProfile(Numbers):
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
     launches_ahead: bool = False
+    across: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The names of the machines that it is: its own, or those of both."""
+        return self.across or (self.name,)
 
     def slower(self, factor: float) -> Self:
         """The same machine where everything takes ``factor`` times as long."""
@@ -145,12 +158,14 @@ class MachineProfile(Numbers):
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
     """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too many
-    to be measured)."""
+    to be measured). ``sums``: seconds of a sum of both machines' hidden states by their rows, where that was
+    measured."""
 
     source: str
     target: str
     latency: float
     bytes_per_second: float = math.inf
+    sums: Costs = Costs()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ Layers of one kind also run the same code, so a stage can be tried by a few of i
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
@@ -27,6 +28,7 @@ from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
+from splitinfer.models.divided import alone, why_whole
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.layers import find_layers
 from splitinfer.models.loader import check_format, kv_need
@@ -76,6 +78,34 @@ def describe(
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
+    return _described(model, checkpoint, name, kv_format)
+
+
+def with_half(
+    profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
+) -> ModelProfile:
+    """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided.
+
+    Raises:
+        ModelError: as ``describe``.
+    """
+    model = build_model(checkpoint, placeholders_of(checkpoint), dtype)
+    if why := why_whole(model):
+        return replace(profile, why_whole=why)
+    with alone() as sums:
+        found = _described(model, checkpoint, profile.name, kv_format)
+        layers, num_sums = found.profile.layers, dict[str, int]()
+        for place, layer in enumerate(layers):
+            if layer.kind not in num_sums:
+                stage = StageModel(found.model, place, place + 1, found.structure)
+                sums.clear()
+                stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
+                num_sums[layer.kind] = len(sums)
+    halves = tuple(replace(layer, sums=num_sums[layer.kind]) for layer in layers)
+    return replace(profile, half=replace(found.profile, layers=halves))
+
+
+def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: KVFormat | None) -> DescribedModel:
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
     check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)

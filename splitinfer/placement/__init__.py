@@ -7,5 +7,6 @@ cuts        cuts and orders of machines, all of them or on a grid
 memory      whether a cut fits, the longest context, and what is lacking
 formulas    the figures of a cut
 plan        the best cut for each aim
+comparison  this machine alone beside the best cuts: a table, and one sentence
 document    a plan in sentences, as a layout file, and as plain numbers
 """

@@ -15,7 +15,8 @@ MOST = 20_000  # cuts that are screened one by one
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``machines``: the stages' places among the profiles, the coordinator's 0 first; ``layers``: their numbers."""
+    """``machines``: the stages' places among the profiles, the coordinator's 0, or that of a pair with it, first;
+    ``layers``: their numbers."""
 
     machines: tuple[int, ...]
     layers: tuple[int, ...]
@@ -33,16 +34,25 @@ class Cut:
             start += count
 
 
-def orders(num_machines: int, num_layers: int, *, uses_all: bool) -> list[tuple[int, ...]]:
+def orders(
+    num_machines: int, num_layers: int, *, uses_all: bool, pairs: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, ...]]:
     """The orders of machines: 0 first, and the others, all or some of them, in any order; none has more machines than
-    there are layers.
+    there are layers. ``pairs``: machines that may be one stage; each pair's place follows those of the machines.
 
-    >>> orders(3, 66, uses_all=True), orders(2, 66, uses_all=False)
-    ([(0, 1, 2), (0, 2, 1)], [(0,), (0, 1)])
+    >>> orders(3, 66, uses_all=True), orders(2, 66, uses_all=False, pairs=[(0, 1)])
+    ([(0, 1, 2), (0, 2, 1)], [(0,), (0, 1), (2,)])
     """
     most = min(num_machines, num_layers) - 1
     counts = [num_machines - 1] if uses_all else range(most + 1)
-    return [(0, *rest) for count in counts if count <= most for rest in permutations(range(1, num_machines), count)]
+    found = [(0, *rest) for count in counts if count <= most for rest in permutations(range(1, num_machines), count)]
+    return found + [
+        (*order[:at], place, *order[at + 2 :])
+        for order in found
+        for at in range(len(order) - 1)
+        for place, pair in enumerate(pairs, num_machines)
+        if order[at : at + 2] == pair
+    ]
 
 
 def stride_of(all_orders: Sequence[tuple[int, ...]], num_layers: int, most: int = MOST) -> int:

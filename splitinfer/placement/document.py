@@ -9,13 +9,15 @@ import yaml
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.link_transport import OVER_TCP
+from splitinfer.core.plain_text import seconds
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.cuts import Cut, on_grid, orders, stride_of
+from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.plan import Best, Figures, Plan
+from splitinfer.placement.pairs import sums_of_token, with_pairs
+from splitinfer.placement.plan import Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
 _GB = 1e9
@@ -30,42 +32,61 @@ def name_in_words(profiles: Profiles, cut: Cut) -> str:
     return ", ".join(f"{name} {count}" for name, count in zip(names, cut.layers, strict=True))
 
 
-def figures_in_words(figures: Figures, asked: Asked) -> Iterator[str]:
-    """The figures of a cut, as lines."""
-    with_drafts, of_many = "", ""
-    if figures.one_with_drafts is not None and figures.many_with_drafts is not None:
-        with_drafts = f", {figures.one_with_drafts:.3g} with drafts of which {asked.acceptance:.0%} are right"
-        of_many = f", {figures.many_with_drafts:.3g} with drafts"
-    yield f"Expected: {figures.one:.3g} tokens a second of one stream{with_drafts};"
-    yield f"{figures.many:.3g} of {asked.streams} streams{of_many};"
-    yield f"{figures.ttft:.3g} s to the first token of a prompt of 4,096; up to {figures.longest:,} tokens of context."
-
-
 def why(plan: Plan, best: Best) -> Iterator[str]:
     """What each stage takes, who gets no layers, and what memory forces: a few sentences."""
     machines, cut = plan.profiles.machines, best.cut
-    seconds = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
-    times = (f"{1000 * each:.3g} ms on {machines[m].name}" for each, m in zip(seconds, cut.machines, strict=True))
-    what = "A step of one group of streams" if best.aim is Aim.THROUGHPUT else "A token"
-    yield f"{what} takes {', '.join(times)}."
-    for i, machine in enumerate(machines):
-        if i not in cut.machines:
+    found = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
+    times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
+    what = "Each step of one group of chats" if best.aim is Aim.THROUGHPUT else "Each token"
+    yield f"{what}: {', '.join(times)}."
+    used = {name for m in cut.machines for name in machines[m].ranks}
+    for machine in machines:
+        if not machine.across and machine.name not in used:
             yield f"{machine.name} gets no layers: the cut would be no better for it."
     if best.faster is not None:
         lacks = Memory(plan.profiles, plan.asked).lacks(best.faster, plan.asked.context, plan.asked.sequences(best.aim))
         lack, place = max((lack, place) for place, lack in lacks.items())
         faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
-    for a, b in hop_ends(cut):
-        if a != b and plan.profiles.link(machines[a].name, machines[b].name) is None:
-            yield f"The link from {machines[a].name} to {machines[b].name} counts as the slowest that was measured."
+    within = [machines[m].across for m in cut.machines if machines[m].across]
+    for a, b in [(machines[a].ranks[0], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
+        if a != b and plan.profiles.link(a, b) is None:
+            yield f"The link from {a} to {b} counts as the slowest that was measured."
+    yield from compared(plan, best)
+
+
+def compared(plan: Plan, best: Best) -> Iterator[str]:
+    """Whether two machines as one stage are faster than the layers cut between them: one sentence with the figures of
+    both, or with the reason why they cannot be one."""
+    ways, machines = plan.ways.get(best.aim, Ways()), plan.profiles.machines
+    shared, cut = ways.tensor_parallel, ways.pipeline or ways.alone
+    if plan.profiles.model.why_whole and len(machines) > 1:
+        yield f"Tensor parallel is not possible: {plan.profiles.model.why_whole}"
+    elif shared is not None and cut is not None:
+        pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
+        sums = 1000 * sums_of_token(plan.profiles, pair)
+        verdict = "is faster" if best.cut == shared.cut else "would not be clearly faster"
+        other = "one machine" if len(cut.cut.machines) == 1 else "a pipeline"
+        yield (
+            f"Tensor parallel {verdict}: {_rates(shared)} tokens a second; {other} {_rates(cut)}; "
+            f"over this link sums cost {sums:.3g} ms a token."
+        )
+
+
+def _rates(best: Best) -> str:
+    """Tokens per second of a cut, without and with drafts."""
+    figures = best.figures
+    plain, drafted = figures.one, figures.one_with_drafts
+    if best.aim is Aim.THROUGHPUT:
+        plain, drafted = figures.many, figures.many_with_drafts
+    return f"{plain:.3g}" if drafted is None else f"{plain:.3g}, with drafts {drafted:.3g}"
 
 
 def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
     """What is lacking where no cut meets an aim, and what would make room."""
     context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
-    memory, num_layers = Memory(profiles, asked), profiles.model.num_layers
-    every = orders(len(profiles.machines), num_layers, uses_all=asked.uses_all)
+    profiles = with_pairs(profiles)
+    memory, num_layers, every = Memory(profiles, asked), profiles.model.num_layers, orders_of(profiles, asked)
     cuts = list(on_grid(every, num_layers, stride_of(every, num_layers)))
     lacking = min(sum(max(0, lack) for lack in memory.lacks(cut, context, sequences).values()) for cut in cuts)
     what = "a sequence" if sequences == 1 else f"{sequences} streams"
@@ -79,8 +100,14 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Bytes as GB of 10^9, with three digits."""
-    return f"{num_bytes / _GB:.3g} GB"
+    """Bytes as GB of 10^9, with three digits; small numbers as MB.
+
+    >>> gigabytes(20.48e6), gigabytes(21.04e9), gigabytes(5.35e12)
+    ('20.5 MB', '21 GB', '5,350 GB')
+    """
+    if abs(num_bytes) < 0.1 * _GB:
+        return f"{num_bytes / 1e6:.3g} MB"
+    return f"{num_bytes / _GB:.3g} GB" if num_bytes < 999 * _GB else f"{num_bytes / _GB:,.0f} GB"
 
 
 # -- a layout file -------------------------------------------------------------------------------
@@ -108,14 +135,6 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
         return spec
     spec = replace(spec, address=machine.address, key=machine.key)
     return spec if known is None else replace(spec, codec=known.codec, link_transport=known.link_transport)
-
-
-def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
-    """The layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
-    return text_of(
-        layout_of(plan, best, base),
-        [f"Planned for {best.aim}.", *figures_in_words(best.figures, plan.asked), *why(plan, best), origin],
-    )
 
 
 def text_of(layout: Layout, comments: Iterable[str]) -> str:
@@ -164,7 +183,7 @@ def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
     """A plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
     return {
         "model": plan.profiles.model.name,
-        "machines": [machine.name for machine in plan.profiles.machines],
+        "machines": [machine.name for machine in plan.profiles.machines if not machine.across],
         "asked": asdict(plan.asked),
         "tried": plan.tried,
         "best": {str(aim): _best_as_dict(plan, best) for aim, best in plan.best.items()},
@@ -176,7 +195,12 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
     machines, memory = plan.profiles.machines, Memory(plan.profiles, plan.asked)
     return {
         "stages": [
-            {"name": machines[m].name, "layers": end - start, "weights": memory.weights(start, end)}
+            {
+                "name": machines[m].name,
+                "layers": end - start,
+                "weights": memory.weights(start, end, is_half=bool(machines[m].across)),
+                **({"across": list(machines[m].across)} if machines[m].across else {}),
+            }
             for m, start, end in best.cut.stages()
         ],
         "figures": asdict(best.figures),

@@ -45,6 +45,7 @@ class Formulas:
         draft = self._model.draft
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
+        self._calls = [call_of(profiles, machine) for machine in profiles.machines]
 
     # -- one stream ----------------------------------------------------------------------------
 
@@ -131,13 +132,16 @@ class Formulas:
     def _passing(self, cut: Cut, rows: int) -> float:
         """Seconds of the hops: with hidden states from stage to stage, with little from the last to the first."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
-        return sum(latency + per_row * rows for latency, per_row in forward) + back[0]
+        return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + self._calls[cut.machines[0]]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
     """Seconds of a round of drafts for one sequence, and for each further one, where the machine ``last`` has the last
-    stage. A drafter there costs as much as layers of its bytes, and the head, for its rows."""
-    first, machine, draft = profiles.machines[0], profiles.machines[last], profiles.model.draft
+    stage. A drafter there costs as much as layers of its bytes, and the head, for its rows; of two machines that are
+    one stage, each has all of it."""
+    of_rank = profiles.machines[last].ranks[0]
+    machine = next(machine for machine in profiles.machines if machine.name == of_rank)
+    first, draft = profiles.machines[0], profiles.model.draft
     if draft is None or draft.like is None:
         return first.draft, first.draft_more
     weights = next(layer.weights for layer in profiles.model.layers if layer.kind == draft.like)
@@ -160,12 +164,25 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
-    """Seconds of the hop from one machine to another, and for each row of hidden states. A link that was not measured
-    is taken to be like the slowest that was."""
-    if source == target:
+    """Seconds of the hop from one machine to another, and for each row of hidden states. The first of two machines that
+    are one stage sends and receives for both."""
+    a, b = (profiles.machines[place].ranks[0] for place in (source, target))
+    if a == b:
         return 0.0, 0.0
-    link = profiles.link(profiles.machines[source].name, profiles.machines[target].name)
+    latency, bandwidth = link_of(profiles, a, b)
+    return latency, profiles.model.hidden_row / bandwidth
+
+
+def call_of(profiles: Profiles, first: MachineProfile) -> float:
+    """Seconds until a step that the coordinator sends to the first stage is on each of its machines."""
+    here = profiles.machines[0].name
+    return max(0.0 if name == here else link_of(profiles, here, name)[0] for name in first.ranks)
+
+
+def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:
+    """Seconds of latency one way, and bytes a second. A link that was not measured is taken to be like the slowest that
+    was."""
+    link = profiles.link(source, target)
     known = profiles.links if link is None else (link,)
     latency = max((each.latency for each in known), default=_UNKNOWN[0])
-    bandwidth = min((each.bytes_per_second for each in known), default=_UNKNOWN[1])
-    return latency, profiles.model.hidden_row / bandwidth
+    return latency, min((each.bytes_per_second for each in known), default=_UNKNOWN[1])

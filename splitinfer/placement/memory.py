@@ -17,7 +17,7 @@ from math import ceil
 from splitinfer.core.kv.budget import BLOCK, STAGE_MARGIN, KVBudget, KVUse, StageKV
 from splitinfer.core.kv.growth import spare
 from splitinfer.core.layout import LOCAL
-from splitinfer.machine.profile import Profiles
+from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
 
@@ -27,16 +27,14 @@ class Memory:
 
     def __init__(self, profiles: Profiles, asked: Asked) -> None:
         self._model, self._machines, self._asked = profiles.model, profiles.machines, asked
-        layers = self._model.layers
-        self._weights = _sums(layer.weights for layer in layers)
-        self._per_token = _sums(layer.kv_per_token for layer in layers)
-        self._fixed = _sums(layer.kv_fixed for layer in layers)
-        self._host_of = [0 if machine.address == LOCAL else i for i, machine in enumerate(self._machines)]
+        self._whole = _Layers(self._model)
+        self._half = self._whole if self._model.half is None else _Layers(self._model.half)
+        self._host_of = {each.name: 0 if each.address == LOCAL else i for i, each in enumerate(self._machines)}
 
-    def weights(self, start: int, end: int, context: int = 0) -> int:
-        """Bytes of the weights of the layers [start, end), with a drafter and its KV of ``context`` tokens where the
-        stage has one."""
-        weights = self._weights[end] - self._weights[start] + self._model.beside_layers(start, end)
+    def weights(self, start: int, end: int, context: int = 0, *, is_half: bool = False) -> int:
+        """Bytes of the weights of the layers [start, end), or of a rank's half of them, with a drafter and its KV of
+        ``context`` tokens where the stage has one."""
+        weights = (self._half if is_half else self._whole).bytes_of(start, end)
         if self._asked.acceptance is None:
             return weights
         own, per_token = self._model.drafter(start, end)
@@ -49,13 +47,14 @@ class Memory:
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         for machine, start, end in cut.stages():
-            host, own = self._host_of[machine], self.weights(start, end, context)
-            per_token = self._per_token[end] - self._per_token[start]
-            fixed = self._fixed[end] - self._fixed[start]
-            alone = fixed + per_token * (context + spare(context)) + self._machines[machine].scores * context
-            weights[host] = weights.get(host, 0) + own
-            to_load[host] = to_load.get(host, 0) + own + alone + STAGE_MARGIN
-            kv.setdefault(host, []).append(StageKV(0, per_token, fixed).bytes_of(use))
+            profile = self._machines[machine]
+            own = self.weights(start, end, context, is_half=bool(profile.across))
+            fixed, per_token = (self._half if profile.across else self._whole).kv_of(start, end)
+            alone = fixed + per_token * (context + spare(context)) + profile.scores * context
+            for host in (self._host_of[name] for name in profile.ranks):
+                weights[host] = weights.get(host, 0) + own
+                to_load[host] = to_load.get(host, 0) + own + alone + STAGE_MARGIN
+                kv.setdefault(host, []).append(StageKV(0, per_token, fixed).bytes_of(use))
         return {
             host: max(to_load[host], own + ceil(len(kv[host]) * max(kv[host]) / self._asked.kv_share))
             - max(0, self._machines[host].free_bytes - self._asked.spare_bytes)
@@ -77,6 +76,24 @@ class Memory:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(cut, middle * BLOCK, 1) else (low, middle)
         return low * BLOCK
+
+
+class _Layers:
+    """The bytes of a model's layers, or of a rank's half of them."""
+
+    def __init__(self, model: ModelProfile) -> None:
+        self._model = model
+        self._weights = _sums(layer.weights for layer in model.layers)
+        self._per_token = _sums(layer.kv_per_token for layer in model.layers)
+        self._fixed = _sums(layer.kv_fixed for layer in model.layers)
+
+    def bytes_of(self, start: int, end: int) -> int:
+        """Of the weights of a stage of the layers [start, end)."""
+        return self._weights[end] - self._weights[start] + self._model.beside_layers(start, end)
+
+    def kv_of(self, start: int, end: int) -> tuple[int, int]:
+        """Of their KV, for a sequence of any length and for each token."""
+        return self._fixed[end] - self._fixed[start], self._per_token[end] - self._per_token[start]
 
 
 def _sums(values: Iterable[int]) -> list[int]:

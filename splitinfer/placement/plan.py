@@ -2,7 +2,7 @@
 better: one more that can fail is to be worth something."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
 
@@ -12,9 +12,11 @@ from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
 from splitinfer.placement.cuts import Cut, near, on_grid, orders, stride_of
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
+from splitinfer.placement.pairs import pairs_of, with_pairs
 
 _WORTH = 0.99  # of the best figure, that fewer machines may have
 _AS_LONG = 0.99  # of the longest context
+_CLEARLY = 1.1  # times as good: two machines as one stage
 _WIDER = 16  # cuts of a grid that are looked around, the best
 
 
@@ -46,33 +48,55 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """The best cut for an aim of each way to use the machines; ``None`` where none fits. ``alone``: all layers on the
+    coordinator; ``pipeline``: each layer on one of several machines; ``tensor_parallel``: two machines are one stage,
+    alone or in a pipeline."""
+
+    alone: Best | None = None
+    pipeline: Best | None = None
+    tensor_parallel: Best | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """``best``: by aim; an aim is missing where nothing fits that meets it. ``tried``: how many cuts were."""
+    """``best``: by aim; an aim is missing where nothing fits that meets it. ``tried``: how many cuts were.
+    ``ways``: the best cut of each way to use the machines. ``profiles``: with each pair that may be one stage."""
 
     profiles: Profiles
     asked: Asked
     best: Mapping[Aim, Best]
     tried: int
+    ways: Mapping[Aim, Ways] = field(default_factory=dict)
 
 
 class Planner:
     """Finds the best of ``cuts``, or of all cuts, and remembers what it has computed of each."""
 
     def __init__(self, profiles: Profiles, asked: Asked, cuts: Sequence[Cut] | None = None) -> None:
+        profiles = with_pairs(profiles)
         self.profiles, self.asked = profiles, asked
         self.memory, self.formulas = Memory(profiles, asked), Formulas(profiles, asked)
         self.score = cache(self._score)
         self.cuts = self._every_cut() if cuts is None else list(cuts)
+        self._shared = [cut for cut in self.cuts if self._num_machines(cut) > len(cut.machines)]
+        self._by_layers = [cut for cut in self.cuts if self._num_machines(cut) == len(cut.machines)]
 
     def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
         """The best cut for each aim."""
+        aims = tuple(aims)
         best = {aim: found for aim in aims if (found := self.best(aim)) is not None}
-        return Plan(self.profiles, self.asked, best, len(self.cuts))
+        return Plan(self.profiles, self.asked, best, len(self.cuts), {aim: self.ways(aim) for aim in aims})
+
+    def ways(self, aim: Aim) -> Ways:
+        """The best cut for an aim of each way."""
+        alone = [cut for cut in self._by_layers if len(cut.machines) == 1]
+        several = [cut for cut in self._by_layers if len(cut.machines) > 1]
+        return Ways(*(self._best_of(aim, cuts) for cuts in (alone, several, self._shared)))
 
     def _every_cut(self) -> list[Cut]:
         """Every cut and order, or where there are too many those on a grid and those near the best of them."""
-        num_layers = self.profiles.model.num_layers
-        every = orders(len(self.profiles.machines), num_layers, uses_all=self.asked.uses_all)
+        num_layers, every = self.profiles.model.num_layers, orders_of(self.profiles, self.asked)
         stride = stride_of(every, num_layers)
         found = dict.fromkeys(on_grid(every, num_layers, stride))
         for aim in Aim if stride > 1 else ():
@@ -86,15 +110,31 @@ class Planner:
 
     def best(self, aim: Aim) -> Best | None:
         """The best cut for an aim; ``None`` if none fits."""
-        ranked = self._ranked(aim, self.cuts)
+        return self._better(self._best_of(aim, self._by_layers), self._best_of(aim, self._shared))
+
+    def _better(self, by_layers: Best | None, shared: Best | None) -> Best | None:
+        """The better of two, where two machines as one stage have to be clearly so: what their sums cost is known less
+        well, and both stop where one does."""
+        if by_layers is None or shared is None:
+            return by_layers or shared
+        aim, lengths = shared.aim, (by_layers.figures.longest, shared.figures.longest)
+        if aim is Aim.CONTEXT and min(lengths) < _AS_LONG * max(lengths):
+            return by_layers if lengths[0] > lengths[1] else shared
+        return shared if self.score(aim, shared.cut) > _CLEARLY * self.score(aim, by_layers.cut) else by_layers
+
+    def _best_of(self, aim: Aim, cuts: Sequence[Cut]) -> Best | None:
+        ranked = self._ranked(aim, cuts)
         if not ranked:
             return None
         enough = _WORTH * self.score(aim, ranked[0])
-        cut = min((cut for cut in ranked if self.score(aim, cut) >= enough), key=lambda cut: len(cut.machines))
-        free = max(self.cuts, key=lambda each: self.score(aim, each))
+        cut = min((cut for cut in ranked if self.score(aim, cut) >= enough), key=self._num_machines)
+        free = max(cuts, key=lambda each: self.score(aim, each))
         if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
             return Best(aim, cut, self.figures(cut))
         return Best(aim, cut, self.figures(cut), free, self.score(aim, free) / self.score(aim, cut))
+
+    def _num_machines(self, cut: Cut) -> int:
+        return sum(len(self.profiles.machines[place].ranks) for place in cut.machines)
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
         """The cuts that meet an aim's need of memory, the best first; for the context those with the longest one."""
@@ -128,6 +168,12 @@ class Planner:
             one_with_drafts=None if a is None else formulas.one(cut, a),
             many_with_drafts=None if a is None else formulas.many(cut, a),
         )
+
+
+def orders_of(profiles: Profiles, asked: Asked) -> list[tuple[int, ...]]:
+    """The orders of machines that a plan may choose from, those with a pair as one stage among them."""
+    num_machines, pairs = pairs_of(profiles)
+    return orders(num_machines, profiles.model.num_layers, uses_all=asked.uses_all, pairs=pairs)
 
 
 def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:

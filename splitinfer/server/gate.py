@@ -73,12 +73,12 @@ class Gate:
         if host is None:  # HTTP/1.0, which no browser speaks: a load balancer's look at /health
             host = "localhost"
         if name_of(host) not in (*_LOCAL_NAMES, *self.hosts) or _HOST.fullmatch(host) is None:
-            raise Problem(403, f"this server is not called {host!r:.60}; names are given with --allow-host")
+            raise Problem(403, f"host {host!r:.60} is not allowed; to allow it: --allow-host NAME")
         origin = facts.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.allows(origin):
-            raise Problem(403, f"pages of {origin!r:.60} may not use this server; see --cors")
+            raise Problem(403, f"requests from web pages at {origin!r:.60} are blocked; to allow them: --cors ORIGIN")
         if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES and not _is_link(facts):
-            raise Problem(403, "pages of other sites may not use this server; see --cors")
+            raise Problem(403, "requests from web pages of other sites are blocked; to allow them: --cors ORIGIN")
         if facts.method in _WITH_BODY and not _is_json(facts.headers):
             raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
 

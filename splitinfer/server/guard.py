@@ -116,10 +116,11 @@ class Guard:
             self._bodies.held -= state["size"]
             self._note(ignored)
             status = CLIENT_GONE if state.get("has_left") else answered.status
-            if log.isEnabledFor(logging.INFO):
+            level = logging.DEBUG if facts.path.startswith("/page/") else logging.INFO  # a look at the page is 30 files
+            if log.isEnabledFor(level):
                 who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
                 usage = state["answer"].usage if "answer" in state else None
-                log.info("%s", line(request_id, who, facts.method, facts.path, status, usage, seconds))
+                log.log(level, "%s", line(request_id, who, facts.method, facts.path, status, usage, seconds))
             self._ended(state.get("route", OTHER), status)
 
     def _note(self, ignored: Ignored) -> None:

@@ -53,7 +53,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PAGE = Path(__file__).parent / "hostile.html"
 _ATTACKER, _REBOUND = "attacker.example", "rebound.example"
 _SECONDS = 180.0
-_REFUSAL = "this server is not called"  # what a page of a rebound name reads, as it is of the same origin
+_REFUSAL = "is not allowed; to allow it"  # what a page of a rebound name reads, as it is of the same origin
 _USER = ApiKey("laptop", digest("bought with this"))
 
 

@@ -72,8 +72,8 @@ def init(campaign: "Campaign") -> None:
         codes = [CODE.search(evening.sees(each, CODE.pattern + r"(?s:.*):")) for each in (there, here)]
         for terminal, code in zip((here, there), codes, strict=True):
             evening.types(terminal, code[1] if code else "no code")
-        said = evening.sees(here, r"Chat with: splitinfer chat --layout demo-pair.yaml")
-        expected = re.search(r"Expected: (\S+) tokens a second", said)
+        said = evening.sees(here, r"Chat with:\s+splitinfer chat --layout demo-pair.yaml")
+        expected = re.search(r"one chat +(\S+) tokens/s", said)
         campaign.check(expected and float(expected[1]) > LEAST, "the machines were measured as far too slow")
         campaign.check(here.end() == 0, "init did not end with 0")
         with evening.terminal(studio, "splitinfer", "chat", "--layout", "demo-pair.yaml") as terminal:

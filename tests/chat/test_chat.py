@@ -292,6 +292,14 @@ def test_save_and_load(tmp_path: Path):
     assert llm.forgotten == forgotten + 2  # once for the file, once at the end
 
 
+def test_a_text_goes_with_the_next_message(tmp_path: Path):
+    (tmp_path / "notes").write_text("one\ntwo\n")
+    chat, screen, _ = run(f"/read {tmp_path / 'notes'}", "Which?", f"/read {tmp_path}")
+    assert [turn.user for turn in chat.conversation.turns] == ["one\ntwo\n\n\nWhich?"]
+    assert screen.said[0] == f"{tmp_path / 'notes'} goes with your next message"
+    assert "cannot be read: " in screen.said[-1]
+
+
 def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "latin").write_bytes(b'["\xe9"]')
     (tmp_path / "other").write_text("{}")

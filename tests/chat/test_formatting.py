@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from splitinfer.chat import formatting as figures
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.placement.comparison import Comparison
 
 LAYOUT = Layout(lay_out([("front", 6, None), ("back", 1, "local"), ("last", 5, "tcp://a:1")]), model="m")
 
@@ -71,8 +72,8 @@ def test_layout_table():
         "front  0-5 (6)   here, M4 Max             5 MB  3 MB  7 GB   50%",
         "back   6 (1)     local worker, M4 Max     5 MB  3 MB  7 GB   25%",
         "last   7-11 (5)  tcp://a:1, M4 Max        5 MB  3 MB  7 GB    5%",
-        "model m; 12 layers; KV of the conversation's 1,500 tokens; free when loaded",
-        "busy of 2.0 s at work since the start",
+        "model m; 12 layers; KV of the conversation's 1,500 tokens",
+        "free: as it was at the start; busy: share of the 2.0 s spent answering",
     ]
 
 
@@ -89,6 +90,16 @@ def test_layout_table_fits_a_terminal(name: str):
     assert name in words, "all of it is there, on more lines"
     found = re.findall(r"\d+%|\d \wB", "\n".join(lines))
     assert found == ["5 MB", "2 GB", "7 GB", "46%", "0%", "5 MB", "2 GB", "7 GB", "1%", "0%"]
+
+
+def test_ways_are_side_by_side_where_there_is_room():
+    found = Comparison(("m0 alone", "m0 6, m1 6"), (("one chat", "5.0 tokens/s", "4.0 tokens/s"),), "")
+    head, _, row = figures.comparison(found, 60).splitlines()
+    assert head.split() == ["m0", "alone", "m0", "6,", "m1", "6"]
+    assert row.split("   ")[0] == "one chat"
+    assert figures.comparison(found, 30).splitlines() == [
+        "m0 alone", "  one chat: 5.0 tokens/s", "m0 6, m1 6", "  one chat: 4.0 tokens/s"
+    ]  # fmt: skip
 
 
 def test_examples_in_the_text():

@@ -78,6 +78,7 @@ def test_it_does_not_matter_in_which_parts_an_answer_comes(parts: list[str]):
 
 
 def test_rich_draws_what_the_marks_mean():
-    said = drawn("# Wolf\n\n- *one*\n- `two`", 40)
-    assert re.sub(r"\x1b\[[\d;]*m", "", said).split() == ["Wolf", "•", "one", "•", "two"]
+    said = drawn("# Wolf\n\n- *one*\n- `two`\n\n9. three\n10. four", 40)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", said)
+    assert plain.split() == ["Wolf", "•", "one", "•", "two", "9.", "three", "10.", "four"]
     assert "\x1b]8" not in drawn("[x](https://example.org)", 40)

@@ -126,7 +126,6 @@ def test_bytes_that_are_no_zmtp(victim: RunningWorker):
             connection = stack.enter_context(peers.raw(victim.address))
             with suppress(ConnectionError):
                 connection.sendall(BEGINNINGS[i % len(BEGINNINGS)] + chance.randbytes(200))
-        victim.sees("not a usable peer")
         peers.generate(victim.address, num_tokens=2)  # while some hang
 
 

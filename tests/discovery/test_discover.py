@@ -120,7 +120,7 @@ def test_paired_workers_answer_with_a_known_key(sighting: Worker, known: list[Kn
 def test_what_is_said_where_nobody_is_found():
     said = look(around())
     assert said.startswith("no worker was found: looked for 0.0 s on Thunderbolt (bridge0), cable (en0), Wi-Fi (en1)\n")
-    for each in ("on the worker's machine, run", "does not get through", "an address always works"):
+    for each in ("on the worker's machine, run", "something blocks the search", "an address always works"):
         assert f"\n{each}" in said or each in said.splitlines()[-2]
     failed = look(around(failure="it does not work"))
     assert failed.startswith("no worker was found: it does not work\nan address always works")

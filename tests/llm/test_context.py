@@ -53,7 +53,7 @@ def test_memory_decides_and_the_refusal_has_the_numbers():
         llm.kv_budget.check(llm.context_length)
         answer = llm.generate([[5] * (llm.context_length - 2)], SamplingParams(max_tokens=8, ignore_eos=True))
         assert (len(answer[0].token_ids), answer[0].finish_reason) == (2, "length")
-        with pytest.raises(RequestError, match=rf"but the context is {llm.context_length:,}"):
+        with pytest.raises(RequestError, match=rf"at most {llm.context_length - 1:,} fit"):
             llm.generate([[5] * llm.context_length])
 
 

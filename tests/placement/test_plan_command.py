@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 
 from splitinfer.cli import app
 from splitinfer.config import read_layout
-from splitinfer.errors import CannotFit, ConfigError, SplitinferError
+from splitinfer.core.layout import StageSpec
+from splitinfer.errors import CannotFit, ConfigError, Refused, SplitinferError
 from splitinfer.llm import automatic
 from splitinfer.machine.profile import Profiles
 from tests.placement.rigs import GB, rig
@@ -23,7 +25,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs the command on profiles; returns its exit code, standard output's lines and its error."""
     monkeypatch.chdir(tmp_path)
 
-    def run(profiles: Profiles | None, *given: str) -> tuple[int, list[str], SplitinferError | None]:
+    def run(
+        profiles: Profiles | None, *given: str, busy: bool = False
+    ) -> tuple[int, list[str], SplitinferError | None]:
         found: list[tuple[int, SplitinferError | None]] = []
 
         def finish(call, _verbose: bool) -> None:
@@ -35,8 +39,16 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "finish", finish)
         if profiles is not None:
             model = replace(profiles.model, draft=None)
-            monkeypatch.setattr(automatic, "measured_profiles", lambda *_, **__: replace(profiles, model=model))
-            given = given if "--layout" in given else ("--model", "some/model", "--workers", "m1", *given)
+
+            def measured(_model: str, workers: Sequence[StageSpec], *_: object, **__: object) -> Profiles:
+                if busy and workers:
+                    raise Refused("worker m1 serves another coordinator")
+                return replace(profiles, model=model)
+
+            monkeypatch.setattr(automatic, "measured_profiles", measured)
+            given = (
+                given if {"--layout", "--model"} & {*given} else ("--model", "some/model", "--workers", "m1", *given)
+            )
         done = CliRunner().invoke(app, ["plan", *given, *_QUICK], catch_exceptions=False)
         code, error = found[0] if found else (done.exit_code, None)
         return code, done.stdout.strip().splitlines(), error
@@ -50,12 +62,28 @@ def test_three_cuts_and_a_layout(plan):
     assert not any(line.startswith("{") for line in lines), "JSON is only for --json"
     document = json.loads(plan(rig((1, 3)), "--json")[1][-1])
     assert set(document["best"]) == {"chat", "throughput", "context"}
-    assert any("best for chat" in line for line in lines)
+    assert "m0 alone" in lines[0]
+    assert [line.split("  ")[0] for line in lines[2:6]] == [
+        "fits", "one chat", "2 at once", "a prompt of 4,096 tokens"
+    ]  # fmt: skip
+    assert "Best for throughput: m0 " in lines[-1]
     layout = read_layout(Path("my.yaml"))
     assert [(each.name, each.num_layers) for each in layout.stages] == [
         (each["name"], each["layers"]) for each in document["best"]["throughput"]["stages"]
     ]
     assert layout.model == "some/model"
+
+
+def test_a_model_is_enough_and_a_paired_worker_that_is_busy_is_left_out(plan, monkeypatch: pytest.MonkeyPatch):
+    code, lines, error = plan(rig((1,)), "--model", "some/model")
+    assert (code, error) == (0, None)
+    assert "m0 alone" in lines[0]
+    assert "with a second one like it" in lines[0]
+    found = [{"name": "m1", "address": "tcp://m1:5577", "key": "ab" * 32}]
+    monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "_paired", lambda: found)
+    code, lines, _ = plan(rig((1,)), "--model", "some/model", busy=True)
+    assert code == 0
+    assert "with a second one like it" in lines[0]
 
 
 def test_a_file_that_is_there_is_kept(plan):
@@ -94,5 +122,5 @@ def test_mistakes_are_one_sentence(plan):
     assert isinstance(error, ConfigError)
     assert "/dev/null/x.yaml cannot be written" in str(error)
     _, _, error = plan(None)
-    assert "pass --model with --workers" in str(error)
+    assert "a model is needed" in str(error)
     assert plan(rig((1,)), "--kv-share", "2")[0] == 2

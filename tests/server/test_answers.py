@@ -217,7 +217,7 @@ def test_a_grammar_that_is_not_one_is_a_400_that_says_so(http: httpx.Client, gra
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "n", "schema": {"type": "array", "uniqueItems": True}}}}, "uniqueItems"),
         ({"extra_body": {"chat_template_kwargs": {"max_length": 10**9}}}, "max_length is not a chat template setting"),
-        ({"messages": [{"role": "user", "content": "a b " * 5000}]}, "tokens, but the context is"),
+        ({"messages": [{"role": "user", "content": "a b " * 5000}]}, "tokens; at most"),
     ],
 )  # fmt: skip
 def test_what_the_model_cannot_do_is_a_400_that_says_so(client: openai.OpenAI, asked: Any, words: str):

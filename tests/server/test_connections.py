@@ -168,8 +168,8 @@ def test_a_request_is_cancelled_by_its_id(server: Server):
     [
         (request("/health", version="1.0"), 200, None),  # as load balancers look
         (request("http://localhost/health", "Host: proxy.example"), 200, None),
-        (request("HTTP://attacker.example/health", HOST), 403, "this server is not called 'attacker.example'"),
-        (request("/health", "Host:"), 403, "this server is not called ''"),
+        (request("HTTP://attacker.example/health", HOST), 403, "host 'attacker.example' is not allowed"),
+        (request("/health", "Host:"), 403, "host '' is not allowed"),
         (request("/health", HOST, "X: " + "x" * 66_000), 431, "the line and the headers of a request may have 65,536"),
         (request("/" + "x" * 66_000, HOST), 431, "the line and the headers of a request may have 65,536"),
         (posts("Content-Length: 33554433"), 413, "the body may have 33,554,432 bytes"),

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
-from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.layout import BY_UP, Layout, StageSpec
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
@@ -409,6 +409,8 @@ class Pipeline:
         if self._lost.spec.is_local:
             return "restarting it"
         looks = "its key is looked for; if it has ended, " if self._lost.spec.name in self._config.by_key else ""
+        if self.layout.name == BY_UP:
+            return f"{looks}start it again with: splitinfer up --prepare"
         return f"{looks}start it there again with: {start_command(self._lost.address)}"
 
     # -- closing -----------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Surveyor:
         except TransportError as error:
             raise WorkerLost(str(error)) from error
         finally:
-            group.close("everything was measured")
+            group.close(f"measured for {self.here}")
 
     def _both_ways(self, source: str, target: str, probe: Callable[[], Probed]) -> list[LinkProfile]:
         self.notice(f"{source} to {target}", Progress("link", 0, 0))

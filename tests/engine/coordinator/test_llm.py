@@ -130,7 +130,7 @@ def test_a_next_turn_computes_only_what_is_new_until_the_session_is_forgotten(ll
     ("prompt", "options", "sentence"),
     [
         ([], {}, "the prompt is empty"),
-        ([5] * 5000, {}, "the prompt has 5,000 tokens, but the context is 4,096, the answer's first token included$"),
+        ([5] * 5000, {}, "the prompt has 5,000 tokens; at most 4,095 fit$"),
         ([5, 99999], {}, "token id 99999 is not in the model's vocabulary of 2,048"),
         ([-1], {}, "token id -1 is not"),
         (TALE, {"params": params(logit_bias={4_000_000: 1})}, r"logit_bias has token id 4000000, but .* is [\d,]+"),

@@ -1,0 +1,83 @@
+"""Two machines as one stage: tensor parallel. Each computes its half of every layer, and waits for the other in sums.
+
+To a plan, such a pair is one more machine:
+
+    t(r)  of a layer    the slower machine's t(r), of the part that a rank has, + sums x s(r)
+    s(r)  of a sum      as measured between both; or before that 2 l + r b: over a ring of two there and back, with l
+                        the latency one way and b the seconds of a row's bytes
+    bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
+
+What divides and what does not is the model's matter (``models.divided``). Time is taken to follow bytes: of weights for
+a step's rows, of keys and values for what it attends to.
+"""
+
+from dataclasses import replace
+from itertools import combinations
+
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.formulas import link_of
+
+
+def with_pairs(profiles: Profiles) -> Profiles:
+    """The same, with each pair that may be one stage behind the machines."""
+    if profiles.model.half is None or any(machine.across for machine in profiles.machines):
+        return profiles
+    found = (_pair(profiles, profiles.model.half, a, b) for a, b in combinations(profiles.machines, 2))
+    return replace(profiles, machines=(*profiles.machines, *found))
+
+
+def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:
+    """How many machines there are, and the places of those that each pair behind them has."""
+    names = [machine.name for machine in profiles.machines if not machine.across]
+    return len(names), [
+        (names.index(machine.across[0]), names.index(machine.across[1])) for machine in profiles.machines[len(names) :]
+    ]
+
+
+def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineProfile) -> MachineProfile:
+    layers, model, one_sum = dict[str, Costs](), profiles.model, sum_of(profiles, a.name, b.name)
+    for whole, part in zip(model.layers, half.layers, strict=True):
+        if whole.kind not in layers:
+            slower = a.layers[whole.kind].slowest(b.layers[whole.kind])
+            own = slower.scaled(_share(part.weights, whole.weights))
+            attends = _share(_kv(part), _kv(whole))
+            own = replace(own, decode=slower.decode * attends, chunk=slower.chunk * attends)
+            layers[whole.kind] = own.plus(one_sum.scaled(part.sums))
+    return replace(
+        a,
+        name="+".join((a.name, b.name)),
+        layers=layers,
+        key=None,
+        step=max(a.step, b.step),
+        head=a.head.slowest(b.head).scaled(_share(half.head, model.head)),
+        free_bytes=min(a.free_bytes, b.free_bytes),
+        scores=max(a.scores, b.scores),
+        launches_ahead=a.launches_ahead and b.launches_ahead,
+        across=(a.name, b.name),
+    )
+
+
+def _kv(layer: LayerProfile) -> int:
+    return layer.kv_per_token + layer.kv_fixed
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
+
+
+def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
+    """Seconds of a sum of two machines' hidden states, by their rows."""
+    link = profiles.link(a, b)
+    if link is not None and link.sums.points:
+        return link.sums
+    latency, bandwidth = link_of(profiles, a, b)
+    row = profiles.model.hidden_row if profiles.model.half is None else profiles.model.half.hidden_row
+    return Costs.line(2 * latency, row / bandwidth)
+
+
+def sums_of_token(profiles: Profiles, pair: MachineProfile) -> float:
+    """Seconds of the sums of a token, were all layers on a pair."""
+    half = profiles.model.half
+    assert half is not None
+    return sum(layer.sums for layer in half.layers) * sum_of(profiles, *pair.across).rows(1)

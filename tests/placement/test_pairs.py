@@ -1,0 +1,100 @@
+"""Two machines as one stage: what it gives by formula, whether it fits, and what a plan says of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.cuts import Cut
+from splitinfer.placement.document import compared, name_in_words, shortage
+from splitinfer.placement.formulas import Formulas
+from splitinfer.placement.pairs import sum_of, with_pairs
+from splitinfer.placement.plan import Planner, plan
+from tests.placement.rigs import GB, MODEL, rig
+
+LAYERS, ALONE = 64, 0.062  # of Qwen3.6-27B, seconds of a token on one machine
+_LAYER, _NORMS, _HEAD = 230_000_000, 50_000, 700_000_000  # bytes in four bits and a half
+_HALF = LayerProfile("attention", (_LAYER - _NORMS) // 2 + _NORMS, 1024, sums=2)
+
+
+def two_macs(sum_seconds: float, per_row: float = 0.0) -> Profiles:
+    """Two equal machines, as oMLX#2423 has them: 16.1 tokens a second of one, 128 sums a token of two."""
+    half = ModelProfile("qwen3.6-27b", (_HALF,) * LAYERS, _HEAD, _HEAD // 2, hidden_row=10240)
+    layers = (LayerProfile("attention", _LAYER, 2048),) * LAYERS
+    model = replace(half, layers=layers, head=_HEAD, half=half)
+    second = ALONE / (LAYERS * _LAYER + _HEAD)  # a byte
+    rows = {rows: _LAYER * second * max(1, rows / 16) for rows in (1, 16, 512)}
+    one = MachineProfile("m0", {"attention": Costs.through(rows)}, head=Costs(((1, _HEAD * second),)))
+    link = LinkProfile("m0", "m1", 0.0002, 1e9, Costs.line(sum_seconds, per_row))
+    return Profiles(model, (one, replace(one, name="m1", address="tcp://m1:5577")), (link,))
+
+
+@pytest.mark.parametrize(("microseconds", "at_least", "at_most"), [(20, 1.7, 1.85), (30, 1.7, 1.8), (940, 0.38, 0.43)])
+def test_the_published_case(microseconds: int, at_least: float, at_most: float):
+    """1.78 times one machine with sums of tens of microseconds over RDMA, and 0.41 times over TCP."""
+    formulas = Formulas(with_pairs(two_macs(microseconds * 1e-6)), Asked())
+    alone, both = (formulas.one(Cut((place,), (LAYERS,)), None) for place in (0, 2))
+    assert alone == pytest.approx(1 / ALONE)
+    assert at_least <= both / alone <= at_most
+
+
+@pytest.mark.parametrize(("microseconds", "is_faster"), [(20, True), (100, True), (500, False), (2000, False)])
+def test_a_plan_says_which_is_faster(microseconds: int, is_faster: bool):
+    found = plan(two_macs(microseconds * 1e-6), Asked())
+    best, ways = found.best[Aim.CHAT], found.ways[Aim.CHAT]
+    assert ways.pipeline is not None
+    assert ways.tensor_parallel is not None
+    assert (best.cut == ways.tensor_parallel.cut) == is_faster
+    (said,) = compared(found, best)
+    assert said.startswith(f"Tensor parallel {'is faster' if is_faster else 'would not be clearly faster'}: ")
+    assert said.endswith(f"over this link sums cost {2 * LAYERS * microseconds / 1000:.3g} ms a token.")
+    assert f"; a pipeline {ways.pipeline.figures.one:.3g}; " in said
+
+
+def test_sums_by_latency_and_bandwidth_where_none_was_measured():
+    profiles = two_macs(0)
+    profiles = replace(profiles, links=(LinkProfile("m0", "m1", 0.0001, 1e9),))
+    assert [sum_of(profiles, "m1", "m0").rows(n) for n in (1, 512)] == pytest.approx(
+        [0.0002 + 10240e-9, 0.0002 + 512 * 10240e-9]
+    )
+
+
+def test_the_slower_machine_decides_and_memory_is_that_of_a_half():
+    """Each machine holds half of the layers, and all of the embedding; the plan finds no other cut that fits."""
+    profiles = two_macs(20e-6)
+    first, second = profiles.machines
+    slow = replace(profiles, machines=(first, second.slower(1.5)))
+    formulas = Formulas(with_pairs(slow), Asked())
+    assert 1.2 <= formulas.one(Cut((2,), (LAYERS,)), None) * ALONE <= 2 / 1.5
+    free = 10 * GB
+    small = replace(profiles, machines=(replace(first, free_bytes=free), replace(second, free_bytes=free)))
+    planner = Planner(small, Asked(context=512))
+    both = Cut((2,), (LAYERS,))
+    assert planner.memory.fits(both, 512, 1)
+    assert not planner.memory.fits(Cut((0,), (LAYERS,)), 512, 1)
+    weights = planner.memory.weights(0, LAYERS, is_half=True)
+    assert weights == LAYERS * _HALF.weights + _HEAD + _HEAD // 2
+    assert set(planner.memory.lacks(both, 512, 1)) == {0, 1}
+    assert "would need" in shortage(small, Asked(context=10**7), Aim.CONTEXT)
+
+
+def test_a_pair_within_a_longer_pipeline():
+    """Any two of three machines may be one stage; the third is one of its own, or has no layers."""
+    half = replace(MODEL, layers=(LayerProfile("layer", GB // 4, 2048, sums=2),) * 12)
+    profiles = replace(rig((1, 1, 1), hop=0.00001), model=replace(MODEL, half=half))
+    planner = Planner(profiles, Asked())
+    named = {tuple(planner.profiles.machines[m].name for m in cut.machines) for cut in planner.cuts}
+    assert {("m0+m1",), ("m0+m2",), ("m0+m1", "m2"), ("m0+m2", "m1"), ("m0", "m1+m2")} <= named
+    assert ("m1+m2",) not in named  # the coordinator is in the first stage
+    best = planner.ways(Aim.CHAT).tensor_parallel
+    assert best is not None
+    assert name_in_words(planner.profiles, best.cut) == "m0+m1 12"
+
+
+def test_a_model_that_cannot_be_divided_is_cut_by_layers():
+    profiles = rig((1, 1))
+    found = plan(replace(profiles, model=replace(MODEL, why_whole="no shard().")), Asked())
+    assert found.ways[Aim.CHAT].tensor_parallel is None
+    assert list(compared(found, found.best[Aim.CHAT])) == ["Tensor parallel is not possible: no shard()."]
