@@ -71,7 +71,7 @@ class Described:
     def capabilities(self) -> list[str]:
         """What clients may ask of it, in Ollama's words."""
         tokenizer, found = self.tokenizer, ["completion"]
-        if tokenizer is not None and tokenizer.tool_syntax is not None and tokenizer.no_tools is None:
+        if tokenizer is not None and tokenizer.writes_turns and tokenizer.no_tools is None:
             found.append("tools")
         if tokenizer is not None and tokenizer.thinking is not None:
             found.append("thinking")
