@@ -188,9 +188,9 @@ class Residents:
         while True:
             now, models = time.monotonic(), [held.resident for held in self._held.values()]
             turn = decide(models, [held.entry.name for held in self._waiting.values()], self._bounds, now)
-            self._leaving = turn.leaving
-            may = [(ticket, held) for ticket, held in self._waiting.items()
-                   if held.is_ready and held.entry.name not in (*turn.leaving, *turn.unload)]  # fmt: skip
+            self._leaving = turn.leaving.union(turn.unload)
+            waiting = self._waiting.items()
+            may = [each for each in waiting if each[1].is_ready and each[1].entry.name not in self._leaving]
             if not may:
                 break
             for ticket, held in may:

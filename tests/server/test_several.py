@@ -148,6 +148,20 @@ def test_what_is_in_use_stays_and_who_came_first_is_first():
     run(test)
 
 
+def test_one_that_is_just_about_to_go_takes_no_request():
+    async def test() -> None:
+        shop = Shop()
+        await shop.said("a")
+        other, same = shop.residents.ask("b"), shop.residents.ask("a")
+        assert not same.done()
+        await other
+        shop.residents.release(other)
+        await same
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+
+    run(test)
+
+
 def test_who_rests_is_unloaded():
     async def test() -> None:
         shop = Shop(Bounds(100, ttl=0.05))
