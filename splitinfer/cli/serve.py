@@ -117,7 +117,7 @@ def serve(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
         more: Any = {"drain_seconds": drain_seconds, "logs_prompts": log_prompts, "otlp": otlp}
-        if also or ttl is not None:
+        if also or ttl is not None or max_loaded is not None:
             with serving_several(
                 options, access, port, also or (), model_name, max_connections, most=max_loaded, ttl=ttl, **more
             ):

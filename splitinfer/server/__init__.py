@@ -1,4 +1,4 @@
-"""`splitinfer serve`: the pipeline for clients that speak OpenAI's, Anthropic's or Ollama's API. Above `llm`, below `cli`.
+"""`splitinfer serve`: pipelines for clients that speak OpenAI's, Anthropic's or Ollama's API. Above `llm`, below `cli`.
 
     HTTP     | admission: who asks, from where, how much    `gate`, `keys`
              | which model, of several                      `several`

@@ -118,7 +118,6 @@ class Residents:
         self._waiting: dict[Ticket, _Held] = {}  # by age
         self._leaving = frozenset[str]()
         self._acting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         front.offers = self.offers
         self._front_app = router(front)
@@ -160,7 +159,7 @@ class Residents:
             self._admit(held, ticket)
             return ticket
         self._waiting[ticket] = held
-        self._turn()
+        self.turn()
         return ticket
 
     def release(self, ticket: Ticket) -> None:
@@ -170,7 +169,7 @@ class Residents:
             held.num_using -= 1
             held.used_at = time.monotonic()
         ticket.cancel()
-        self._turn()
+        self.turn()
 
     def seconds_until(self, name: str) -> float:
         """A guess when a model will be there."""
@@ -181,8 +180,9 @@ class Residents:
         held.used_at = time.monotonic()
         ticket.set_result(held)
 
-    def _turn(self) -> None:
-        """Do what is to be done, unless something is being done: then this is called behind it."""
+    def turn(self) -> None:
+        """Do what is to be done, unless something is being done: then this is called behind it. Called once a second,
+        too, so that who has rested is unloaded."""
         if self._acting is not None or self._is_closed:
             return
         while True:
@@ -196,12 +196,8 @@ class Residents:
             for ticket, held in may:
                 del self._waiting[ticket]
                 self._admit(held, ticket)
-        if self._timer is not None:
-            self._timer.cancel()
         if turn.unload or turn.load is not None:
             self._acting = asyncio.create_task(self._act(turn.unload, turn.load))
-        elif turn.look_again is not None:
-            self._timer = asyncio.get_running_loop().call_later(turn.look_again - now + 0.01, self._turn)
 
     async def _act(self, unload: Sequence[str], load: str | None) -> None:
         try:
@@ -211,7 +207,7 @@ class Residents:
                 await self._load(self._held[load])
         finally:
             self._acting = None
-            self._turn()
+            self.turn()
 
     async def _close(self, held: _Held) -> None:
         service, held.service, held.app = held.service, None, None

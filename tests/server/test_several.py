@@ -166,7 +166,7 @@ def test_who_rests_is_unloaded():
     async def test() -> None:
         shop = Shop(Bounds(100, ttl=0.05))
         await shop.said("a")
-        await until(lambda: shop.log == ["+a", "-a"])
+        await until(lambda: shop.residents.turn() is None and shop.log == ["+a", "-a"])
         figures = await answer(shop.app, Asked("GET", "/v1/models"))
         assert not any(one["loaded"] for one in figures.json["data"])
         assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
