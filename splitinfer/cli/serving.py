@@ -25,7 +25,7 @@ from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
-from splitinfer.server.several import Residents, Several, Unloaded
+from splitinfer.server.several import Several, Unloaded
 from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
 
@@ -142,15 +142,14 @@ def serving_several(
     bounds = Bounds(free_bytes(), most, ttl)
     entries = entries_of(options, also, model_name, bounds)
     front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=logs_prompts, spans=spans)
-    residents = Residents(entries, bounds, front, router_of)
-    first, servers = entries[0], list[Draining]()
-    closing = closing_of(residents, threading.Event(), servers, drain_seconds, options.settings)
+    several, first, servers = Several(entries, bounds, front, router_of), entries[0], list[Draining]()
+    closing = closing_of(several, threading.Event(), servers, drain_seconds, options.settings)
     with shutdown.closed_by(closing), ExitStack() as stack:
-        stack.callback(residents.close)
-        residents.put(first.name, llm := first.open())
+        stack.callback(several.close)
+        several.put(first.name, llm := first.open())
         limits = Limits(most=_room_for(max_connections))
         listen = Listen(access.host, port, access.certificate, access.certificate_key, limits)
-        server = Server(front, listen, Several(residents, front, first.name))
+        server = Server(front, listen, several)
         servers.append(server)
         stack.callback(server.close)
         if spans is not None:

@@ -14,10 +14,10 @@ from splitinfer.server.fields import Fields, Name
 from splitinfer.server.health import named
 from splitinfer.server.ollama.models import listed, running, shown
 from splitinfer.server.ollama.requests import Asked, ChatRequest, GenerateRequest, chat_ask, generate_ask
-from splitinfer.server.ollama.writer import OllamaWriter, line
+from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.spans import ChoiceTimes
-from splitinfer.server.stream import LINE_PING, NDJSON, EventStream
+from splitinfer.server.stream import LINE_PING, NDJSON, EventStream, line
 
 VERSION = "0.12.6"
 """Of Ollama, whose API this is; editors refuse versions before 0.6.4."""
