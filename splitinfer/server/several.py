@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.core.residents import Bounds, Resident, decide
-from splitinfer.errors import ModelError, SplitinferError
+from splitinfer.errors import CannotFit, ModelError, SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.server.asking import handling_of
 from splitinfer.server.body import body_of, parsed
@@ -65,9 +65,11 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """``service``, ``app``: while it is loaded. ``seconds``: that loading took the last time."""
+    """``service``, ``app``: while it is loaded. ``needs``: bytes; all that there are, where it was found not to fit
+    beside others. ``seconds``: that loading took the last time."""
 
     entry: Entry
+    needs: int
     service: Service | None = None
     app: ASGIApp | None = None
     num_using: int = 0
@@ -78,8 +80,8 @@ class _Held:
     def resident(self) -> Resident:
         entry, service = self.entry, self.service
         if service is None:
-            return Resident(entry.name, entry.needs, entry.workers)
-        needs = entry.needs + _kv_here(service.llm)
+            return Resident(entry.name, self.needs, entry.workers)
+        needs = self.needs + _kv_here(service.llm)
         return Resident(entry.name, needs, entry.workers, True, self.num_using, self.used_at, not self.is_ready)
 
     @property
@@ -118,7 +120,7 @@ class Several:
     def __init__(
         self, entries: Sequence[Entry], bounds: Bounds, front: Service, routes: Callable[[Service], ASGIApp]
     ) -> None:
-        self._held = {entry.name: _Held(entry) for entry in entries}
+        self._held = {entry.name: _Held(entry, entry.needs) for entry in entries}
         self._first, self._bounds, self._front, self._routes = entries[0].name, bounds, front, routes
         self._waiting: dict[Ticket, _Held] = {}  # by age
         self._leaving = frozenset[str]()
@@ -215,6 +217,9 @@ class Several:
             llm = await asyncio.to_thread(held.entry.open)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told, and others are served
             log.warning("%s cannot be loaded: %s", name, error)
+            if isinstance(error, CannotFit) and self._loaded:  # others take more than was thought: a swap, then
+                held.needs = self._bounds.room
+                return
             why = f"the model {name!r:.80} cannot be loaded now; the server's log says why"
             for ticket in [ticket for ticket, wanted in self._waiting.items() if wanted is held]:
                 del self._waiting[ticket]

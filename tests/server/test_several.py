@@ -15,7 +15,7 @@ from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.residents import Bounds
 from splitinfer.engine.coordinator.health import PipelineHealth
-from splitinfer.errors import ModelError, PeerError
+from splitinfer.errors import CannotFit, ModelError, PeerError
 from splitinfer.llm import LLM
 from splitinfer.server import several
 from splitinfer.server.guard import Guard
@@ -170,6 +170,23 @@ def test_who_rests_is_unloaded():
         assert not any(one["loaded"] for one in figures.json["data"])
         assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
         assert (await shop.said("a")).json == {"by": "a"}
+
+    run(test)
+
+
+def test_one_that_does_not_fit_after_all_is_loaded_in_place_of_others():
+    async def test() -> None:
+        shop = Shop(Bounds(1000))
+        await shop.said("a")
+
+        def load() -> None:
+            if shop.log == ["+a"]:
+                raise CannotFit("1 GB too little")
+
+        shop.loads = load
+        assert (await shop.said("b")).json == {"by": "b"}
+        assert (await shop.said("a")).json == {"by": "a"}
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
 
     run(test)
 
