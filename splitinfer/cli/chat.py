@@ -46,10 +46,10 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
         if options.serve is None:
             llm = stack.enter_context(open_llm(options, chosen, chats=not options.raw))
         else:
-            from splitinfer.cli.serving import Access, serving, stay_open
+            from splitinfer.cli.serving import Access, Served, serving, stay_open
 
             access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-            llm = stack.enter_context(serving(options, access, options.serve, chosen=chosen))
+            llm = stack.enter_context(serving(options, Served(access, options.serve), chosen))
             if is_server(options):
                 stay_open(llm)
         if llm.layout.model == "demo" and options.max_tokens == ANSWER_TOKENS:

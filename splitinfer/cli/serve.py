@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -109,20 +109,21 @@ def serve(
     check_named(options)
 
     def run() -> int:
-        from splitinfer.cli.serving import Access, serving, serving_several, stay_open
+        from splitinfer.cli.serving import Access, Served, serving, serving_several, stay_open
 
         if (tls_cert is None) != (tls_key is None):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         access = Access(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
-        more: Any = {"drain_seconds": drain_seconds, "logs_prompts": log_prompts, "otlp": otlp}
-        if also or ttl is not None:
-            with serving_several(
-                options, access, port, also or (), model_name, max_connections, most=max_loaded, ttl=ttl, **more
-            ):
+        how = Served(access, port, model_name, max_connections, drain_seconds, log_prompts, otlp)
+        if also or max_loaded is not None or ttl is not None:
+            from splitinfer.core.residents import Bounds
+            from splitinfer.models.memory import free_bytes
+
+            with serving_several(options, how, also or (), Bounds(free_bytes(), max_loaded, ttl)):
                 threading.Event().wait()
-        with serving(options, access, port, model_name, max_connections, **more) as llm:
+        with serving(options, how) as llm:
             stay_open(llm)
 
     finish(run, options.verbose, info=True)

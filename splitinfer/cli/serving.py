@@ -18,13 +18,12 @@ from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.launch.own import own_names
 from splitinfer.llm import LLM
 from splitinfer.llm.automatic import Chosen
-from splitinfer.models.memory import free_bytes
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
-from splitinfer.server.several import Residents, Several, Unloaded
+from splitinfer.server.several import Several, Unloaded
 from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
 
@@ -82,84 +81,76 @@ class Access:
         return ApiKeys(given, self.key_file) if given or self.key_file is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How models are served. ``otlp``: a collector of spans."""
+
+    access: Access
+    port: int
+    model_name: str | None = None
+    max_connections: int = 4096
+    drain_seconds: float = DRAIN_SECONDS
+    logs_prompts: bool = False
+    otlp: str | None = None
+
+
 @contextmanager
-def serving(
-    options: PipelineOptions,
-    access: Access,
-    port: int,
-    model_name: str | None = None,
-    max_connections: int = 4096,
-    *,
-    chosen: Chosen | None = None,
-    drain_seconds: float = DRAIN_SECONDS,
-    logs_prompts: bool = False,
-    otlp: str | None = None,
-) -> Iterator[LLM]:
-    """An LLM with a server of it, whose address is said on standard error. ``otlp``: a collector of spans.
+def serving(options: PipelineOptions, how: Served, chosen: Chosen | None = None) -> Iterator[LLM]:
+    """An LLM with a server of it, whose address is said on standard error.
 
     Raises:
         ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
         SplitinferError: as ``open_llm``.
     """
-    gate, spans, servers = access.gate_at(port), spans_to(otlp), list[Draining]()  # before minutes of loading
-    with open_llm(options, chosen, servers=servers, drain_seconds=drain_seconds) as llm:
-        name = model_name or Path(llm.layout.model or "model").name
-        service = Service(llm, name, gate, logs_prompts=logs_prompts, spans=spans)
-        limits = Limits(most=_room_for(max_connections))
-        server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
-        servers.append(server)
-        try:
-            say(_sentence(llm, name, _url(access, server), gate))
-            yield llm
-        finally:
-            server.close()
-            if spans is not None:
-                spans.close()
+    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Draining]()  # before loading
+    with open_llm(options, chosen, servers=servers, drain_seconds=how.drain_seconds) as llm, ExitStack() as stack:
+        name = how.model_name or Path(llm.layout.model or "model").name
+        service = Service(llm, name, gate, logs_prompts=how.logs_prompts, spans=spans)
+        _serve(how, service, llm, name, servers, stack)
+        yield llm
 
 
 @contextmanager
-def serving_several(
-    options: PipelineOptions,
-    access: Access,
-    port: int,
-    also: Sequence[str],
-    model_name: str | None = None,
-    max_connections: int = 4096,
-    *,
-    most: int | None = None,
-    ttl: float | None = None,
-    drain_seconds: float = DRAIN_SECONDS,
-    logs_prompts: bool = False,
-    otlp: str | None = None,
-) -> Iterator[None]:
-    """A server of several models, of which the first is loaded. ``most``: models at a time; ``ttl``: seconds that one
-    may rest. The others: as for ``serving``.
+def serving_several(options: PipelineOptions, how: Served, also: Sequence[str], bounds: Bounds) -> Iterator[None]:
+    """A server of several models, of which the first is loaded. ``also``: the others.
 
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
     """
-    gate, spans = access.gate_at(port), spans_to(otlp)
-    bounds = Bounds(free_bytes(), most, ttl)
-    entries = entries_of(options, also, model_name, bounds)
-    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=logs_prompts, spans=spans)
-    residents = Residents(entries, bounds, front, router_of)
-    first, servers = entries[0], list[Draining]()
-    closing = closing_of(residents, threading.Event(), servers, drain_seconds, options.settings)
+    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Draining]()
+    entries = entries_of(options, also, how.model_name, bounds)
+    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=how.logs_prompts, spans=spans)
+    several, first = Several(entries, bounds, front, router_of), entries[0]
+    closing = closing_of(several, threading.Event(), servers, how.drain_seconds, options.settings)
     with shutdown.closed_by(closing), ExitStack() as stack:
-        stack.callback(residents.close)
-        residents.put(first.name, llm := first.open())
-        limits = Limits(most=_room_for(max_connections))
-        listen = Listen(access.host, port, access.certificate, access.certificate_key, limits)
-        server = Server(front, listen, Several(residents, front, first.name))
-        servers.append(server)
-        stack.callback(server.close)
-        if spans is not None:
-            stack.callback(spans.close)
-        say(_sentence(llm, first.name, _url(access, server), gate))
-        if len(entries) > 1:
-            names = ", ".join(each.name for each in entries[1:])
-            say(f"also served, and loaded when asked for: {names}")
+        stack.callback(several.close)
+        several.put(first.name, llm := first.open())
+        _serve(how, front, llm, first.name, servers, stack, several)
+        if others := ", ".join(each.name for each in entries[1:]):
+            say(f"also served, and loaded when asked for: {others}")
         yield
+
+
+def _serve(
+    how: Served,
+    service: Service,
+    llm: LLM,
+    name: str,
+    servers: list[Draining],
+    stack: ExitStack,
+    several: Several | None = None,
+) -> None:
+    """Open a server until ``stack`` closes, and say where it is. ``servers``: gets it."""
+    access, limits = how.access, Limits(most=_room_for(how.max_connections))
+    if service.spans is not None:
+        stack.callback(service.spans.close)
+    listen = Listen(access.host, how.port, access.certificate, access.certificate_key, limits)
+    server = Server(service, listen, several)
+    servers.append(server)
+    stack.callback(server.close)
+    scheme = "http" if access.certificate is None else "https"
+    url = f"{scheme}://{Endpoint(access.host, server.port).authority}"
+    say(_sentence(llm, name, url, service.gate))
 
 
 def stay_open(llm: LLM) -> NoReturn:
@@ -196,11 +187,6 @@ def _room_for(num_connections: int) -> int:
         level, "%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}"
     )
     return most
-
-
-def _url(access: Access, server: Server) -> str:
-    scheme = "http" if access.certificate is None else "https"
-    return f"{scheme}://{Endpoint(access.host, server.port).authority}"
 
 
 def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:

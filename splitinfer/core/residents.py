@@ -44,12 +44,11 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What is done now: ``unload`` these, then ``load`` that. ``leaving``: those that take no new request, as they have
-    to go. ``look_again``: when one will have rested for long enough, in seconds, if nothing happens before."""
+    to go."""
 
     unload: tuple[str, ...] = ()
     load: str | None = None
     leaving: frozenset[str] = frozenset()
-    look_again: float | None = None
 
 
 def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, now: float) -> Turn:
@@ -58,7 +57,7 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
     loaded = [each for each in models if each.is_loaded]
     rested = [each for each in loaded if each.num_using == 0 and (each.has_failed or _rests(each, bounds, now))]
     if not waiting:
-        return Turn(tuple(each.name for each in rested), look_again=_next_look(loaded, rested, bounds))
+        return Turn(tuple(each.name for each in rested))
     first = next(each for each in models if each.name == waiting[0])
     if first.is_loaded and not first.has_failed:  # it was to go for another, that nobody wants any more
         return Turn(load=first.name)
@@ -70,12 +69,6 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
 
 def _rests(each: Resident, bounds: Bounds, now: float) -> bool:
     return bounds.ttl is not None and now - each.rested_since >= bounds.ttl
-
-
-def _next_look(loaded: Sequence[Resident], rested: Sequence[Resident], bounds: Bounds) -> float | None:
-    if bounds.ttl is None:
-        return None
-    return min((e.rested_since + bounds.ttl for e in loaded if e not in rested and not e.num_using), default=None)
 
 
 def _in_the_way(wanted: Resident, loaded: Sequence[Resident], bounds: Bounds) -> list[Resident]:

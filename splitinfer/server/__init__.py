@@ -1,14 +1,15 @@
-"""`splitinfer serve`: the pipeline for clients that speak OpenAI's or Anthropic's API. Above `llm`, below `cli`.
+"""`splitinfer serve`: pipelines for clients that speak OpenAI's, Anthropic's or Ollama's API. Above `llm`, below `cli`.
 
     HTTP     | admission: who asks, from where, how much    `gate`, `keys`
-    request  | one API's words -> what is wanted            `openai`, `anthropic`
+             | which model, of several                      `several`
+    request  | one API's words -> what is wanted            `openai`, `anthropic`, `ollama`
              | an answer, asked for and read without waits  `llm.asubmit`
-    answer   | its parts -> that API's words                `openai`, `anthropic`
+    answer   | its parts -> that API's words                `openai`, `anthropic`, `ollama`
     HTTP     | a stream that is never silent for long       `stream`
 
 Everything that decides or translates is pure: admission by facts of a request, an API's request to a prompt and
 sampling parameters, an answer's parts to the chunks of a stream. The web framework is known to the routes of each API
-and to what carries HTTP: `guard`, `service`, `asking`, `body`, `stream`, `connections`, `running`. The
+and to what carries HTTP: `guard`, `several`, `service`, `asking`, `body`, `stream`, `connections`, `running`. The
 event loop never waits for MLX: what takes time (templates, tokenizing) runs in threads, and what the engine's thread
 brings wakes the loop once a step (`llm.async_request`). The engine never waits for a client: a slow reader's tokens
 wait in its own queue.

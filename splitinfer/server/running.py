@@ -228,6 +228,8 @@ class Server:
 
     async def _look(self) -> None:
         self._connections.look(self._loop.time())
+        if isinstance(self.service, Several):
+            self.service.turn()
 
     async def _carry_out(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request. uvicorn ends the connection where an answer was not whole."""

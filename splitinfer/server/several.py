@@ -1,11 +1,11 @@
 """Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
 
 `core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each model that is
-loaded has a service and a router of its own; what no model is needed for (sessions, the page, lists of models) goes to
+loaded has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to those of
 whichever was used last.
 
-    request ──▶ which model? ──▶ loaded: its router
-                                 not: it waits, with pings if it is a stream ──▶ loaded: its router goes on
+    request ──▶ which model? ──▶ loaded: its routes
+                                 not: it waits, with pings if it is a stream ──▶ loaded: its routes go on
                                       (`X-Splitinfer-Timeout`: no longer than that; 503 says when to come again)
 
 A stream that has been pinged has begun with 200, so an error behind that is the last event, in the API's own form. A
@@ -16,10 +16,9 @@ import asyncio
 import logging
 import math
 import time
-from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -27,11 +26,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.core.residents import Bounds, Resident, decide
-from splitinfer.errors import SplitinferError
+from splitinfer.errors import CannotFit, ModelError, SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.server.asking import handling_of
 from splitinfer.server.body import body_of, parsed
-from splitinfer.server.health import Offer, health_document, named
+from splitinfer.server.health import Offer, named
 from splitinfer.server.problem import AGAIN, ANTHROPIC, OLLAMA, Problem, ending, form_of, problem_of
 from splitinfer.server.service import Service
 from splitinfer.server.stream import (
@@ -41,14 +40,14 @@ from splitinfer.server.stream import (
     NDJSON,
     PING_EVERY,
     event,
-    json_line,
     left,
-    stream_headers,
+    line,
+    response_start,
 )
 
 log = logging.getLogger(__name__)
 
-_CHOOSES_NONE = ("/session", "/v1/splitinfer/", "/api/show")  # what is posted there is for no model
+_OF_NO_MODEL = ("/session", "/v1/splitinfer/", "/api/show")  # what is posted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,11 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """``service``, ``app``: while it is loaded. ``seconds``: that loading took the last time."""
+    """``service``, ``app``: while it is loaded. ``needs``: bytes; all that there are, where it was found not to fit
+    beside others. ``seconds``: that loading took the last time."""
 
     entry: Entry
+    needs: int
     service: Service | None = None
     app: ASGIApp | None = None
     num_using: int = 0
@@ -79,17 +80,22 @@ class _Held:
     def resident(self) -> Resident:
         entry, service = self.entry, self.service
         if service is None:
-            return Resident(entry.name, entry.needs, entry.workers)
-        failure = service.llm.health().failure
-        needs = entry.needs + kv_here(service.llm)
-        return Resident(entry.name, needs, entry.workers, True, self.num_using, self.used_at, failure is not None)
+            return Resident(entry.name, self.needs, entry.workers)
+        needs = self.needs + _kv_here(service.llm)
+        return Resident(entry.name, needs, entry.workers, True, self.num_using, self.used_at, not self.is_ready)
 
     @property
     def is_ready(self) -> bool:
         return self.service is not None and self.service.llm.health().failure is None
 
+    def offer(self, ttl: float | None) -> Offer:
+        if self.service is None:
+            return Offer(self.entry.name, self.entry.model, self.entry.context)
+        since = time.monotonic() if self.num_using else self.used_at
+        return self.service.offer(None if ttl is None else time.time() + ttl + since - time.monotonic())
 
-def kv_here(llm: LLM) -> int:
+
+def _kv_here(llm: LLM) -> int:
     """Bytes on this machine that a loaded model's KV may come to."""
     stages = zip(llm.layout.stages, llm.kv_budget.stages, strict=False)
     return sum(kv.budget_bytes for i, (spec, kv) in enumerate(stages) if i == 0 or spec.is_local)
@@ -102,106 +108,91 @@ class Unloaded:
         raise Problem(503, "no model is loaded now; a request that names one loads it", retry_after=AGAIN)
 
 
-Ticket = asyncio.Future["_Held"]
+Ticket = asyncio.Future[_Held]
 """Is done when its request may use the model, until it gives the ticket back."""
 
 
-class Residents:
-    """The models of one server, on its event loop. ``front``: the service of no model, whose routes are for all.
-    ``router``: makes the routes of a service."""
+class Several:
+    """The ASGI application of a server of several models, within the guard; on its event loop, but for ``put``,
+    ``drain`` and ``close``. Requests that name no model are for the first of ``entries``. ``front``: the service of no
+    model, with which those of models share callers and counts. ``routes``: makes the routes of a service."""
 
     def __init__(
-        self, entries: Sequence[Entry], bounds: Bounds, front: Service, router: Callable[[Service], ASGIApp]
+        self, entries: Sequence[Entry], bounds: Bounds, front: Service, routes: Callable[[Service], ASGIApp]
     ) -> None:
-        self._held = {entry.name: _Held(entry) for entry in entries}
-        self._bounds, self._front, self._router = bounds, front, router
+        self._held = {entry.name: _Held(entry, entry.needs) for entry in entries}
+        self._first, self._bounds, self._front, self._routes = entries[0].name, bounds, front, routes
         self._waiting: dict[Ticket, _Held] = {}  # by age
         self._leaving = frozenset[str]()
         self._acting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         front.offers = self.offers
-        self._front_app = router(front)
+        self._front_app = routes(front)
 
     def offers(self) -> list[Offer]:
         """All models, the one that was used last first."""
-        return [self._offer(held) for held in sorted(self._held.values(), key=lambda each: -each.used_at)]
-
-    def _offer(self, held: _Held) -> Offer:
-        entry, service, ttl = held.entry, held.service, self._bounds.ttl
-        if service is None:
-            return Offer(entry.name, entry.model, entry.context)
-        rests = None if ttl is None else time.time() + (ttl if held.num_using else self._left(held, ttl))
-        return service.offer(rests)
-
-    def _left(self, held: _Held, ttl: float) -> float:
-        return max(0.0, held.used_at + ttl - time.monotonic())
+        return [held.offer(self._bounds.ttl) for held in self._by_use]
 
     @property
-    def loaded(self) -> list[Service]:
+    def _by_use(self) -> list[_Held]:
+        return sorted(self._held.values(), key=lambda held: -held.used_at)
+
+    @property
+    def _loaded(self) -> list[Service]:
         return [held.service for held in self._held.values() if held.service is not None]
 
     @property
     def num_running(self) -> int:
         return len(self._waiting) + sum(held.num_using for held in self._held.values())
 
-    def app(self) -> ASGIApp:
-        """The routes of the model that was used last; of none, where none is loaded."""
-        ready = [held for held in self._held.values() if held.app is not None]
-        last = max(ready, key=lambda held: held.used_at, default=None)
-        return self._front_app if last is None or last.app is None else last.app
+    @property
+    def is_draining(self) -> bool:
+        return self._front.is_draining
 
-    # -- asking for one ------------------------------------------------------------------------
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        for service in (self._front, *self._loaded):
+            service.is_draining = value
+
+    # -- models come and go --------------------------------------------------------------------
 
     def ask(self, name: str) -> Ticket:
         """A ticket for the model, which has to be given back (``release``). It fails as loading does."""
-        held, ticket = self._held[name], asyncio.get_running_loop().create_future()
-        if held.is_ready and name not in self._leaving:
-            self._admit(held, ticket)
-            return ticket
-        self._waiting[ticket] = held
-        self._turn()
+        ticket: Ticket = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = self._held[name]
+        self._admit()
+        self.turn()
         return ticket
 
     def release(self, ticket: Ticket) -> None:
         self._waiting.pop(ticket, None)
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
             held = ticket.result()
-            held.num_using -= 1
-            held.used_at = time.monotonic()
+            held.num_using, held.used_at = held.num_using - 1, time.monotonic()
         ticket.cancel()
-        self._turn()
+        self.turn()
 
-    def seconds_until(self, name: str) -> float:
-        """A guess when a model will be there."""
-        return self._held[name].seconds
+    def _admit(self) -> bool:
+        """Let those use their models for whom these are there; whether there were any."""
+        waiting = self._waiting.items()
+        may = [each for each in waiting if each[1].is_ready and each[1].entry.name not in self._leaving]
+        for ticket, held in may:
+            del self._waiting[ticket]
+            held.num_using, held.used_at = held.num_using + 1, time.monotonic()
+            ticket.set_result(held)
+        return bool(may)
 
-    def _admit(self, held: _Held, ticket: Ticket) -> None:
-        held.num_using += 1
-        held.used_at = time.monotonic()
-        ticket.set_result(held)
-
-    def _turn(self) -> None:
-        """Do what is to be done, unless something is being done: then this is called behind it."""
-        if self._acting is not None or self._is_closed:
-            return
-        while True:
-            now, models = time.monotonic(), [held.resident for held in self._held.values()]
-            turn = decide(models, [held.entry.name for held in self._waiting.values()], self._bounds, now)
-            self._leaving = turn.leaving
-            may = [(ticket, held) for ticket, held in self._waiting.items()
-                   if held.is_ready and held.entry.name not in (*turn.leaving, *turn.unload)]  # fmt: skip
-            if not may:
-                break
-            for ticket, held in may:
-                del self._waiting[ticket]
-                self._admit(held, ticket)
-        if self._timer is not None:
-            self._timer.cancel()
-        if turn.unload or turn.load is not None:
-            self._acting = asyncio.create_task(self._act(turn.unload, turn.load))
-        elif turn.look_again is not None:
-            self._timer = asyncio.get_running_loop().call_later(turn.look_again - now + 0.01, self._turn)
+    def turn(self) -> None:
+        """Do what is to be done, unless something is being done: then this is called behind it. Called once a second,
+        too, so that who has rested is unloaded."""
+        is_decided = self._acting is not None or self._is_closed
+        while not is_decided:
+            models, waiting = [held.resident for held in self._held.values()], self._waiting.values()
+            turn = decide(models, [held.entry.name for held in waiting], self._bounds, time.monotonic())
+            self._leaving = turn.leaving.union(turn.unload)  # at once: the task begins later
+            is_decided = not self._admit()
+            if is_decided and (turn.unload or turn.load is not None):
+                self._acting = asyncio.create_task(self._act(turn.unload, turn.load))
 
     async def _act(self, unload: Sequence[str], load: str | None) -> None:
         try:
@@ -211,7 +202,7 @@ class Residents:
                 await self._load(self._held[load])
         finally:
             self._acting = None
-            self._turn()
+            self.turn()
 
     async def _close(self, held: _Held) -> None:
         service, held.service, held.app = held.service, None, None
@@ -221,75 +212,43 @@ class Residents:
             log.info("%s is unloaded", held.entry.name)
 
     async def _load(self, held: _Held) -> None:
-        began = time.monotonic()
+        name, began = held.entry.name, time.monotonic()
         try:
             llm = await asyncio.to_thread(held.entry.open)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told, and others are served
-            log.warning("%s cannot be loaded: %s", held.entry.name, error)
-            problem = problem_of(error) if isinstance(error, SplitinferError) else None
-            why = f"the model {held.entry.name!r:.80} cannot be loaded now; the server's log says why"
-            again = None if problem is not None and problem.retry_after is None else AGAIN
-            self._fail(held, Problem(503, why, retry_after=again))
+            log.warning("%s cannot be loaded: %s", name, error)
+            if isinstance(error, CannotFit) and self._loaded:  # others take more than was thought: a swap, then
+                held.needs = self._bounds.room
+                return
+            why = f"the model {name!r:.80} cannot be loaded now; the server's log says why"
+            for ticket in [ticket for ticket, wanted in self._waiting.items() if wanted is held]:
+                del self._waiting[ticket]
+                ticket.set_exception(Problem(503, why, retry_after=None if isinstance(error, ModelError) else AGAIN))
             return
         held.seconds = time.monotonic() - began
+        log.info("%s is loaded, in %.1f s", name, held.seconds)
+        self.put(name, llm)
         if self._is_closed:
             llm.close()
-        else:
-            log.info("%s is loaded, in %.1f s", held.entry.name, held.seconds)
-            self.put(held.entry.name, llm)
 
     def put(self, name: str, llm: LLM) -> None:
         """A model has been loaded."""
         held = self._held[name]
         held.service = self._front.beside(llm, name)
-        held.app, held.used_at = self._router(held.service), time.monotonic()
-
-    def _fail(self, held: _Held, problem: Problem) -> None:
-        for ticket in [ticket for ticket, wanted in self._waiting.items() if wanted is held]:
-            del self._waiting[ticket]
-            ticket.set_exception(problem)
-
-    # -- the end, from another thread ------------------------------------------------------------
+        held.app, held.used_at = self._routes(held.service), time.monotonic()
 
     def drain(self, seconds: float) -> None:
-        """Take no new request; answers have so many seconds to end."""
-        if services := self.loaded:
-            with ThreadPoolExecutor(len(services)) as pool:
-                list(pool.map(lambda service: service.llm.drain(seconds), services))
+        """As ``LLM.drain``, of all."""
+        with ThreadPoolExecutor(1 + len(self._loaded)) as pool:
+            list(pool.map(lambda service: service.llm.drain(seconds), self._loaded))
 
     def close(self) -> None:
-        """End all pipelines, as ``LLM.close``."""
+        """As ``LLM.close``, of all."""
         self._is_closed = True
-        for service in self.loaded:
+        for service in self._loaded:
             service.llm.close()
 
-
-# -- which model a request is for ------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Several:
-    """The ASGI application of a server of several models, within the guard. ``first``: the model of requests that name
-    none."""
-
-    residents: Residents
-    front: Service
-    first: str
-    _is_draining: bool = field(default=False, init=False)
-
-    @property
-    def num_running(self) -> int:
-        return self.residents.num_running
-
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
-
-    @is_draining.setter
-    def is_draining(self, value: bool) -> None:
-        self._is_draining = value
-        for service in (self.front, *self.residents.loaded):
-            service.is_draining = value
+    # -- which model a request is for ------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request.
@@ -300,32 +259,27 @@ class Several:
         """
         if scope["path"] == "/health":
             await self._health()(scope, receive, send)
-        elif scope["method"] != "POST" or scope["path"].startswith(_CHOOSES_NONE):
-            await self.residents.app()(scope, receive, send)
+        elif scope["method"] != "POST" or scope["path"].startswith(_OF_NO_MODEL):
+            app = next((held.app for held in self._by_use if held.app is not None), self._front_app)
+            await app(scope, receive, send)
         else:
             await self._chosen(Request(scope, receive), send)
 
     def _health(self) -> JSONResponse:
-        models = [{"name": each.name, "loaded": each.layout is not None} for each in self.residents.offers()]
-        used = next((one for one in self.residents.loaded if one.model == models[0]["name"]), None)
-        if used is None or used.llm.health().failure is not None:  # the next request loads it again
-            word = "draining" if self.is_draining else "ok"
-            status, document = 503 if self.is_draining else 200, {"status": word, "running": self.num_running}
-        else:
-            status, document = health_document(used.llm.health(), self.num_running, is_draining=self.is_draining)
-        return JSONResponse({**document, "models": models}, status)
+        """A pipeline that has failed is no reason against: the next request loads it again."""
+        models = [{"name": each.name, "loaded": each.layout is not None} for each in self.offers()]
+        document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
+        return JSONResponse(document, 503 if self.is_draining else 200)
 
     async def _chosen(self, request: Request, send: Send) -> None:
-        self.front.caller(request)  # before anything of the body is read
+        self._front.caller(request)  # before anything of the body is read
         if self.is_draining:
             raise ending()
         request.state.raw = raw = await body_of(request)
-        asked = await asyncio.to_thread(parsed, raw)
-        name, answer = self._name(asked), _Pinged(send, request.scope["path"])
-        ticket = self.residents.ask(name)
+        asked, answer = await asyncio.to_thread(parsed, raw), _Pinged(send, request.scope["path"])
+        ticket = self.ask(self._name(asked))
         try:
-            if not ticket.done():
-                await self._wait(ticket, name, request, answer if _streams(asked, answer.path) else None)
+            await self._wait(ticket, request, answer if _streams(asked, answer.path) else None)
             held = await ticket
             assert held.app is not None
             await held.app(request.scope, request.receive, answer)
@@ -334,28 +288,31 @@ class Several:
                 raise
             await answer.fail(error if isinstance(error, Problem) else problem_of(error))
         finally:
-            self.residents.release(ticket)
+            self.release(ticket)
 
     def _name(self, asked: Mapping[str, Any]) -> str:
-        wanted = asked.get("model") or asked.get("name")
-        return named(self.residents.offers(), wanted).name if isinstance(wanted, str) else self.first
+        wanted = asked.get("model")
+        return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
-    async def _wait(self, ticket: Ticket, name: str, request: Request, pinged: "_Pinged | None") -> None:
+    async def _wait(self, ticket: Ticket, request: Request, pinged: "_Pinged | None") -> None:
         """Wait until a model is there, or cannot be loaded. ``pinged``: gets a ping in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
             Problem: 503, the request's own time is over.
         """
-        most, began = handling_of(request).timeout, time.monotonic()
+        if ticket.done():
+            return
+        most, began, held = handling_of(request).timeout or math.inf, time.monotonic(), self._waiting[ticket]
         leaving = asyncio.create_task(left(request.receive))
         try:
             while not ticket.done():
-                over = math.inf if most is None else most - (time.monotonic() - began)
+                over = most - (time.monotonic() - began)
                 if over <= 0:
-                    why = f"the model {name!r:.80} was not there within {most:g} s"
-                    raise Problem(503, why, retry_after=self.residents.seconds_until(name))
-                await asyncio.wait((ticket, leaving), timeout=min(PING_EVERY, over), return_when=FIRST_COMPLETED)
+                    why = f"the model {held.entry.name!r:.80} was not there within {most:g} s"
+                    raise Problem(503, why, retry_after=held.seconds)
+                pause = min(PING_EVERY, over)
+                await asyncio.wait((ticket, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 if leaving.done():
                     raise ClientDisconnect
                 if pinged is not None and not ticket.done() and over > PING_EVERY:
@@ -369,32 +326,29 @@ def _streams(asked: Mapping[str, Any], path: str) -> bool:
     return asked.get("stream", path.startswith(OLLAMA)) is True
 
 
-@dataclass(slots=True)
 class _Pinged:
     """Passes on what a route sends. Once it was pinged, the response has begun, and is a stream."""
 
-    send: Send
-    path: str
-    has_begun: bool = False
+    def __init__(self, send: Send, path: str) -> None:
+        self.path, self.has_begun, self._send = path, False, send
+        self._is_ollama, self._is_anthropic = path.startswith(OLLAMA), path.startswith(ANTHROPIC)
 
     async def __call__(self, message: Message) -> None:
         if not (self.has_begun and message["type"] == "http.response.start"):
-            await self.send(message)
+            await self._send(message)
 
     async def ping(self) -> None:
         if not self.has_begun:
             self.has_begun = True
-            headers = stream_headers(NDJSON if self.path.startswith(OLLAMA) else EVENTS)
-            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-        ping = LINE_PING if self.path.startswith(OLLAMA) else COMMENT_PING
-        ping = event({"type": "ping"}, "ping") if self.path.startswith(ANTHROPIC) else ping
-        await self.send({"type": "http.response.body", "body": ping, "more_body": True})
+            await self._send(response_start(NDJSON if self._is_ollama else EVENTS))
+        ping = event({"type": "ping"}, "ping") if self._is_anthropic else COMMENT_PING
+        await self._write(LINE_PING if self._is_ollama else ping, ends=False)
 
     async def fail(self, problem: Problem) -> None:
         """The last event, which says why there is no answer."""
         form = form_of(problem, self.path)
-        if self.path.startswith(OLLAMA):
-            last = json_line(form).encode() + b"\n"
-        else:
-            last = event(form, "error" if self.path.startswith(ANTHROPIC) else None)
-        await self.send({"type": "http.response.body", "body": last, "more_body": False})
+        last = line(form) if self._is_ollama else event(form, "error" if self._is_anthropic else None)
+        await self._write(last, ends=True)
+
+    async def _write(self, data: bytes, *, ends: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": not ends})

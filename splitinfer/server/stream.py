@@ -32,9 +32,11 @@ Ping = bytes | Callable[[], bytes]
 """What is sent in silence, or what makes it when it is sent."""
 
 
-def stream_headers(media_type: str) -> list[tuple[bytes, bytes]]:
-    headers = {"Content-Type": media_type, **_HEADERS}
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+def response_start(media_type: str) -> dict[str, Any]:
+    """The message with which a stream begins."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+    typed = [(b"content-type", media_type.encode()), *headers]
+    return {"type": "http.response.start", "status": 200, "headers": typed}
 
 
 json_line = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -50,6 +52,11 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     line = data if isinstance(data, str) else json_line(data)
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {line}\n\n".encode("utf-8", "replace")
+
+
+def line(data: Mapping[str, Any]) -> bytes:
+    """One line of NDJSON."""
+    return f"{json_line(data)}\n".encode("utf-8", "replace")
 
 
 class EventStream:
@@ -96,8 +103,7 @@ class EventStream:
         return not writing.cancelled() and writing.exception() is None
 
     async def _write_all(self, send: Send) -> None:
-        headers = stream_headers(self._media_type)
-        await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(send, response_start(self._media_type))
         num_read = 0
         async for data in self._source:
             if data:  # reasoning may come that is not shown, and is silence

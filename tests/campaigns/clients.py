@@ -26,7 +26,7 @@ from .report import Missing, Report
 from .serving import left_by, serving, settle
 
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
-SCRIPTS = ("openai_client", "anthropic_client", "litellm_client")
+SCRIPTS = ("openai_client", "anthropic_client", "litellm_client", "ollama_client")
 RECORDED = Path(__file__).resolve().parents[1] / "server" / "recorded_requests.json"
 MISSING = ("ModuleNotFoundError", "PackageNotFoundError")
 _SECONDS = 300.0  # for a script

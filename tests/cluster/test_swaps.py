@@ -52,6 +52,7 @@ def test_two_layouts_take_turns_on_one_worker(tmp_path: Path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_two_hundred_requests_change_the_model_at_random(seed: int, tmp_path: Path):
     """Four clients, three models, of which two share a worker that is killed now and then: each answer is the model's

@@ -16,7 +16,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.engine.coordinator.health import PipelineHealth
-from splitinfer.errors import ModelError, PeerError
+from splitinfer.errors import CannotFit, ModelError, PeerError
 from splitinfer.llm import LLM
 from splitinfer.server import several
 from splitinfer.server.guard import Guard
@@ -24,7 +24,7 @@ from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
-from splitinfer.server.several import Entry, Residents, Several, Unloaded
+from splitinfer.server.several import Entry, Several, Unloaded
 
 CHAT = "/v1/chat/completions"
 ONE = Bounds(room=100)
@@ -60,8 +60,7 @@ class Shop:
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         front = Service(cast(LLM, Unloaded()), "")
-        self.residents = Residents([self._entry(name) for name in names], bounds, front, self._routes)
-        self.several = Several(self.residents, front, names[0])
+        self.several = Several([self._entry(name) for name in names], bounds, front, self._routes)
         self.app: Guard = make_app(front, self.several)
 
     def _entry(self, name: str) -> Entry:
@@ -133,18 +132,32 @@ def test_what_is_in_use_stays_and_who_came_first_is_first():
         await shop.said("a")
         shop.goes_on.clear()
         using = Client(shop.app, posted(CHAT, {"model": "a"}))
-        await until(lambda: shop.residents.num_running == 1)
+        await until(lambda: shop.several.num_running == 1)
         other = Client(shop.app, posted(CHAT, {"model": "b"}))
-        await until(lambda: shop.residents.num_running == 2)
+        await until(lambda: shop.several.num_running == 2)
         late = Client(shop.app, posted(CHAT, {"model": "a"}))  # "a" has to go now
         gone = Client(shop.app, posted(CHAT, {"model": "b"}))
-        await until(lambda: shop.residents.num_running == 4)
+        await until(lambda: shop.several.num_running == 4)
         await gone.leave()
         assert shop.log == ["+a"]
         shop.goes_on.set()
         assert [(await each.whole()).json["by"] for each in (using, other, late)] == ["a", "b", "a"]
         assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
-        assert shop.residents.num_running == 0
+        assert shop.several.num_running == 0
+
+    run(test)
+
+
+def test_one_that_is_just_about_to_go_takes_no_request():
+    async def test() -> None:
+        shop = Shop()
+        await shop.said("a")
+        other, same = shop.several.ask("b"), shop.several.ask("a")
+        assert not same.done()
+        await other
+        shop.several.release(other)
+        await same
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
 
     run(test)
 
@@ -153,11 +166,28 @@ def test_who_rests_is_unloaded():
     async def test() -> None:
         shop = Shop(Bounds(100, ttl=0.05))
         await shop.said("a")
-        await until(lambda: shop.log == ["+a", "-a"])
+        await until(lambda: shop.several.turn() is None and shop.log == ["+a", "-a"])
         figures = await answer(shop.app, Asked("GET", "/v1/models"))
         assert not any(one["loaded"] for one in figures.json["data"])
         assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
         assert (await shop.said("a")).json == {"by": "a"}
+
+    run(test)
+
+
+def test_one_that_does_not_fit_after_all_is_loaded_in_place_of_others():
+    async def test() -> None:
+        shop = Shop(Bounds(1000))
+        await shop.said("a")
+
+        def load() -> None:
+            if shop.log == ["+a"]:
+                raise CannotFit("1 GB too little")
+
+        shop.loads = load
+        assert (await shop.said("b")).json == {"by": "b"}
+        assert (await shop.said("a")).json == {"by": "a"}
+        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
 
     run(test)
 
@@ -237,8 +267,8 @@ def test_the_impatient_are_told_when_to_come_again():
         assert (said.status, said.headers["retry-after"]) == (503, "5")
         there.set()
         assert (await shop.said("a")).status == 200
-        shop.residents.drain(1.0)
-        shop.residents.close()
+        shop.several.drain(1.0)
+        shop.several.close()
         assert shop.log == ["+a", "~a", "-a"]
 
     run(test)

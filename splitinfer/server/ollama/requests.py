@@ -5,8 +5,9 @@ call that has none yet, of the tool that it names if it names one. Pictures are 
 before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
@@ -92,26 +93,27 @@ class Turn(Fields):
 
 
 def template_messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    made, open_calls, num_calls = list[dict[str, Any]](), list[tuple[str, str]](), 0
-    for turn in turns:
-        told: dict[str, Any] = {"role": turn.role, "content": with_images(turn.content, turn.images)}
-        if turn.thinking:
-            told["reasoning_content"] = turn.thinking
-        if turn.tool_calls:
-            told["tool_calls"] = []
-        for call in turn.tool_calls:
-            num_calls += 1
-            open_calls.append((call.function.name, call.id or f"call{num_calls:05}"))
-            function = {"name": call.function.name, "arguments": call.function.arguments}
-            told["tool_calls"].append({"id": open_calls[-1][1], "type": "function", "function": function})
-        if turn.role == "tool":
-            own = [each for each in open_calls if turn.tool_name in (None, each[0])] or open_calls
-            answered = next((each for each in open_calls if each[1] == turn.tool_call_id), own[0] if own else None)
-            if answered is not None:
-                open_calls.remove(answered)
-            told["tool_call_id"] = turn.tool_call_id or ("" if answered is None else answered[1])
-        made.append(told)
-    return made
+    open_calls, numbers = list[tuple[str, str]](), count(1)
+    return [_told(turn, open_calls, numbers) for turn in turns]
+
+
+def _told(turn: Turn, open_calls: list[tuple[str, str]], numbers: Iterator[int]) -> dict[str, Any]:
+    """``open_calls``: names and ids of calls without an outcome, which this changes. ``numbers``: for further ids."""
+    told: dict[str, Any] = {"role": turn.role, "content": with_images(turn.content, turn.images)}
+    if turn.thinking:
+        told["reasoning_content"] = turn.thinking
+    if turn.tool_calls:
+        new = [(call.function.name, call.id or f"call{next(numbers):05}") for call in turn.tool_calls]
+        given = [{"name": call.function.name, "arguments": call.function.arguments} for call in turn.tool_calls]
+        pairs = zip(new, given, strict=True)
+        told["tool_calls"] = [{"id": id_, "type": "function", "function": function} for (_, id_), function in pairs]
+        open_calls += new
+    if turn.role == "tool":
+        rank = {each: (each[1] != turn.tool_call_id, each[0] != turn.tool_name) for each in open_calls}
+        answered = min(open_calls, key=rank.__getitem__, default=("", ""))
+        open_calls[:] = [each for each in open_calls if each != answered]
+        told["tool_call_id"] = turn.tool_call_id or answered[1]
+    return told
 
 
 def with_images(text: str, images: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """Ollama's routes: each reads a request, asks for an answer, and writes it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,13 +12,15 @@ from splitinfer.server.answer import Answer, Piece
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields, Name
-from splitinfer.server.health import named
+from splitinfer.server.health import Offer, named
 from splitinfer.server.ollama.models import listed, running, shown
 from splitinfer.server.ollama.requests import Asked, ChatRequest, GenerateRequest, chat_ask, generate_ask
-from splitinfer.server.ollama.writer import OllamaWriter, line
+from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.spans import ChoiceTimes
-from splitinfer.server.stream import LINE_PING, NDJSON, EventStream
+from splitinfer.server.stream import LINE_PING, NDJSON, EventStream, line
+
+M = TypeVar("M", ChatRequest, GenerateRequest)
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 VERSION = "0.12.6"
 """Of Ollama, whose API this is; editors refuse versions before 0.6.4."""
@@ -29,39 +32,32 @@ class ShowRequest(Fields):
 
 
 def ollama_routes(service: Service) -> list[ApiRoute]:
-    async def respond(request: Request, asked: Asked) -> Response | EventStream:
-        key, began = service.caller(request), request.state.began
+    def answering(
+        model: type[M], ask: Callable[[M, str], Asked]
+    ) -> Callable[[Request], Awaitable[Response | EventStream]]:
+        async def route(request: Request) -> Response | EventStream:
+            key = service.caller(request)
+            asked = await read_request(request, model, lambda one: ask(one, service.model))
 
-        def writer_of(answer: Answer) -> OllamaWriter:
-            return OllamaWriter(asked.model, asked.is_chat, began, lambda: answer.times[0])
+            def writer_of(answer: Answer) -> OllamaWriter:
+                return OllamaWriter(asked.model, asked.is_chat, request.state.began, lambda: answer.times[0])
 
-        if asked.ask is None:  # whoever reads this is told that the model is loaded
-            now = ChoiceTimes(began)
-            return JSONResponse(OllamaWriter(asked.model, asked.is_chat, began, lambda: now).loaded())
-        events = _lines if asked.streams else None
-        return await answered(
-            service, request, key, [asked.ask], writer_of, events, lambda *_: LINE_PING, media_type=NDJSON
-        )
+            if asked.ask is None:  # the model is to be loaded, and it is
+                return JSONResponse(writer_of(Answer(1)).loaded())
+            events = _lines if asked.streams else None
+            return await answered(
+                service, request, key, [asked.ask], writer_of, events, lambda *_: LINE_PING, media_type=NDJSON
+            )
 
-    async def chat(request: Request) -> Response | EventStream:
-        service.caller(request)
-        asked = await read_request(request, ChatRequest, lambda one: chat_ask(one, service.model))
-        return await respond(request, asked)
+        return route
 
-    async def generate(request: Request) -> Response | EventStream:
-        service.caller(request)
-        asked = await read_request(request, GenerateRequest, lambda one: generate_ask(one, service.model))
-        return await respond(request, asked)
+    def listing(entry: Callable[[Offer], dict[str, Any]], *, loaded: bool) -> Handler:
+        async def route(request: Request) -> Response:
+            service.caller(request)
+            offers = [each for each in service.offers() if each.layout is not None or not loaded]
+            return JSONResponse({"models": await asyncio.to_thread(lambda: [*map(entry, offers)])})
 
-    async def tags(request: Request) -> Response:
-        service.caller(request)
-        models = await asyncio.to_thread(lambda: [listed(each, service.started) for each in service.offers()])
-        return JSONResponse({"models": models})
-
-    async def ps(request: Request) -> Response:
-        service.caller(request)
-        loaded = [each for each in service.offers() if each.layout is not None]
-        return JSONResponse({"models": await asyncio.to_thread(lambda: [running(each) for each in loaded])})
+        return route
 
     async def show(request: Request) -> Response:
         service.caller(request)
@@ -73,11 +69,12 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
         service.caller(request)
         return JSONResponse({"version": VERSION})
 
+    tags = listing(lambda offer: listed(offer, service.started), loaded=False)
     return [
-        ApiRoute("/api/chat", chat, methods=["POST"]),
-        ApiRoute("/api/generate", generate, methods=["POST"]),
+        ApiRoute("/api/chat", answering(ChatRequest, chat_ask), methods=["POST"]),
+        ApiRoute("/api/generate", answering(GenerateRequest, generate_ask), methods=["POST"]),
         ApiRoute("/api/tags", tags, methods=["GET"]),
-        ApiRoute("/api/ps", ps, methods=["GET"]),
+        ApiRoute("/api/ps", listing(running, loaded=True), methods=["GET"]),
         ApiRoute("/api/show", show, methods=["POST"]),
         ApiRoute("/api/version", version, methods=["GET"]),
     ]

@@ -9,14 +9,9 @@ from typing import Any
 
 from splitinfer.server.answer import Piece
 from splitinfer.server.spans import ChoiceTimes, Usage
-from splitinfer.server.stream import json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "abort": "length"}
-
-
-def line(document: dict[str, Any]) -> bytes:
-    return json_line(document).encode("utf-8", "replace") + b"\n"
 
 
 def moment(seconds: float) -> str:
