@@ -28,7 +28,7 @@ from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.divided import alone, why_whole
+from splitinfer.models.divided import PretendedRank, alone, divide
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.layers import find_layers
 from splitinfer.models.loader import check_format, kv_need
@@ -81,19 +81,14 @@ def describe(
     return _described(model, checkpoint, name, kv_format)
 
 
-def with_half(
-    profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
+def with_half(profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
 ) -> ModelProfile:
-    """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided.
-
-    Raises:
-        ModelError: as ``describe``.
-    """
-    model = build_model(checkpoint, placeholders_of(checkpoint), dtype)
-    if why := why_whole(model):
-        return replace(profile, why_whole=why)
+    """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided."""
     with alone() as sums:
-        found = _described(model, checkpoint, profile.name, kv_format)
+        try:
+            found = describe_half(checkpoint, dtype, profile.name, kv_format=kv_format)
+        except ModelError as error:
+            return replace(profile, why_whole=str(error))
         layers, num_sums = found.profile.layers, dict[str, int]()
         for place, layer in enumerate(layers):
             if layer.kind not in num_sums:
@@ -103,6 +98,23 @@ def with_half(
                 num_sums[layer.kind] = len(sums)
     halves = tuple(replace(layer, sums=num_sums[layer.kind]) for layer in layers)
     return replace(profile, half=replace(found.profile, layers=halves))
+
+
+def describe_half(
+    checkpoint: Checkpoint,
+    dtype: str | None,
+    name: str,
+    arrays: Mapping[str, Any] | None = None,
+    kv_format: KVFormat | None = None,
+) -> DescribedModel:
+    """As ``describe``, what one of two ranks has; within ``divided.alone``, where it is then used, too.
+
+    Raises:
+        ModelError: as ``describe``, or it cannot be divided.
+    """
+    model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
+    divide(model, PretendedRank())
+    return _described(model, checkpoint, name, kv_format)
 
 
 def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: KVFormat | None) -> DescribedModel:

@@ -2,13 +2,14 @@
 
 To a plan, such a pair is one more machine:
 
-    t(r)  of a layer    the slower machine's t(r), of the part that a rank has, + sums x s(r)
+    t(r)  of a layer    the slower machine's t(r) of the part that a rank has, + sums x s(r)
     s(r)  of a sum      as measured between both; or before that 2 l + r b: over a ring of two there and back, with l
                         the latency one way and b the seconds of a row's bytes
     bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
 
-What divides and what does not is the model's matter (``models.divided``). Time is taken to follow bytes: of weights for
-a step's rows, of keys and values for what it attends to.
+What divides and what does not is the model's matter (``models.divided``). Where no part of a layer was measured, its
+time follows its bytes: of weights for a step's rows, of keys and values for what these attend to. That flatters small
+layers and experts, whose time is not all reading.
 """
 
 from dataclasses import replace
@@ -39,15 +40,13 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
     layers, model, one_sum = dict[str, Costs](), profiles.model, sum_of(profiles, a.name, b.name)
     for whole, part in zip(model.layers, half.layers, strict=True):
         if whole.kind not in layers:
-            slower = a.layers[whole.kind].slowest(b.layers[whole.kind])
-            own = slower.scaled(_share(part.weights, whole.weights))
-            attends = _share(_kv(part), _kv(whole))
-            own = replace(own, decode=slower.decode * attends, chunk=slower.chunk * attends)
+            own = _half_of(a, whole, part).slowest(_half_of(b, whole, part))
             layers[whole.kind] = own.plus(one_sum.scaled(part.sums))
     return replace(
         a,
         name="+".join((a.name, b.name)),
         layers=layers,
+        halves={},
         key=None,
         step=max(a.step, b.step),
         head=a.head.slowest(b.head).scaled(_share(half.head, model.head)),
@@ -56,6 +55,15 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
         launches_ahead=a.launches_ahead and b.launches_ahead,
         across=(a.name, b.name),
     )
+
+
+def _half_of(machine: MachineProfile, whole: LayerProfile, part: LayerProfile) -> Costs:
+    """What a rank's part of a layer costs."""
+    if whole.kind in machine.halves:
+        return machine.halves[whole.kind]
+    costs, attends = machine.layers[whole.kind], _share(_kv(part), _kv(whole))
+    own = costs.scaled(_share(part.weights, whole.weights))
+    return replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
 
 
 def _kv(layer: LayerProfile) -> int:
@@ -69,7 +77,7 @@ def _share(part: int, whole: int) -> float:
 def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
     """Seconds of a sum of two machines' hidden states, by their rows."""
     link = profiles.link(a, b)
-    if link is not None and link.sums.points:
+    if link is not None and link.sums is not None:
         return link.sums
     latency, bandwidth = link_of(profiles, a, b)
     row = profiles.model.hidden_row if profiles.model.half is None else profiles.model.half.hidden_row

@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.divided import PretendedRank, alone, divide, why_whole
+from splitinfer.errors import ModelError
+from splitinfer.models.divided import PretendedRank, alone, divide
 from splitinfer.models.layer_kinds import describe, with_half
 
 
@@ -25,7 +26,11 @@ from splitinfer.models.layer_kinds import describe, with_half
     ],
 )  # fmt: skip
 def test_why_not(name: str, changes: dict[str, Any], why: str):
-    found = why_whole(tiny.build(name, **changes)[0])
+    found = ""
+    try:
+        divide(tiny.build(name, **changes)[0], PretendedRank())
+    except ModelError as error:
+        found = str(error)
     assert found.startswith(why), found
     assert not found if not why else found.endswith("Cut it by layers instead, with a stage for each machine.")
 
