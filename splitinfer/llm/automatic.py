@@ -31,7 +31,7 @@ from splitinfer.llm.setup import trained_drafter
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
-from splitinfer.models.layer_kinds import DescribedModel, describe
+from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
@@ -128,7 +128,8 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: b
         raise CannotFit(shortage(profiles, asked, aim))
     layout = replace(layout_of(found, best), name="(planned)")
     reasons = [*figures_in_words(best.figures, asked), *why(found, best)]
-    return Chosen(layout, f"Planned for {aim}: {name_in_words(profiles, best.cut)}. {' '.join(reasons)}", profiles)
+    named = name_in_words(found.profiles, best.cut)
+    return Chosen(layout, f"Planned for {aim}: {named}. {' '.join(reasons)}", profiles)
 
 
 def measured_profiles(
@@ -159,8 +160,9 @@ def measured_profiles(
         own_key, timeout = Keyring().own, settings.connect_timeout
         surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
         (own, *others), links = surveyor.run()
-    found = _described(question)
-    described = with_drafter(found, checkpoint, settings.draft, resolve_dtype(dtype, gpu=on_gpu()))
+    found, own_dtype = _described(question), resolve_dtype(dtype, gpu=on_gpu())
+    described = with_drafter(found, checkpoint, settings.draft, own_dtype)
+    described = with_half(described, checkpoint, own_dtype, format_of(question.kv_format))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)

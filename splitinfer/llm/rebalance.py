@@ -33,6 +33,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
 from splitinfer.placement.formulas import costs_of
+from splitinfer.placement.pairs import with_pairs
 from splitinfer.placement.plan import Planner
 from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
@@ -96,16 +97,16 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     if len(machines) == 1:
         text = alone_in_words(live.profiles.model, machines[0], live.asked)
         return Rebalance(layout, 1.0, " ".join([text, *notable]))
-    places = {machine.name: i for i, machine in enumerate(machines)}
-    now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     planner = Planner(live.profiles, live.asked)
+    places = {machine.name: i for i, machine in enumerate(planner.profiles.machines)}
+    now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     plan = planner.plan([aim])
     if aim not in plan.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
     best = plan.best[aim]
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
-    current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
+    current, better = (name_in_words(planner.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *notable]))
@@ -162,15 +163,16 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     """
     if not all(costs.num_seen for costs in running.costs.stages):
         raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
-    known = {machine.name: machine for machine in measured.machines} if measured is not None else {}
+    known = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
     if measured is None or not {spec.name for spec in running.layout.stages} <= set(known):
         return LiveFigures(_by_bytes(model, running), running.layout, asked)
     times = dict[str, float]()
     for spec, own, said in running.stages:
         expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
         times[spec.name] = _relative(own, expected)
-        known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
-    first, *others = known.values()
+        for name in known[spec.name].ranks:
+            known[name] = _corrected(known[name], times[spec.name], said)
+    first, *others = (machine for machine in known.values() if not machine.across)
     draft = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
     profiles = replace(
         measured,

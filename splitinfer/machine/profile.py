@@ -122,7 +122,7 @@ class MachineProfile(Numbers):
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
     launches_ahead: whether its device computes while the host goes on.
-    halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if the layers
+    halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if layers
         cannot be divided.
     across: the names of the two machines, if these are one stage (``placement.pairs``).
     """

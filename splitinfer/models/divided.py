@@ -94,7 +94,7 @@ def alone() -> Iterator[list[int]]:
                 return all_gather(x, group=group, **more)
             return mx.concatenate([x] * group.num_ranks)
 
-        group.all_sum, group.all_gather = one_sum, one_gather  # type: ignore[assignment]
+        group.all_sum, group.all_gather = one_sum, one_gather
         try:
             yield sums
         finally:

@@ -81,7 +81,8 @@ def describe(
     return _described(model, checkpoint, name, kv_format)
 
 
-def with_half(profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
+def with_half(
+    profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
 ) -> ModelProfile:
     """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided."""
     with alone() as sums:

@@ -15,8 +15,11 @@ layers and experts, whose time is not all reading.
 from dataclasses import replace
 from itertools import combinations
 
+from splitinfer.core.endpoint import Endpoint, is_direct, is_loopback
+from splitinfer.core.layout import LOCAL
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import link_of
 
 
@@ -24,8 +27,33 @@ def with_pairs(profiles: Profiles) -> Profiles:
     """The same, with each pair that may be one stage behind the machines."""
     if profiles.model.half is None or any(machine.across for machine in profiles.machines):
         return profiles
-    found = (_pair(profiles, profiles.model.half, a, b) for a, b in combinations(profiles.machines, 2))
+    half = profiles.model.half
+    apart = [(a, b) for a, b in combinations(profiles.machines, 2) if not (_host(a) is None and _host(b) is None)]
+    found = [_pair(profiles, half, a, b) for a, b in apart]
     return replace(profiles, machines=(*profiles.machines, *found))
+
+
+def _host(machine: MachineProfile) -> str | None:
+    """A machine's host; ``None`` for this one, whose workers share its device."""
+    address = machine.address or LOCAL
+    if address == LOCAL or address.startswith("inproc://"):
+        return None
+    host = Endpoint.parse(address).host
+    return None if is_loopback(host) else host
+
+
+def exposed(profiles: Profiles, cut: Cut) -> str | None:
+    """The machine of a pair whose sums would cross a network in the clear, though its links are encrypted; ``None`` if
+    there is none."""
+    names = {name for place in cut.machines for name in profiles.machines[place].across}
+    return next(
+        (
+            each.name
+            for each in profiles.machines
+            if each.name in names and each.key is not None and not is_direct(_host(each) or "127.0.0.1")
+        ),
+        None,
+    )
 
 
 def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:

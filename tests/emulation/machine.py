@@ -12,7 +12,6 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.numbers import Count, NotNegative, Numbers
 from tests.emulation.device_queue import DeviceTraits, Positive
 
-
 SUMS = 2  # of a layer: of its attention, and of what follows
 
 

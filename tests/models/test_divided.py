@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 import tiny
 
-from splitinfer.models.checkpoint import open_folder
 from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.divided import PretendedRank, alone, divide
 from splitinfer.models.layer_kinds import describe, with_half
 

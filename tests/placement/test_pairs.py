@@ -1,14 +1,17 @@
 """Two machines as one stage: what it gives by formula, whether it fits, and what a plan says of it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from splitinfer.config import find_layout
+from splitinfer.core.layout import Rank
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import compared, name_in_words, shortage
+from splitinfer.placement.document import compared, layout_of, layout_text, name_in_words, shortage
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.pairs import sum_of, with_pairs
 from splitinfer.placement.plan import Planner, plan
@@ -98,3 +101,30 @@ def test_a_model_that_cannot_be_divided_is_cut_by_layers():
     found = plan(replace(profiles, model=replace(MODEL, why_whole="no shard().")), Asked())
     assert found.ways[Aim.CHAT].tensor_parallel is None
     assert list(compared(found, found.best[Aim.CHAT])) == ["Tensor parallel is not possible: no shard()."]
+
+
+def test_the_layout_of_a_pair(tmp_path: Path):
+    """It is written as the layout's schema has it; ranks are workers, also that of this machine."""
+    key, cable = "a" * 64, "tcp://169.254.1.2:5577"
+    first, second = two_macs(20e-6).machines
+    profiles = replace(two_macs(20e-6), machines=(first, replace(second, key=key, address=cable)))
+    found = plan(profiles, Asked())
+    layout = layout_of(found, found.best[Aim.CHAT])
+    (tmp_path / "pair.yaml").write_text(layout_text(found, found.best[Aim.CHAT], "By a test."))
+    assert replace(find_layout(str(tmp_path / "pair.yaml")), name=layout.name).stages == layout.stages
+    (stage,) = layout.stages
+    assert (stage.num_layers, stage.across) == (LAYERS, (Rank("local"), Rank(cable, key)))
+
+
+def test_sums_in_the_clear_are_not_chosen_where_links_are_encrypted():
+    """Nor are two workers of one machine, which share its device."""
+    first, second = two_macs(20e-6).machines
+    found = plan(replace(two_macs(20e-6), machines=(first, replace(second, key="a" * 64))), Asked())
+    best, shared = found.best[Aim.CHAT], found.ways[Aim.CHAT].tensor_parallel
+    assert shared is not None
+    assert best.cut != shared.cut
+    (said,) = compared(found, best)
+    assert said.startswith("Tensor parallel was not chosen: 2")
+    assert said.endswith("They are not encrypted, and m1 is not reached by a cable.")
+    here = plan(replace(two_macs(20e-6), machines=(first, replace(second, address="local"))), Asked())
+    assert here.ways[Aim.CHAT].tensor_parallel is None
