@@ -5,7 +5,8 @@ machine takes as it was measured to take, whatever the reason: heat, other progr
 its costs are multiplied by that; machines without layers and links stay as they were measured. Elsewhere a stage's
 steps say what all of its layers cost together, the head among them; each part is taken to cost in proportion to the
 bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
-machines that have layers are compared.
+machines that have layers are compared. What two machines that are one stage take longer than both were measured to, is
+the time of their sums.
 
 ``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
 """
@@ -33,7 +34,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
 from splitinfer.placement.formulas import costs_of
-from splitinfer.placement.pairs import with_pairs
+from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.placement.plan import Planner
 from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
@@ -163,16 +164,19 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     """
     if not all(costs.num_seen for costs in running.costs.stages):
         raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
-    known = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
-    if measured is None or not {spec.name for spec in running.layout.stages} <= set(known):
+    every = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
+    if measured is None or not {spec.name for spec in running.layout.stages} <= set(every):
         return LiveFigures(_by_bytes(model, running), running.layout, asked)
-    times = dict[str, float]()
+    times, known = dict[str, float](), {machine.name: machine for machine in measured.machines}
     for spec, own, said in running.stages:
+        if across := every[spec.name].across:
+            measured = with_sums(measured, *across, _sums_of(measured, across, spec, own))
+            known |= {name: _corrected(known[name], 1.0, said) for name in across}
+            continue
         expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
         times[spec.name] = _relative(own, expected)
-        for name in known[spec.name].ranks:
-            known[name] = _corrected(known[name], times[spec.name], said)
-    first, *others = (machine for machine in known.values() if not machine.across)
+        known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
+    first, *others = known.values()
     draft = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
     profiles = replace(
         measured,
@@ -180,6 +184,19 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
         machines=(replace(first, draft=running.draft or first.draft), *others),
     )
     return LiveFigures(profiles, running.layout, asked, times)
+
+
+def _sums_of(measured: Profiles, across: Sequence[str], spec: StageSpec, own: StageCosts) -> Costs:
+    """Seconds of a sum by rows: what the steps of two machines take longer than their halves of the layers."""
+    a, b = across
+    silent = with_pairs(with_sums(measured, a, b, Costs()))
+    pair = next(machine for machine in silent.machines if machine.across == (a, b))
+    halves = costs_of(silent.model, pair, spec.start, spec.end)
+    count = sum(layer.sums for layer in silent.model.half.layers[spec.start : spec.end]) if silent.model.half else 1
+    seconds, most = dict[int, float](), 0.0
+    for rows in sorted(own.sizes or [1]):
+        seconds[rows] = most = max(most, (own.at(Shape(rows)) - halves.rows(rows)) / max(1, count))
+    return Costs.through(seconds)
 
 
 def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:

@@ -18,7 +18,7 @@ from itertools import combinations
 from splitinfer.core.endpoint import Endpoint, is_direct, is_loopback
 from splitinfer.core.layout import LOCAL
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import link_of
 
@@ -110,6 +110,13 @@ def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
     latency, bandwidth = link_of(profiles, a, b)
     row = profiles.model.hidden_row if profiles.model.half is None else profiles.model.half.hidden_row
     return Costs.line(2 * latency, row / bandwidth)
+
+
+def with_sums(profiles: Profiles, a: str, b: str, sums: Costs) -> Profiles:
+    """The same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
+    latency, bandwidth = link_of(profiles, a, b)
+    others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
+    return replace(profiles, links=(*others, LinkProfile(a, b, latency, bandwidth, sums)))
 
 
 def sums_of_token(profiles: Profiles, pair: MachineProfile) -> float:
