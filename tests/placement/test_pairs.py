@@ -1,6 +1,7 @@
 """Two machines as one stage: what it gives by formula, whether it fits, and what a plan says of it."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.pairs import sum_of, with_pairs
 from splitinfer.placement.plan import Planner, plan
 from tests.placement.rigs import GB, MODEL, rig
+from tests.sim import pipelines
 
 LAYERS, ALONE = 64, 0.062  # of Qwen3.6-27B, seconds of a token on one machine
 _LAYER, _NORMS, _HEAD = 230_000_000, 50_000, 700_000_000  # bytes in four bits and a half
@@ -128,3 +130,33 @@ def test_sums_in_the_clear_are_not_chosen_where_links_are_encrypted():
     assert said.endswith("They are not encrypted, and m1 is not reached by a cable.")
     here = plan(replace(two_macs(20e-6), machines=(first, replace(second, address="local"))), Asked())
     assert here.ways[Aim.CHAT].tensor_parallel is None
+
+
+@pytest.mark.parametrize("microseconds", [20, 100, 500, 2000])
+@pytest.mark.parametrize(
+    ("acceptance", "near"), [(None, 0.05), pytest.param(0.7, 0.2, marks=pytest.mark.nightly)], ids=["plain", "drafts"]
+)
+def test_beside_the_live_scheduler_in_virtual_time(microseconds: int, acceptance: float | None, near: float):
+    """A plan's figures are near what the scheduler gives, so the faster way is the one that it says."""
+    half = replace(MODEL, layers=(LayerProfile("layer", GB // 4, 2048, sums=2),) * 12)
+    links = (LinkProfile("m0", "m1", 0.0001, 1e9, Costs.line(microseconds * 1e-6, 0)),)
+    profiles = replace(rig((1, 1)), model=replace(MODEL, half=half), links=links)
+    asked = Asked(prompt=512, answer=64, streams=4, acceptance=acceptance)
+    planner = Planner(profiles, asked)
+    for aim in (Aim.CHAT, Aim.THROUGHPUT):
+        ways = planner.ways(aim)
+        cuts = [way.cut for way in (ways.pipeline, ways.tensor_parallel) if way is not None]
+        by_formula, live = (
+            [found(cut) for cut in cuts] for found in (partial(planner.score, aim), partial(_live, planner, aim))
+        )
+        assert by_formula == pytest.approx(live, rel=near)
+        assert len(cuts) == 2
+        assert (by_formula[0] < by_formula[1]) == (live[0] < live[1]) or max(live) < 1.1 * min(live)
+
+
+def _live(planner: Planner, aim: Aim, cut: Cut) -> float:
+    """Turns of a chat per second, or tokens per second of all streams."""
+    asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut)
+    if aim is Aim.THROUGHPUT:
+        return pipelines.many(machine, asked, asked.acceptance)
+    return 1 / pipelines.turn(machine, asked, asked.budget(planner.profiles), asked.acceptance)
