@@ -59,7 +59,7 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
         faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
     within = [machines[m].across for m in cut.machines if machines[m].across]
-    for a, b in [(machines[a].ranks[0], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
+    for a, b in [(machines[a].ranks[-1], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
         if a != b and plan.profiles.link(a, b) is None:
             yield f"The link from {a} to {b} counts as the slowest that was measured."
     yield from compared(plan, best)

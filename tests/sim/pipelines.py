@@ -13,7 +13,7 @@ from splitinfer.core.speculation.flight import OFF
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.formulas import call_of, costs_of, drafting, hop_ends, hop_of
+from splitinfer.placement.formulas import costs_of, drafting, hop_ends, hop_of
 from tests.emulation.machine import Hop, Machine
 from tests.sim import drafts
 from tests.sim.simulator import Simulator, config_of
@@ -26,11 +26,9 @@ def pipeline_of(profiles: Profiles, cut: Cut, host: float = 0.0, buffers: float 
     """A cut as a machine. ``host``: the coordinator's own seconds of a step; ``buffers``: of a step, for a layer."""
     draft, model = profiles.model.draft, profiles.model
     one, more = drafting(profiles, cut.machines[-1])
-    *hops, back = [hop_of(profiles, a, b) for a, b in hop_ends(cut)]
-    again = call_of(profiles, profiles.machines[cut.machines[0]])
     return Machine(
         stages=tuple(costs_of(model, profiles.machines[m], start, end) for m, start, end in cut.stages()),
-        hops=(*(Hop(*hop) for hop in hops), Hop(back[0] + again, back[1])),
+        hops=tuple(Hop(*hop_of(profiles, a, b)) for a, b in hop_ends(cut)),
         layers=cut.layers,
         host=host,
         draft=one,
