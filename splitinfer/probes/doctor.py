@@ -1,7 +1,7 @@
 """``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -9,8 +9,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splitinfer.core.endpoint import Endpoint, is_direct
 from splitinfer.core.json_text import dumps
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import LOCAL, Layout
+from splitinfer.core.link_transport import RING
 from splitinfer.core.wire_codec import NONE
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
@@ -28,12 +30,14 @@ from splitinfer.probes.rdma import requirements, verdict
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's workers and links, and the hidden states on them."""
+    """A layout's workers and links, and the hidden states on them. ``sums``: sentences on those of its stages across
+    two machines."""
 
     name: str
     hidden: Hidden
     workers: Sequence[WorkerSeen]
     links: Sequence[LinkSeen]
+    sums: Sequence[str] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -96,7 +100,28 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> L
     for i, link in enumerate(links):
         if link.figures is not None and link.carries == "hidden states":
             links[i] = replace(link, advice=advise(link.figures, hidden, codecs))
-    return LayoutReport(layout.name, hidden, workers, links)
+    return LayoutReport(layout.name, hidden, workers, links, tuple(sums_in_words(layout, links)))
+
+
+def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
+    """What the sums of each stage across two machines cost, as far as the link between these was measured, and whether
+    anybody on the way may read them."""
+    for stage in layout.stages:
+        if not stage.across:
+            continue
+        ways = {(link.source, link.target): link for link in links}
+        first, second = stage.ranks
+        way, count = ways.get((first.name, second.name)), 2 * stage.num_layers
+        if way is not None and way.figures is not None and stage.sums == RING:
+            each = 2 * way.figures.latency_p50
+            yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
+        hosts = [Endpoint.parse(str(rank.address)).host for rank in stage.ranks if rank.address not in (None, LOCAL)]
+        if not all(map(is_direct, hosts)):
+            also = ", though the links to its workers are" if any(rank.key for rank in stage.across) else ""
+            yield (
+                f"{stage.name}: its sums are not encrypted{also}. Connect its machines by a cable, and write the "
+                "cable's addresses under 'across'."
+            )
 
 
 def measure(_options: Mapping[str, Any], report: Findings) -> None:
@@ -129,6 +154,7 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in layout.workers],
         "links": [asdict(link) for link in layout.links],
         "token_seconds": layout.token_seconds,
+        "sums": list(layout.sums),
     }
 
 
@@ -192,6 +218,7 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         *[Text(f"{_name(link)}: not measured: {_why(link, layout)}") for link in layout.links if not link.figures],
         *[Text(f"{_name(link)}: {link.note}") for link in layout.links if link.note],
         *[Text(_advice(link, link.advice)) for link in layout.links if link.advice is not None],
+        *map(Text, layout.sums),
         *([] if total is None else [Text(f"The links add {_time(total)} to each generated token, there and back.")]),
     ]
 
