@@ -16,7 +16,7 @@ from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.pairs import exposed, sums_of_token, with_pairs
-from splitinfer.placement.plan import Best, Figures, Plan, Ways, orders_of
+from splitinfer.placement.plan import CLEARLY, Best, Figures, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
 _GB = 1e9
@@ -74,14 +74,17 @@ def compared(plan: Plan, best: Best) -> Iterator[str]:
         yield f"Tensor parallel is not possible: {plan.profiles.model.why_whole}"
     elif shared is not None and cut is not None:
         pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
-        sums = 1000 * sums_of_token(plan.profiles, pair)
+        count, sums = sums_of_token(plan.profiles, pair)
+        pays = (1 / cut.figures.one / CLEARLY - 1 / shared.figures.one + sums) / count  # without drafts
         far, is_best = exposed(plan.profiles, shared.cut), best.cut == shared.cut
         verdict = "is faster" if is_best else "was not chosen" if far else "would not be clearly faster"
-        clear = f" They are not encrypted, and {far} is not reached by a cable." if far else ""
+        more = f" They are not encrypted, and {far} is not reached by a cable." if far else ""
+        if pays > 0 and verdict.startswith("would"):
+            more = f" Each takes {1e6 * sums / count:,.0f} µs; for one stream they would pay at {1e6 * pays:,.0f} µs."
         other = "one machine" if len(cut.cut.machines) == 1 else "a pipeline"
         yield (
             f"Tensor parallel {verdict}: {_rates(shared)} tokens a second; {other} {_rates(cut)}; "
-            f"over this link sums cost {sums:.3g} ms a token.{clear}"
+            f"over this link sums cost {1000 * sums:.3g} ms a token.{more}"
         )
 
 

@@ -119,8 +119,9 @@ def with_sums(profiles: Profiles, a: str, b: str, sums: Costs) -> Profiles:
     return replace(profiles, links=(*others, LinkProfile(a, b, latency, bandwidth, sums)))
 
 
-def sums_of_token(profiles: Profiles, pair: MachineProfile) -> float:
-    """Seconds of the sums of a token, were all layers on a pair."""
+def sums_of_token(profiles: Profiles, pair: MachineProfile) -> tuple[int, float]:
+    """How many sums a token has, were all layers on a pair, and the seconds of all of them."""
     half = profiles.model.half
     assert half is not None
-    return sum(layer.sums for layer in half.layers) * sum_of(profiles, *pair.across).rows(1)
+    count = sum(layer.sums for layer in half.layers)
+    return count, count * sum_of(profiles, *pair.across).rows(1)

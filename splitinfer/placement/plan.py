@@ -16,7 +16,7 @@ from splitinfer.placement.pairs import exposed, pairs_of, with_pairs
 
 _WORTH = 0.99  # of the best figure, that fewer machines may have
 _AS_LONG = 0.99  # of the longest context
-_CLEARLY = 1.1  # times as good: two machines as one stage
+CLEARLY = 1.1  # times as good: two machines as one stage
 _WIDER = 16  # cuts of a grid that are looked around, the best
 
 
@@ -122,7 +122,7 @@ class Planner:
         aim, lengths = shared.aim, (by_layers.figures.longest, shared.figures.longest)
         if aim is Aim.CONTEXT and min(lengths) < _AS_LONG * max(lengths):
             return by_layers if lengths[0] > lengths[1] else shared
-        return shared if self.score(aim, shared.cut) > _CLEARLY * self.score(aim, by_layers.cut) else by_layers
+        return shared if self.score(aim, shared.cut) > CLEARLY * self.score(aim, by_layers.cut) else by_layers
 
     def _best_of(self, aim: Aim, cuts: Sequence[Cut]) -> Best | None:
         ranked = self._ranked(aim, cuts)

@@ -1,5 +1,6 @@
 """Two machines as one stage: what it gives by formula, whether it fits, and what a plan says of it."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,10 @@ def test_a_plan_says_which_is_faster(microseconds: int, is_faster: bool):
     assert (best.cut == ways.tensor_parallel.cut) == is_faster
     (said,) = compared(found, best)
     assert said.startswith(f"Tensor parallel {'is faster' if is_faster else 'would not be clearly faster'}: ")
-    assert said.endswith(f"over this link sums cost {2 * LAYERS * microseconds / 1000:.3g} ms a token.")
+    assert f"; over this link sums cost {2 * LAYERS * microseconds / 1000:.3g} ms a token." in said
+    pays = re.search(rf"Each takes {microseconds:,} µs; for one stream they would pay at (.*) µs\.$", said)
+    assert (pays is None) == is_faster
+    assert pays is None or 150 < float(pays[1]) < 250
     assert f"; a pipeline {ways.pipeline.figures.one:.3g}; " in said
 
 
