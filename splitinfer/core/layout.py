@@ -86,10 +86,12 @@ class StageSpec:
         """The workers of the stage, as stages of their own name: ``both/0`` and ``both/1``; itself, if it is one."""
         if not self.across:
             return (self,)
-        return tuple(
+        found = (
             dataclasses.replace(self, name=f"{self.name}/{i}", address=rank.address, key=rank.key, across=())
             for i, rank in enumerate(self.across)
         )
+        first, *others = found  # the link from the stage before leads to the first
+        return (first, *(dataclasses.replace(one, link_transport=OVER_TCP) for one in others))
 
     @property
     def num_layers(self) -> int:

@@ -27,6 +27,7 @@ from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
+from splitinfer.models.halves import Group, halve
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need, on_gpu
@@ -108,14 +109,17 @@ def _build(
     drafter: Checkpoint | None,
     of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
     kv_format: KVFormat | None,
+    group: Group | None,
     *,
     sees: bool,
 ) -> _Built:
     """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
     gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, *layers)
+    if group is not None:  # behind the cut: to find the structure is no business of two
+        halve(model, group.sums)
+    parameters = dict(tree_flatten(model.parameters()))
     outputs, output = stage.probe()
     check_format(stage, kv_format)
     stage.use_format(kv_format)
@@ -141,10 +145,11 @@ def survey(
     *,
     drafter: Checkpoint | None = None,
     sees: bool = False,
+    group: Group | None = None,
 ) -> Survey:
     """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
     this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
-    ``sees``: with pictures, for which the first stage has a tower.
+    ``sees``: with pictures, for which the first stage has a tower. ``group``: with whom the layers are halved.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
@@ -160,6 +165,7 @@ def survey(
         drafter,
         lambda other, _: placeholders_of(other),
         kv_format,
+        group,
         sees=sees,
     )
     tensors, read = arrays_read(outputs, placeholders, parameters)
@@ -240,9 +246,10 @@ def load_with_others(
     drafter: Checkpoint | None,
     *,
     sees: bool,
+    group: Group | None = None,
 ) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
-    if it is the first of a model that ``sees``."""
+    if it is the first of a model that ``sees``; of a rank in a ``group``, its halves."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path, names in paths.items():
@@ -250,7 +257,7 @@ def load_with_others(
         arrays.update({name: there[name] for name in names if name in there})
     stage, model, parameters, outputs, output, tower, heads = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
-        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
+        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, group, sees=sees,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:

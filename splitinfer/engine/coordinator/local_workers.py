@@ -30,7 +30,7 @@ _early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
 def start_early(layout: Layout, disk: Disk | None) -> None:
     """Start a layout's local workers before they are needed; ``take`` returns them."""
-    for spec in layout.stages[1:]:
+    for spec in layout.workers:
         if spec.is_local:
             _early[spec.name] = LocalWorker(spec.name, disk)
     atexit.register(end_early)

@@ -1,7 +1,7 @@
 """A stage's blocks between memory and disk: arrays to bytes and back, and the keys reported to the coordinator.
 
 The group of files that a stage reads and writes is named after everything its KV depends on: the model and the formats,
-which the coordinator sends, and this machine's dtype, device and BLAS. So after a change of any of these the folder is
+which the coordinator sends, and this machine's dtype, device and BLAS, and which half of the layers it has. So after a change of any of these the folder is
 empty, and nothing has to be compared.
 """
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 def group_of(command: Load, dtype: str | None) -> str:
     """The name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
     arithmetic = f"{dtype} {device_name()} {'openblas' if has_openblas() else ''}"
+    arithmetic += "" if command.half is None else f" rank {command.half.rank}"  # a rank has the KV of its heads
     return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
 
 

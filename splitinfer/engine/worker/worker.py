@@ -12,6 +12,7 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Rejected      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
+                      of the first rank of two: -> at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
 Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
@@ -47,6 +48,7 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
+from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
@@ -107,6 +109,7 @@ class Worker:
         self._owner: Connection | None = None
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
+        self._sampled = Sampled()
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -212,6 +215,7 @@ class Worker:
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
+                self._sampled = Sampled()
                 self._holder.load(connection, message, self._weights)
             case Connect():
                 self._connect_next(connection, message)
@@ -255,6 +259,8 @@ class Worker:
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
+        if stage.command.passes_on:
+            self._pass_on(step, frame)
         self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
@@ -265,6 +271,15 @@ class Worker:
         assert self._owner is not None
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
+
+    def _pass_on(self, step: Step, frame: Frame) -> None:
+        """Send a step on to the other rank, as it came."""
+        if self._downstream is None:
+            raise ProtocolError("a step came before the next stage was connected")
+        try:
+            self._downstream.send(step, *(memoryview(part) for part in frame.parts))
+        except TransportError as error:
+            raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
     def _take_rejected(self) -> None:
         """Learn which slices are rejected, also of steps that are in front of that message in the inbox."""
@@ -291,7 +306,11 @@ class Worker:
         done = stage.runner.finish(launched)
         # As the coordinator counts: a count of its own would outlive its pipeline.
         owner.link.set_progress(done.plan.step + 1)
-        if stage.command.is_last:
+        if stage.command.half is not None and (digest := self._sampled.after(done)) is not None:
+            owner.send(digest)
+        if stage.command.passes_on:
+            pass  # the other rank answers
+        elif stage.command.is_last:
             here = replace(done.figures, received=received, sent=time.monotonic())
             owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))
         elif following is None:
