@@ -95,7 +95,7 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     """
     layout, machines = live.layout, live.profiles.machines
     notable = list(_notable(live))
-    if len(machines) == 1:
+    if len(machines) == 1 and layout.has_own_stage:
         text = alone_in_words(live.profiles.model, machines[0], live.asked)
         return Rebalance(layout, 1.0, " ".join([text, *notable]))
     planner = Planner(live.profiles, live.asked)

@@ -144,7 +144,7 @@ def load(
         ConfigError: the emulated accelerator does not fit the layout.
     """
     _check_classes(command, name)
-    device, source = open_device(command.stage, command.bounds), source or FromHub()
+    device, source = open_device(command.stage, command.bounds, 1 + (command.half is not None)), source or FromHub()
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
