@@ -4,32 +4,38 @@ A stage has one line with the memory that it needs and that is free; on a termin
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
-from splitinfer.llm import DRAFT, LLM, Settings
-from splitinfer.llm.automatic import Chosen
-from splitinfer.wire import messages
+if TYPE_CHECKING:
+    from splitinfer.llm import LLM, Settings
+    from splitinfer.llm.automatic import Chosen
+    from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading", "try": "trying"}
 
 errors = Console(stderr=True, highlight=False)
 
 
-def say(text: str) -> None:
-    """Print a text without commands: wrapped between words on a terminal, one line elsewhere."""
-    errors.print(text, soft_wrap=not errors.is_terminal)
+def say(text: str, to: Console = errors) -> None:
+    """Print a text: wrapped between words on a terminal, as it is elsewhere."""
+    to.print(Text(text), soft_wrap=not to.is_terminal)
 
 
-def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:
+def load_llm(layout: "str | Chosen", model: str | None, settings: "Settings") -> "LLM":
     """Load an LLM while showing its progress.
 
     Raises:
         SplitinferError: as ``LLM`` does.
     """
+    from splitinfer.llm import LLM  # here, because it takes a second, and an error needs none of it
+
     display = _LoadDisplay()
     with display.live():
         planned = (layout, None) if isinstance(layout, str) else (layout.layout, layout.profiles)
@@ -39,17 +45,25 @@ def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM
 
 
 @contextmanager
-def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
-    """Shows which machines and links are being measured; yields what is to be called with their progress."""
-    with errors.status("measuring") as status:
-        last = dict[str, str]()
+def measuring() -> "Iterator[Callable[[str, messages.Progress], None]]":
+    """Shows which machines and links are being measured, and how long it takes; yields what is to be called with their
+    progress."""
+    from splitinfer.engine.profiling.measure import SECONDS
 
-        def notice(name: str, progress: messages.Progress) -> None:
+    with errors.status("reaching the workers") as status:
+        last, ends = dict[str, str](), 0.0
+
+        def notice(name: str, progress: "messages.Progress") -> None:
+            nonlocal ends
+            if progress.phase == "measure" and not ends:
+                ends = time.monotonic() + SECONDS
+                say(f"Measuring each machine with this model: {SECONDS:.0f} s. The figures are kept for the next time.")
             share = f" {progress.done / progress.total:.0%}" if progress.total else ""
             if progress.phase == "link":
                 last.clear()
             last[name] = share
-            status.update(f"measuring {', '.join(f'{each}{done}' for each, done in last.items())}")
+            left = f", {max(0.0, ends - time.monotonic()):.0f} s left" if share else ""
+            status.update(f"measuring {', '.join(f'{each}{done}' for each, done in last.items())}{left}")
 
         yield notice
 
@@ -79,7 +93,9 @@ class _LoadDisplay:
         with self._progress:
             yield
 
-    def notice(self, stage: str, progress: messages.Progress) -> None:
+    def notice(self, stage: str, progress: "messages.Progress") -> None:
+        from splitinfer.llm import DRAFT
+
         if self.is_done:
             return
         with self._lock:

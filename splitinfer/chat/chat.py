@@ -1,5 +1,6 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,6 @@ from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 
-_WILD = 2.0  # a temperature
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
@@ -33,6 +33,10 @@ class Screen(Protocol):
         """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
         ...
 
+    def wait(self, text: str) -> None:
+        """Show what an answer waits for, until it begins."""
+        ...
+
     def say(self, text: str) -> None:
         """Show a text that is no answer."""
         ...
@@ -44,6 +48,10 @@ class Screen(Protocol):
     def greet(self, text: str) -> None:
         """Show the greeting, once, before the first input."""
         ...
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 class Chat:
@@ -139,8 +147,11 @@ class Chat:
         if (waits_for := self._llm.health().waits_for) is not None:
             self._screen.say(f"waiting for {waits_for}; Ctrl-C gives this question up")
         with self._screen.answering(request.abort) as write:
-            for event in request:
-                write(event.text)
+            for event in request.watched(formatting.LOOK_EVERY):
+                if event is not None:
+                    write(event.text)
+                elif (reading := request.reading) is not None:
+                    self._screen.wait(formatting.progress(reading))
         output = request.result()
         if output.error is not None:
             if output.text:
@@ -214,9 +225,7 @@ class Chat:
     def _temp(self, value: str) -> None:
         if value and not self._change("temperature", value):
             return
-        origin = self.sampling.origins["temperature"]
-        noise = "; over 2, answers are close to random" if self.params.temperature > _WILD else ""
-        self._screen.say(f"the temperature is {self.params.temperature:g} ({origin}){noise}")
+        self._screen.say(f"the temperature is {self.params.temperature:g} ({self.sampling.origins['temperature']})")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -248,7 +257,9 @@ class Chat:
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
         states = [stage.state for stage in self._llm.health().stages]
-        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states))
+        self._screen.say(
+            formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states, _columns())
+        )
         self._last_layout = now
 
     def _plan(self, argument: str) -> None:
@@ -257,7 +268,8 @@ class Chat:
             return
         try:
             found = self._llm.plan()
-            self._screen.say(found.text)
+            table = "" if found.beside is None else formatting.comparison(found.beside, _columns()) + "\n"
+            self._screen.say(table + found.text)
             if argument and found.is_worth_it:
                 paused = self._llm.recut(found.layout)
                 self._screen.say(f"{self._llm.layout.cut} is in force; loading it took {paused:.1f} s")

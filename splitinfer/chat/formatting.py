@@ -5,20 +5,25 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.plain_text import duration, seconds
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.coordinator.requests import Reading, RequestOutput
 from splitinfer.models.memory import size
+from splitinfer.placement.comparison import Comparison
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
 Stats = Mapping[str, Any]  # what LLM.stats returns
+LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
+ERASE = "\r\x1b[K"  # the line
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
@@ -43,6 +48,17 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     ending = f", {_ENDINGS[output.finish_reason]}" if output.finish_reason else ""
     phrases.append(f"answer {len(output.token_ids):,}{ending}")
     return phrases
+
+
+def progress(reading: Reading) -> str:
+    """How far a prompt is read.
+
+    >>> progress(Reading(512, 1850, 0, 15.3)), progress(Reading(0, 1850, 0, 1.0))
+    ('reading 512 of 1,850, 40 s left', 'reading 1,850 tokens')
+    """
+    if reading.seconds_left is None:
+        return f"reading {reading.total - reading.read:,} tokens"
+    return f"reading {reading.read:,} of {reading.total:,}, {duration(reading.seconds_left)} left"
 
 
 def _busy(before: Stats, after: Stats) -> str:
@@ -175,6 +191,18 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
             drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
         drawn.add_row(*map(Text, row))
+    return _as_text(drawn, width)
+
+
+def comparison(found: Comparison, width: int) -> str:
+    """Ways to run a model side by side, in ``width`` cells; cells break between words."""
+    drawn = Table("", *found.headings, box=SIMPLE_HEAD, pad_edge=False, header_style="", show_edge=False)
+    for row in found.rows:
+        drawn.add_row(*map(Text, row))
+    return _as_text(drawn, width)
+
+
+def _as_text(drawn: Table, width: int) -> str:
     buffer = io.StringIO()
     Console(file=buffer, width=width, force_terminal=False, color_system=None).print(drawn)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
@@ -221,16 +249,6 @@ def percent(share: float) -> str:
     '41%'
     """
     return f"{100 * share:.0f}%"
-
-
-def seconds(value: float) -> str:
-    """
-    >>> seconds(0.0251), seconds(2.51), seconds(251.2)
-    ('25 ms', '2.5 s', '251 s')
-    """
-    if value < 0.9995:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

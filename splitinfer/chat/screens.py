@@ -45,7 +45,6 @@ CTRL_C_LIMIT = 3  # presses during one answer that end the program though the en
 WAITING = "…"
 
 _MARK_PASTES = "\x1b[?2004h"  # the prompt switches it on itself, and off when it ends
-_ERASE = "\r\x1b[K"
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
@@ -66,6 +65,9 @@ class LineScreen:
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
         yield _write
         _write("\n")
+
+    def wait(self, text: str) -> None:
+        """A pipe waits in silence."""
 
     def say(self, text: str) -> None:
         self._console.print(_text(text))
@@ -135,13 +137,16 @@ class TerminalScreen:
             nonlocal has_begun
             text = without_controls(text)
             if text:
-                _write(("" if has_begun else _ERASE) + flow.feed(text))
+                _write(("" if has_begun else formatting.ERASE) + flow.feed(text))
                 has_begun = True
 
         with self._signals.go_to(abort):
             _write(WAITING)
             yield write
-        _write(flow.end() if has_begun else _ERASE)
+        _write(flow.end() if has_begun else formatting.ERASE)
+
+    def wait(self, text: str) -> None:
+        _write(f"{formatting.ERASE}{text[: self._size()[0] - 1]}")
 
     def _size(self) -> tuple[int, int]:
         size = self._prompt.output.get_size()

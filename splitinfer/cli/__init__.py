@@ -84,7 +84,9 @@ def main() -> NoReturn:
         code = command_line()(prog_name="splitinfer", standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # that has printed the help
-            typer.echo(sentence_of(error), err=True)
+            from splitinfer.console import say
+
+            say(sentence_of(error))
         code = error.exit_code
     except typer.Abort:
         code = 1

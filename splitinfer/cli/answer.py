@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from splitinfer.chat.formatting import Stats
+from splitinfer.chat.formatting import ERASE, LOOK_EVERY, Stats, progress
 from splitinfer.chat.formatting import status as phrases
 from splitinfer.core.json_text import dumps
 from splitinfer.core.plain_text import without_controls
@@ -45,10 +45,14 @@ def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: b
 
 
 def _show_plain(request: Request, beginning: str) -> RequestOutput:
-    sys.stdout.write(beginning)
-    shown = without_controls if sys.stdout.isatty() else str
-    for event in request:
-        sys.stdout.write(shown(event.text))
+    shows, erase = sys.stdout.isatty(), ""
+    for event in request.watched(LOOK_EVERY if shows else None):
+        if event is not None:
+            sys.stdout.write(erase + beginning + (without_controls(event.text) if shows else event.text))
+            beginning = erase = ""
+        elif (reading := request.reading) is not None:
+            erase = ERASE
+            sys.stdout.write(erase + progress(reading))
         sys.stdout.flush()
     sys.stdout.write("\n")
     return request.output
@@ -57,7 +61,11 @@ def _show_plain(request: Request, beginning: str) -> RequestOutput:
 def _show_live(llm: LLM, request: Request, before: Stats, beginning: str) -> RequestOutput:
     shown = Text(beginning, style="dim")
     with Live(console=Console(), refresh_per_second=12, vertical_overflow="visible") as live:
-        for event in request:
+        for event in request.watched(LOOK_EVERY):
+            if event is None:
+                if (reading := request.reading) is not None:
+                    live.update(Text.assemble(shown, (progress(reading), "dim")))
+                continue
             shown.append(without_controls(event.text), style="not dim")
             line = _line(request.output, before, llm.stats())
             live.update(Text.assemble(shown, "\n\n", (line, "cyan")))

@@ -136,7 +136,7 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
     """
     if options.layout is not None:
         return options.layout
-    from splitinfer.console import errors, say
+    from splitinfer.console import say
     from splitinfer.discovery.discover import paired
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
@@ -151,16 +151,19 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
         found = planned(options, options.model, workers)
         return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
     if options.auto:
-        errors.print("No paired worker announces itself; `splitinfer discover` shows what does.", soft_wrap=True)
+        say("No paired worker announces itself; `splitinfer discover` shows what does.")
     chosen = chosen or alone(options.model, options.settings)
     names = " and ".join(each["name"] for each in workers)
-    paired_here = f" Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}." if workers else ""
-    say(chosen.text + paired_here)
+    if workers:
+        say(f"Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}.")
     return chosen
 
 
 def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mapping[str, Any]]) -> "Chosen":
     """Measure the machines, choose a cut, and say which, and why. Raises SplitinferError: as ``layout_of``."""
+    from rich.text import Text
+
+    from splitinfer.chat.formatting import comparison
     from splitinfer.console import errors, measuring, say
     from splitinfer.llm.automatic import choose_layout
 
@@ -168,9 +171,12 @@ def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mappin
         chosen = choose_layout(
             model, workers, options.settings, notice, aim=options.aim, again=options.measure, uses_all=options.use_all
         )
-    say(chosen.text)
-    if len(chosen.layout.stages) <= len(workers):
-        errors.print("With --use-all every machine gets layers.")
+    if chosen.beside is not None:
+        errors.print(Text(comparison(chosen.beside, errors.width)))
+    layout = chosen.layout
+    unused = layout.has_own_stage + len(layout.workers) <= len(workers)
+    hint = " With --use-all every machine gets layers." if unused else ""
+    say(chosen.text + hint)
     return chosen
 
 
@@ -193,5 +199,6 @@ def write_planned(
 
     found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
     chosen = planned(options, model, [{**each, "address": found[each["name"]]} for each in workers])
-    write(out, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
+    about = [*textwrap.wrap(chosen.text, _COMMENT), *(() if chosen.beside is None else chosen.beside.lines())]
+    write(out, text_of(chosen.layout, about))
     return chosen

@@ -24,7 +24,10 @@ def plan(
     model: ModelOption = None,
     workers: Annotated[
         str | None,
-        typer.Option("--workers", help=f"The workers that may get layers, {WORKERS_FORM} separated by commas."),
+        typer.Option(
+            "--workers",
+            help=f"The workers that may get layers, {WORKERS_FORM} separated by commas; default: the paired ones.",
+        ),
     ] = None,
     layout: Annotated[
         str | None,
@@ -80,7 +83,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure machines and find the best cuts of a model: for one reader, for many, and for long contexts."""
+    """Does a model fit here, how fast is it, and what do other machines bring? Measures them and finds the best cut."""
 
     def run() -> int:
         from splitinfer.cli.plan_tables import show
@@ -117,6 +120,15 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     return find_layout(layout)
 
 
+def _paired() -> list[dict[str, str]]:
+    """The paired workers that announce themselves now."""
+    from splitinfer.discovery.discover import paired
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+
+    return paired(Keyring().known(), own_versions())
+
+
 def _measured(
     model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
@@ -126,9 +138,10 @@ def _measured(
     from splitinfer.llm.automatic import as_workers, keys_here, measured_profiles, named
 
     name = model or (None if base is None else base.model)
-    if name is None or (base is None and workers is None):
-        raise ConfigError("pass --model with --workers, or --layout: their machines are measured")
-    specs = as_workers(named(workers or ""), keys_here()) if base is None else base.stages[1:]
+    if name is None:
+        raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
+    given = _paired() if workers is None and base is None else named(workers or "")
+    specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,

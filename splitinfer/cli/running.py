@@ -2,12 +2,12 @@
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import typer
-
+from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import SplitinferError
 from splitinfer.shutdown import shutdown
 
@@ -35,7 +35,10 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(f"{self._before}{self.format(record)}\n")
+            text = self.format(record)
+            if sys.stderr.isatty():
+                text = wrapped(text, shutil.get_terminal_size().columns)
+            sys.stderr.write(f"{self._before}{text}\n")
             sys.stderr.flush()
         except (OSError, ValueError):  # standard error is closed
             self.handleError(record)
@@ -62,5 +65,7 @@ def finish(run: Callable[[], int], verbose: bool = False, *, info: bool = False)
 def _report(error: Exception, verbose: bool) -> int:
     if verbose:
         logging.getLogger(__name__).error("traceback of the error", exc_info=error)
-    typer.echo(f"splitinfer: {error}", err=True)
+    from splitinfer.console import say
+
+    say(f"splitinfer: {error}")
     return 1

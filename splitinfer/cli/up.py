@@ -167,7 +167,7 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     seconds = "" if began is None else f"  [dim]{time.monotonic() - began:.1f} s[/dim]"
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
-    errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
+    errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=not errors.is_terminal)
 
 
 # ----- down and status -----------------------------------------------------------------------------

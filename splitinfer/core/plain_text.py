@@ -1,6 +1,9 @@
 """Texts for people: what a peer, another machine, a file or a model has written, as a terminal, a log or a table may
 show it; and numbers with units. Pure."""
 
+import textwrap
+from functools import partial
+
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 
 
@@ -17,6 +20,16 @@ def plain(text: str, most: int = 300) -> str:
     """
     clean = " ".join("".join(each if each.isprintable() else " " for each in text[: most * 4]).split())
     return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text whose lines break between words.
+
+    >>> wrapped("one two\\nthree-four", 6)
+    'one\\ntwo\\nthree-four'
+    """
+    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+    return "\n".join(map(fill, text.split("\n")))
 
 
 def megabytes(nbytes: float) -> str:
@@ -36,3 +49,21 @@ def duration(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(0.0058), seconds(0.0251), seconds(2.51), seconds(251.2), seconds(1420)
+    ('5.8 ms', '25 ms', '2.5 s', '251 s', '24 min')
+    """
+    if value < 0.9995:
+        return f"{1000 * value:.1f} ms" if value < 0.00995 else f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s" if value < 600 else duration(value)
+
+
+def rate(value: float) -> str:
+    """
+    >>> rate(0.123), rate(4.951), rate(55.3), rate(1420.3)
+    ('0.12', '5.0', '55', '1,420')
+    """
+    return f"{value:.2g}" if value < 1 else f"{value:.1f}" if value < 20 else f"{value:,.0f}"

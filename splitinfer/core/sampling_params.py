@@ -30,7 +30,7 @@ class SamplingParams:
     the token's position alone, so no batch, cut or chunking can change what is sampled.
 
     max_tokens: the most tokens of the answer.
-    temperature: 0 always takes the likeliest token.
+    temperature: 0 to 2; 0 always takes the likeliest token.
     top_p: sample from the likeliest tokens that hold this probability; 1 is off.
     top_k: sample from the k likeliest tokens; 0 is off.
     min_p: leave out tokens less likely than this share of the likeliest; 0 is off.
@@ -102,8 +102,8 @@ class SamplingParams:
             ),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
             (
-                within(self.temperature, 0, math.inf),
-                f"temperature must be 0 or more and finite, not {self.temperature}",
+                within(self.temperature, 0, 2),
+                f"temperature must be from 0 to 2, not {self.temperature}",
             ),
             (within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),

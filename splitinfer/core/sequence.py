@@ -164,6 +164,7 @@ class Sequence:
     # what its own methods note, with times in seconds on the scheduler's clock: of its life
     begun_at: float | None = None  # when its first slice was planned
     num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
+    num_read: int = 0  # tokens whose KV the last stage has computed, or had
     token_at: float = 0.0  # when its last token came
     scores: list[SampledToken] = field(default_factory=list)  # of its prompt's tokens from the second on, if wanted
     # and of what the stages have of it, and are to have by plans under way
@@ -244,7 +245,7 @@ class Sequence:
 
     def begin(self, num_stored: int, room: int) -> None:
         """Run, with the KV of its first tokens, which is stored, in arrays with room for as many tokens as ``room``."""
-        self.num_scheduled, self.kv_floor = num_stored, room
+        self.num_scheduled, self.num_read, self.kv_floor = num_stored, num_stored, room
         self.num_cached = num_stored if self.num_cached is None else self.num_cached
 
     def go(self, size: int, num_drafts: int, now: float) -> tuple[int, ...]:

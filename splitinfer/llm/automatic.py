@@ -26,7 +26,6 @@ from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, LayoutError
 from splitinfer.keyring import Keyring
-from splitinfer.llm.second import alone_in_words
 from splitinfer.llm.setup import trained_drafter
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
@@ -35,7 +34,8 @@ from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.document import figures_in_words, layout_of, name_in_words, shortage, why
+from splitinfer.placement.comparison import Comparison, beside, held_in_words
+from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.plan import plan
 from splitinfer.settings import NO_DRAFT, Settings
 
@@ -45,11 +45,13 @@ _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A layout, and in one paragraph what it is and why. ``profiles``: what the machines were measured to do."""
+    """A layout, and what it is in words. ``profiles``: what the machines were measured to do; ``beside``: the layout
+    beside this machine alone."""
 
     layout: Layout
     text: str
     profiles: Profiles | None = None
+    beside: Comparison | None = None
 
 
 def choose_layout(
@@ -78,8 +80,8 @@ def choose_layout(
 
 
 def alone(model: str, settings: Settings) -> Chosen:
-    """All layers on this machine, and what another one would bring: the memory, and the speed if this machine was
-    measured for the model before.
+    """All layers on this machine, and what another one would bring: the speed, if this machine was measured for the
+    model before; else the memory.
 
     Raises:
         CannotFit: the weights take more memory than is free.
@@ -92,8 +94,12 @@ def alone(model: str, settings: Settings) -> Chosen:
     here, question = _own_name(set()), Question(model, checkpoint, "auto", settings.kv_format or EXACT)
     described = _described(question).profile
     only = Layout((StageSpec(here, 0, described.num_layers),), model, name="(planned)")
+    machine = remembered(here, question)
+    if machine is None:
+        return Chosen(only, held_in_words(described))
     asked = Asked(context=settings.context_of(described.context_length), token_budget=settings.token_budget)
-    return Chosen(only, alone_in_words(described, remembered(here, question), asked))
+    shown = beside(plan(Profiles(described, (machine,)), asked, [Aim.CHAT]), Aim.CHAT)
+    return Chosen(only, shown.sentence, beside=shown)
 
 
 def _too_large(model: str, weights: int, free: int) -> CannotFit:
@@ -127,9 +133,10 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: b
     if best is None:
         raise CannotFit(shortage(profiles, asked, aim))
     layout = replace(layout_of(found, best), name="(planned)")
-    reasons = [*figures_in_words(best.figures, asked), *why(found, best)]
-    named = name_in_words(found.profiles, best.cut)
-    return Chosen(layout, f"Planned for {aim}: {named}. {' '.join(reasons)}", profiles)
+    shown = beside(found, aim)
+    sums = compared(found, best) if found.ways[aim].tensor_parallel is not None else ()
+    named, sentences = name_in_words(found.profiles, best.cut), " ".join([shown.sentence, *sums])
+    return Chosen(layout, f"Planned for {aim}: {named}. {sentences}", profiles, shown)
 
 
 def measured_profiles(
@@ -242,8 +249,10 @@ def _is_here(address: str) -> bool:
 
 def _name_of(address: str) -> str:
     """A name for the machine at an address."""
-    name = address if address == LOCAL else "" if _is_here(address) else Endpoint.parse(address).name
-    return name or "worker"
+    if _is_here(address):
+        return address if address == LOCAL else "worker"
+    at = Endpoint.parse(address)
+    return at.name or ("worker" if ":" in at.host else at.host)
 
 
 def _own_name(others: set[str]) -> str:

@@ -23,7 +23,6 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
-from splitinfer.llm.second import alone_in_words
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
@@ -31,11 +30,12 @@ from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
 from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
-from splitinfer.placement.plan import Planner
+from splitinfer.placement.plan import Planner, plan
 from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
 
@@ -48,11 +48,12 @@ _ROWS, _POSITIONS = (1, 2, 4, 8, 16, 32, 128, 512), 256  # by which learned cost
 @dataclass(frozen=True, slots=True)
 class Rebalance:
     """The best cut beside the one in force. ``gain``: how many times as good it would be for the aim; ``text``: all of
-    it in one paragraph."""
+    it in one paragraph. ``beside``: the best one beside the first machine alone."""
 
     layout: Layout
     gain: float
     text: str
+    beside: Comparison | None = None
 
     @property
     def is_worth_it(self) -> bool:
@@ -96,24 +97,24 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     layout, machines = live.layout, live.profiles.machines
     notable = list(_notable(live))
     if len(machines) == 1 and layout.has_own_stage:
-        text = alone_in_words(live.profiles.model, machines[0], live.asked)
-        return Rebalance(layout, 1.0, " ".join([text, *notable]))
+        shown = beside(plan(live.profiles, live.asked, [aim]), aim)
+        return Rebalance(layout, 1.0, " ".join([shown.sentence, *notable]), shown)
     planner = Planner(live.profiles, live.asked)
     places = {machine.name: i for i, machine in enumerate(planner.profiles.machines)}
     now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
-    plan = planner.plan([aim])
-    if aim not in plan.best:
+    found = planner.plan([aim])
+    if aim not in found.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
-    best = plan.best[aim]
+    best, shown = found.best[aim], beside(found, aim)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
     current, better = (name_in_words(planner.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
-        return Rebalance(layout, 1.0, " ".join([text, *notable]))
+        return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
     text = f"From measurements so far, {better} would be {gain:.2f} times as fast as the current {current}."
-    stages = layout_of(plan, best, layout).stages
-    return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(plan, best), *notable]))
+    stages = layout_of(found, best, layout).stages
+    return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(found, best), *notable]), shown)
 
 
 def _notable(live: LiveFigures) -> Iterator[str]:

@@ -1,13 +1,22 @@
 """A request as its reader holds it, and the checks of a request's arguments."""
 
 import math
-from collections.abc import Iterator, Sequence
+import queue
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, TokenLogprobs, logprobs_of
+from splitinfer.engine.coordinator.requests import (
+    Reading,
+    RequestOutput,
+    RequestState,
+    StreamEvent,
+    TokenLogprobs,
+    logprobs_of,
+)
 from splitinfer.errors import RequestError
 
 Prompt = str | Sequence[int]
@@ -30,6 +39,11 @@ class UnderWay:
     def submitted(self) -> float:
         """When it was submitted, in seconds on the monotonic clock."""
         return self._state.submitted
+
+    @property
+    def reading(self) -> Reading | None:
+        """How far its prompt is read; ``None`` while it waits for its first step, and once it is read."""
+        return self._state.reading
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
@@ -64,9 +78,19 @@ class Request(UnderWay):
 
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
+        with closing(self.watched(None)) as events:
+            yield from (event for event in events if event is not None)
+
+    def watched(self, every: float | None) -> Generator[StreamEvent | None]:
+        """The events, and ``None`` after ``every`` seconds without one. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
-                yield self._read(self._state.get())
+                try:
+                    event = self._state.get(every)
+                except queue.Empty:
+                    yield None
+                else:
+                    yield self._read(event)
         finally:
             if self.output.finish_reason is None:
                 self.abort()

@@ -9,6 +9,7 @@ import yaml
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
 from splitinfer.core.link_transport import OVER_TCP, RING
+from splitinfer.core.plain_text import seconds
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
@@ -16,7 +17,7 @@ from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.pairs import exposed, sums_of_token, with_pairs
-from splitinfer.placement.plan import CLEARLY, Best, Figures, Plan, Ways, orders_of
+from splitinfer.placement.plan import CLEARLY, Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
 _GB = 1e9
@@ -31,24 +32,13 @@ def name_in_words(profiles: Profiles, cut: Cut) -> str:
     return ", ".join(f"{name} {count}" for name, count in zip(names, cut.layers, strict=True))
 
 
-def figures_in_words(figures: Figures, asked: Asked) -> Iterator[str]:
-    """The figures of a cut, as lines."""
-    with_drafts, of_many = "", ""
-    if figures.one_with_drafts is not None and figures.many_with_drafts is not None:
-        with_drafts = f", {figures.one_with_drafts:.3g} with drafts of which {asked.acceptance:.0%} are right"
-        of_many = f", {figures.many_with_drafts:.3g} with drafts"
-    yield f"Expected: {figures.one:.3g} tokens a second of one stream{with_drafts};"
-    yield f"{figures.many:.3g} of {asked.streams} streams{of_many};"
-    yield f"{figures.ttft:.3g} s to the first token of a prompt of 4,096; up to {figures.longest:,} tokens of context."
-
-
 def why(plan: Plan, best: Best) -> Iterator[str]:
     """What each stage takes, who gets no layers, and what memory forces: a few sentences."""
     machines, cut = plan.profiles.machines, best.cut
-    seconds = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
-    times = (f"{1000 * each:.3g} ms on {machines[m].name}" for each, m in zip(seconds, cut.machines, strict=True))
-    what = "A step of one group of streams" if best.aim is Aim.THROUGHPUT else "A token"
-    yield f"{what} takes {', '.join(times)}."
+    found = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
+    times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
+    what = "Each step of one group of chats" if best.aim is Aim.THROUGHPUT else "Each token"
+    yield f"{what}: {', '.join(times)}."
     used = {name for m in cut.machines for name in machines[m].ranks}
     for machine in machines:
         if not machine.across and machine.name not in used:
@@ -115,8 +105,14 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Bytes as GB of 10^9, with three digits."""
-    return f"{num_bytes / _GB:.3g} GB"
+    """Bytes as GB of 10^9, with three digits; small numbers as MB.
+
+    >>> gigabytes(20.48e6), gigabytes(21.04e9), gigabytes(5.35e12)
+    ('20.5 MB', '21 GB', '5,350 GB')
+    """
+    if abs(num_bytes) < 0.1 * _GB:
+        return f"{num_bytes / 1e6:.3g} MB"
+    return f"{num_bytes / _GB:.3g} GB" if num_bytes < 999 * _GB else f"{num_bytes / _GB:,.0f} GB"
 
 
 # -- a layout file -------------------------------------------------------------------------------
@@ -156,14 +152,6 @@ def _across(spec: StageSpec, machines: Sequence[MachineProfile], known: StageSpe
     if known is None:
         return spec
     return replace(spec, codec=known.codec, sums=known.sums, sums_device=known.sums_device)
-
-
-def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
-    """The layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
-    return text_of(
-        layout_of(plan, best, base),
-        [f"Planned for {best.aim}.", *figures_in_words(best.figures, plan.asked), *why(plan, best), origin],
-    )
 
 
 def text_of(layout: Layout, comments: Iterable[str]) -> str:

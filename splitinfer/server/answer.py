@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.request import Handling
@@ -132,6 +132,11 @@ class Answer:
     def times(self) -> list[ChoiceTimes]:
         """What each choice has come to so far."""
         return [_times_of(*pair) for pair in zip(self.requests, self.readers, strict=True)]
+
+    @property
+    def reading(self) -> Reading | None:
+        """How far the first prompt that is being read has come."""
+        return next((found for one in self.requests if (found := one.reading) is not None), None)
 
     def abort(self) -> None:
         for request in self.requests:

@@ -17,7 +17,7 @@ from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
 from splitinfer.server.spans import Arrival, Usage
-from splitinfer.server.stream import COMMENT_PING, EventStream, Ping, left
+from splitinfer.server.stream import COMMENT_PING, EventStream, left
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,11 @@ async def answered(
     asks: Sequence[Ask],
     writer_of: Callable[[Answer], W],
     events: Callable[[Answer, W], AsyncGenerator[bytes, None]] | None,
-    ping: Ping = COMMENT_PING,
+    ping: Callable[[Answer, W], bytes] = lambda *_: COMMENT_PING,
+    ping_every: float | None = None,
 ) -> Response | EventStream:
     """The response to a request of several prompts, with as many choices each. ``events``: its stream, if one is
-    wanted.
+    wanted; ``ping``: what it says after ``ping_every`` seconds of silence.
 
     Raises:
         ClientDisconnect: the client has gone.
@@ -54,7 +55,9 @@ async def answered(
     with ExitStack() as open_things:
         answer = await asked(service, request, key, asks, open_things)
         if events is not None:
-            return EventStream(events(answer, writer_of(answer)), ping=ping, end=open_things.pop_all().close)
+            writer, every = writer_of(answer), {} if ping_every is None else {"ping_every": ping_every}
+            source, end = events(answer, writer), open_things.pop_all().close
+            return EventStream(source, ping=lambda: ping(answer, writer), end=end, **every)
         pieces = await until_gone(request, all_pieces(answer))
         return JSONResponse(writer_of(answer).document(pieces, answer.usage))
 

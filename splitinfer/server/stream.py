@@ -21,6 +21,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
+PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read
 _TURN = 16  # writes of one stream after which others have their turn
 
 HEADERS = {

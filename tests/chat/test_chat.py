@@ -17,7 +17,7 @@ from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.sampling_defaults import Recommended, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.engine.coordinator.requests import Reading, RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.rebalance import Rebalance
@@ -28,14 +28,17 @@ class MadeUpRequest:
         self._events = events
         self.output = RequestOutput(num_prompt)
 
-    def __iter__(self) -> Iterator[StreamEvent]:
+    reading = Reading(5, 20, 0, 2.0)
+
+    def watched(self, _every: float | None) -> Iterator[StreamEvent | None]:
+        yield None
         while self.output.finish_reason is None:
             event = self._events.pop(0)
             self.output.add(event)
             yield event
 
     def result(self) -> RequestOutput:
-        for _ in self:
+        for _ in self.watched(None):
             pass
         return self.output
 
@@ -225,11 +228,16 @@ def table(said: str) -> list[list[str]]:
     return [line.split(maxsplit=2) for line in said.splitlines()[1:]]
 
 
+def test_it_is_said_how_far_a_prompt_is_read():
+    _, screen, _ = run("Hello")
+    assert screen.waits == ["reading 5 of 20, 6 s left"]
+
+
 def test_settings_are_shown_with_their_origins_set_and_put_back():
     sampling = SamplingChoice({"top_k": 5}, SamplingParams(max_tokens=10)).over(
         Recommended({"temperature": 0.6, "top_k": 20})
     )
-    screen = Script("/set", "/set top_p 0.9", "/set max_tokens 7", "/temp 2.5", "/set", "/set top_p default",
+    screen = Script("/set", "/set top_p 0.9", "/set max_tokens 7", "/temp 1.5", "/set", "/set top_p default",
                     "/temp default", "/set max_tokens default", "/set")  # fmt: skip
     chat = Chat(MadeUpLLM(), sampling, screen)  # type: ignore[arg-type]
     chat.run()
@@ -243,8 +251,8 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
         ["max_tokens", "10", "command line"],
     ]
     assert said == "top_p is 0.9 (set in this chat)"
-    assert warned == "the temperature is 2.5 (set in this chat); over 2, answers are close to random"
-    new = {"temperature": "2.5", "top_p": "0.9", "max_tokens": "7"}
+    assert warned == "the temperature is 1.5 (set in this chat)"
+    new = {"temperature": "1.5", "top_p": "0.9", "max_tokens": "7"}
     for line, old in zip(table(changed), table(before), strict=True):
         assert line == ([line[0], new[line[0]], "set in this chat"] if line[0] in new else old)
     assert (back, more) == ("the temperature is 0.6 (generation_config.json)", "max_tokens is 10 (command line)")
@@ -261,7 +269,8 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
         ("/set top_k 9999999999", "top_k must be a whole number up to 2,147,483,647, not 9999999999"),
         ("/set top_p 0", "top_p must be over 0 and at most 1, not 0.0"),
         ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),
-        ("/temp nan", "temperature must be 0 or more and finite, not nan"),
+        ("/temp 9", "temperature must be from 0 to 2, not 9.0"),
+        ("/temp nan", "temperature must be from 0 to 2, not nan"),
         ("/temp warm", "temperature must be a number, not 'warm'"),
     ],
 )  # fmt: skip

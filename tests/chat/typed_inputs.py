@@ -11,6 +11,7 @@ class Script:
         self.inputs = list(inputs)
         self.answers: list[str] = []
         self.said: list[str] = []
+        self.waits: list[str] = []
         self.drafts: list[str] = []
         self.statuses: list[str] = []
         self._stop_after = stop_after
@@ -32,6 +33,9 @@ class Script:
                 abort()
 
         yield write
+
+    def wait(self, text: str) -> None:
+        self.waits.append(text)
 
     def say(self, text: str) -> None:
         self.said.append(text)

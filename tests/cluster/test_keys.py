@@ -73,6 +73,9 @@ def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) 
         assert [one.name for one in keyring(tmp_path, "mini").known()] == ["studio"]
         with pytest.raises(Refused, match="requires an encrypted link: give the key that it printed"):
             LLM(layout(mini, with_keys=False))
+        Keyring().admit(key(mini), "mini")  # as `init` does
+        with LLM(layout(mini, with_keys=False)) as llm:
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
     told = Running("pair")
     assert told.wait(30) == 0
     assert mine[1] in told.out

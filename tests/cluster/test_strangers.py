@@ -224,7 +224,7 @@ HARMLESS: dict[str, Said] = {
     "freeing the unknown": (Step(StepPlan(0, freed=(1, -3, 2**60)), None),),
     "not a number": (TWO[0], TWO[1] * np.float32("nan")),
     "ten thousand sequences": (Step(StepPlan(0, new=tuple(new(i) for i in range(10_000))), None),),
-    "odd parameters": step(at(1, 0), new=(new(1, temperature=1e30, top_k=2**60, stop_token_ids=[2**60], logprobs=20),)),
+    "odd parameters": step(at(1, 0), new=(new(1, temperature=2, top_k=2**60, stop_token_ids=[2**60], logprobs=20),)),
     "tokens that no vocabulary has": BEYOND_VOCABULARY,
 }
 

@@ -83,11 +83,11 @@ def test_workers_as_they_are_written():
     )  # fmt: skip
     assert [(each.name, each.address, each.key) for each in found] == [
         ("mini", "tcp://mini.local:5577", None),
-        ("worker", "tcp://10.0.0.3:7000", None),
+        ("10.0.0.3", "tcp://10.0.0.3:7000", None),
         ("air", "tcp://air.local:5577", KEY),
         ("local", "local", None),
         ("local-2", "local", None),
-        ("worker-2", "tcp://[fe80::1%en5]:5577", None),
+        ("worker", "tcp://[fe80::1%en5]:5577", None),
         ("mini-2", "tcp://mini.local:9", KEY),
     ]
 
@@ -137,7 +137,7 @@ def test_the_quicker_machine_gets_more_and_that_is_said():
     assert first.num_layers > 2 * second.num_layers
     assert (first.address, second.address) == (None, "tcp://mini:1")
     assert chosen.text.startswith(f"Planned for throughput: studio {first.num_layers}, mini {second.num_layers}. ")
-    assert "A step of one group of streams takes" in chosen.text
+    assert "With mini: one chat " in chosen.text
     assert "\n" not in chosen.text
 
 
@@ -164,7 +164,7 @@ def test_a_pipeline_of_workers_alone(tiny_folder: Callable[..., Path], measured:
 def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):
     with LLM(model=str(tiny_folder("llama"))) as llm:
         assert llm.layout.num_stages == 1
-        assert "A second machine would leave" in llm.explanation
+        assert "With a second machine, this one would hold" in llm.explanation
     assert measured == []
 
 

@@ -13,7 +13,8 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import compared, layout_of, layout_text, name_in_words, shortage
+from splitinfer.placement.comparison import layout_text
+from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.pairs import sum_of, with_pairs
 from splitinfer.placement.plan import Planner, plan

@@ -50,7 +50,11 @@ def test_three_cuts_and_a_layout(plan):
     assert not any(line.startswith("{") for line in lines), "JSON is only for --json"
     document = json.loads(plan(rig((1, 3)), "--json")[1][-1])
     assert set(document["best"]) == {"chat", "throughput", "context"}
-    assert any("best for chat" in line for line in lines)
+    assert "m0 alone" in lines[0]
+    assert [line.split("  ")[0] for line in lines[2:6]] == [
+        "fits", "one chat", "2 at once", "a prompt of 4,096 tokens"
+    ]  # fmt: skip
+    assert "Best for throughput: m0 " in lines[-1]
     layout = read_layout(Path("my.yaml"))
     assert [(each.name, each.num_layers) for each in layout.stages] == [
         (each["name"], each["layers"]) for each in document["best"]["throughput"]["stages"]
@@ -94,5 +98,5 @@ def test_mistakes_are_one_sentence(plan):
     assert isinstance(error, ConfigError)
     assert "/dev/null/x.yaml cannot be written" in str(error)
     _, _, error = plan(None)
-    assert "pass --model with --workers" in str(error)
+    assert "a model is needed" in str(error)
     assert plan(rig((1,)), "--kv-share", "2")[0] == 2

@@ -9,9 +9,10 @@ import yaml
 
 from splitinfer.config import Layout
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.comparison import layout_text
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import as_dict, layout_of, layout_text, why
-from splitinfer.placement.plan import Best, Figures, Plan
+from splitinfer.placement.document import as_dict, layout_of, why
+from splitinfer.placement.plan import Best, Figures, Plan, Ways
 from tests.placement.rigs import GB, rig
 
 _ORIGIN = "By splitinfer 9.8.7 on 2026-01-31."
@@ -20,7 +21,8 @@ _BEST = Best(Aim.CHAT, Cut((0, 2, 1), (6, 4, 2)), _FIGURES, Cut((0, 1), (11, 1))
 
 
 def _plan(asked: Asked, *best: Best, free: tuple[int, ...] = (8 * GB, 3 * GB, 6 * GB)) -> Plan:
-    return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121)
+    ways = {each.aim: Ways(pipeline=each) for each in best}
+    return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121, ways)
 
 
 def test_a_layout_file_loads_as_the_cut_that_was_planned():
@@ -32,7 +34,7 @@ def test_a_layout_file_loads_as_the_cut_that_was_planned():
     ]  # fmt: skip
     assert (layout.model, layout.draft) == ("some/model", "some/draft")
     assert layout.stages == layout_of(plan, _BEST).stages
-    for part in (_ORIGIN, "42 with drafts", "21.2", "4,096"):
+    for part in (_ORIGIN, "# m0 alone: fits: ", "# m0 6, m2 4, m1 2: ", "# with drafts, 70% right: ", "4,096"):
         assert part in text
 
 
@@ -66,12 +68,12 @@ def test_what_a_plan_does_not_choose_stays_as_the_layout_has_it():
 def test_why_says_what_stages_take_and_what_memory_forces():
     plan = _plan(Asked(acceptance=0.7), _BEST)
     sentences = " ".join(why(plan, _BEST))
-    assert re.match(r"A token takes [\d.]+ ms on m0, [\d.]+ ms on m2, [\d.]+ ms on m1\. ", sentences)
+    assert re.match(r"Each token: [\d.]+ ms on m0, [\d.]+ ms on m2, [\d.]+ ms on m1\. ", sentences)
     assert "m0 11, m1 1 would be 25% faster, but" in sentences
     assert "GB of memory." in sentences
     alone = replace(_BEST, aim=Aim.THROUGHPUT, cut=Cut((0,), (12,)), faster=None)
     sentences = " ".join(why(plan, alone))
-    assert sentences.startswith("A step of one group of streams takes ")
+    assert sentences.startswith("Each step of one group of chats: ")
     assert "m1 gets no layers" in sentences
 
 

@@ -325,6 +325,7 @@ class Scheduler:
                 continue  # it ended while this step was under way
             found = sampled.get(part.seq_id, _NO_TOKENS)
             seq.returned(part.start, found.scored)
+            seq.num_read = part.start + len(part.token_ids)
             events += self._append(seq, part, found.tokens)
             if seq.finish_reason is not None:
                 continue

@@ -53,6 +53,23 @@ class StreamEvent:
     stop: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prompt is read: ``read`` of ``total`` tokens, of which ``cached`` had been read before; ``seconds``
+    since its first step."""
+
+    read: int
+    total: int
+    cached: int
+    seconds: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the first token, at the speed so far; ``None`` before the first step is done."""
+        done = self.read - self.cached
+        return self.seconds * (self.total - self.read) / done if done > 0 else None
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
@@ -133,6 +150,15 @@ class RequestState:
         begun = self.sequence.begun_at
         return None if begun is None else begun - self.submitted
 
+    @property
+    def reading(self) -> Reading | None:
+        """How far its prompt is read; ``None`` before its first step, and once it is read."""
+        seq, begun = self.sequence, self.sequence.begun_at
+        read, total = seq.num_read, seq.num_prompt_tokens
+        if begun is None or read >= total or seq.num_generated:
+            return None
+        return Reading(read, total, seq.num_cached or 0, self._clock() - begun)
+
     def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
         """A token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it does:
         ``reason``, or a stop string."""
@@ -149,9 +175,9 @@ class RequestState:
         if self._notify is not None:
             self._notify()
 
-    def get(self) -> StreamEvent:
-        """Wait for the next event."""
-        came = self._events.get()
+    def get(self, timeout: float | None = None) -> StreamEvent:
+        """Wait for the next event. Raises queue.Empty: none came within ``timeout`` seconds."""
+        came = self._events.get(timeout=timeout)
         return self._event_of(came) if isinstance(came, _Taken) else came
 
     @property

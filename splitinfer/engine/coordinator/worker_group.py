@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -25,6 +26,7 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     Connect,
@@ -100,7 +102,7 @@ class WorkerGroup:
         """
         # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
         transport = spec.link_transport if stage == 1 else OVER_TCP
-        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own_key))
+        (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link, rank=rank)
         try:
@@ -116,6 +118,19 @@ class WorkerGroup:
         worker.welcome = answer
         link.deliver_to(lambda item: self._deliver(worker, item))
         self.workers.append(worker)
+
+    def _connect(
+        self, spec: StageSpec, transport: LinkTransport, address: str, timeout: float
+    ) -> tuple[Reached, StageSpec]:
+        """A link, and the stage with its worker's key: the given one, else the known one with which it answers."""
+        try:
+            return _reach(spec, transport, address, timeout, options_to(spec.key, self._own_key)), spec
+        except Refused:
+            for known in Keyring().known() if spec.key is None else ():
+                found = replace(spec, key=known.key)
+                with suppress(Refused):
+                    return _reach(found, transport, address, timeout, options_to(known.key, self._own_key)), found
+            raise
 
     def load(self, commands: Sequence[Load]) -> None:
         """Send every worker its Load; all load at the same time."""
@@ -288,7 +303,7 @@ def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unrea
     return f"worker {name} cannot be reached at {address} {tried}: {why}"
 
 
-def _connect(spec: StageSpec, transport: LinkTransport, address: str, timeout: float, options: LinkOptions) -> Reached:
+def _reach(spec: StageSpec, transport: LinkTransport, address: str, timeout: float, options: LinkOptions) -> Reached:
     try:
         return reach(*transport.addresses(address), timeout, options)
     except LinkRefused as error:

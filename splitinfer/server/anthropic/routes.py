@@ -24,7 +24,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
         ask, shape = await read_request(request, MessageRequest, lambda one: message_ask(one, service.model))
         writer = MessageWriter(f"msg_{request.state.request_id}", shape.model, hides_thinking=shape.hides_thinking)
         events = _events if shape.streams else None
-        return await answered(service, request, key, [ask], lambda _: writer, events, _PING)
+        return await answered(service, request, key, [ask], lambda _: writer, events, lambda *_: _PING)
 
     async def count_tokens(request: Request) -> Response:
         key = service.caller(request)

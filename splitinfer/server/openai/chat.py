@@ -14,9 +14,8 @@ from splitinfer.server.openai.generating import (
     Choices,
     Entries,
     ForTemplate,
-    Generating,
     Limit,
-    StreamOptions,
+    Streaming,
     Word,
     allowed,
     as_choice,
@@ -100,13 +99,12 @@ class Conversation(ForTemplate):
         return forced(self.told_tools(), name, must=mode == "required")
 
 
-class ChatRequest(Conversation, Generating):
+class ChatRequest(Conversation, Streaming):
     refused = CHAT
     messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None  # takes precedence
     n: Choices = 1
-    stream_options: StreamOptions = StreamOptions()
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
@@ -124,16 +122,18 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
     most = request.max_completion_tokens or request.max_tokens
-    shape = shape_of(request, request.stream_options, num_top, model)
+    shape = shape_of(request, num_top, model)
     return Ask(chat, sampling, most, request.n, not request.parallel_tool_calls, request.forced_tools()), shape
 
 
-def shape_of(request: Generating, options: StreamOptions, num_top: int | None, model: str) -> Shape:
+def shape_of(request: Streaming, num_top: int | None, model: str) -> Shape:
     """The shape of what is sent. ``model``: its name where the request has none."""
+    options = request.stream_options
     return Shape(
         model if request.model is None else request.model,
         request.stream,
         options.include_usage,
         num_top,
         options.include_usage and options.continuous_usage_stats,
+        request.return_progress,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
 from splitinfer.server.answer import Piece
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event, json_line
@@ -19,13 +19,14 @@ from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCall
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``always_usage``: every chunk has the usage so far."""
+    ``always_usage``: every chunk has the usage so far. ``progress``: chunks say how far the prompt is read."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
     always_usage: bool = False
+    progress: bool = False
 
 
 TokenText = Callable[[int], bytes]
@@ -81,6 +82,9 @@ class ChatWriter:
         if piece.finish_reason is not None:
             chunks.append({**_choice(piece.choice, {}), "finish_reason": _REASONS[piece.finish_reason]})
         return [self._chunk([chunk]) for chunk in chunks]
+
+    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
+        return {**self._chunk([_choice(0, {})]), **progress_of(reading)}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
         """The chunk with the usage and without choices; ``None`` where it was not asked for."""
@@ -163,6 +167,13 @@ def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]
     if not shape.includes_usage:
         return {}
     return {"usage": usage_of(usage_now()) if shape.always_usage else None}
+
+
+def progress_of(reading: Reading) -> dict[str, Any]:
+    """How far a prompt is read, as llama.cpp's server says it; and the seconds left, once they can be told."""
+    counts = {"total": reading.total, "cache": reading.cached, "processed": reading.read}
+    times = {"time_ms": round(1000 * reading.seconds), "seconds_left": reading.seconds_left}
+    return {"prompt_progress": counts | times}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
-from splitinfer.server.openai.chat_writer import Shape, TokenText, usage_of, usage_so_far
+from splitinfer.server.openai.chat_writer import Shape, TokenText, progress_of, usage_of, usage_so_far
 from splitinfer.server.openai.forms import TextFormat, form_of
-from splitinfer.server.openai.generating import Choices, Generating, StreamOptions
+from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import COMPLETIONS
 from splitinfer.server.spans import Usage
@@ -62,7 +62,7 @@ _Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 
-class CompletionRequest(Generating):
+class CompletionRequest(Streaming):
     """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
     and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it."""
 
@@ -72,7 +72,6 @@ class CompletionRequest(Generating):
     max_completion_tokens: _Most | None = None  # takes precedence
     n: Choices = 1
     best_of: Choices | None = None
-    stream_options: StreamOptions = StreamOptions()
     logprobs: Annotated[
         int,
         Field(ge=_OFF, le=MAX_LOGPROBS),
@@ -113,7 +112,7 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if not most and not request.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
-    shape = shape_of(request, request.stream_options, num_top, model)
+    shape = shape_of(request, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     sampling |= request.form(form_of(request.response_format), "response_format")
     scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
@@ -162,6 +161,9 @@ class CompletionWriter:
 
     def written(self, piece: Piece) -> bytes:
         return event(self.chunk(piece))
+
+    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
+        return {**self._chunk([_choice(0, "")]), **progress_of(reading)}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
         """The chunk with the usage and without choices; ``None`` where it was not asked for."""

@@ -104,6 +104,13 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
+class Streaming(Generating):
+    """``return_progress``: as in llama.cpp's server, a stream says how far the prompt is read."""
+
+    stream_options: StreamOptions = StreamOptions()
+    return_progress: bool = False
+
+
 # -- what a template is told -----------------------------------------------------------------------
 
 

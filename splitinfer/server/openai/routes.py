@@ -19,7 +19,7 @@ from splitinfer.server.openai.responses import InputRequest, ResponseRequest, re
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import EventStream, event
+from splitinfer.server.stream import COMMENT_PING, PROGRESS_EVERY, EventStream, event
 
 _DONE = event("[DONE]")
 
@@ -43,6 +43,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 usage_now=lambda: answer.usage,
             ),
             _events if shape.streams else None,
+            _ping,
+            PROGRESS_EVERY if shape.progress else None,
         )
 
     async def completions(request: Request) -> Response | EventStream:
@@ -64,6 +66,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
                 prompt_of=lambda choice: answer.requests[choice],
             ),
             _events if wanted.shape.streams else None,
+            _ping,
+            PROGRESS_EVERY if wanted.shape.progress else None,
         )
 
     async def models(request: Request) -> Response:
@@ -84,6 +88,12 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         ApiRoute("/v1/models", models, methods=["GET"]),
         ApiRoute("/v1/models/{name:path}", model, methods=["GET"]),
     ]
+
+
+def _ping(answer: Answer, writer: ChatWriter | CompletionWriter) -> bytes:
+    """What is said in silence."""
+    reading = answer.reading if writer.shape.progress else None
+    return COMMENT_PING if reading is None else event(writer.progress_chunk(reading))
 
 
 async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> AsyncGenerator[bytes, None]:
@@ -117,7 +127,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.token_text)
         events = _response_events if shape.streams else None
-        return await answered(service, request, key, [ask], lambda _: writer, events, lambda: _named(writer.ping()))
+        return await answered(service, request, key, [ask], lambda _: writer, events, lambda *_: _named(writer.ping()))
 
     async def input_tokens(request: Request) -> Response:
         key = service.caller(request)

@@ -269,11 +269,11 @@ def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., 
         assert llm.default_sampling == splitinfer.SamplingParams()
         greedy = llm.generate([5, 9], params(ignore_eos=True))[0].token_ids
     end = greedy[3]
-    (folder / "generation_config.json").write_text(f'{{"temperature": 5.0, "eos_token_id": [{end}]}}')
+    (folder / "generation_config.json").write_text(f'{{"temperature": 1.5, "eos_token_id": [{end}]}}')
     with LLM(described, settings=Settings(max_running=5)) as llm:
         stats = llm.stats()
         assert (stats["policy"], stats["max_running"]) == ("decode_first", 5)
-        assert llm.default_sampling == splitinfer.SamplingParams(temperature=5.0)
+        assert llm.default_sampling == splitinfer.SamplingParams(temperature=1.5)
         output = llm.generate([5, 9])[0]
         assert (output.token_ids, output.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
 
