@@ -171,7 +171,7 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     times, known = dict[str, float](), {machine.name: machine for machine in measured.machines}
     for spec, own, said in running.stages:
         if across := every[spec.name].across:
-            measured = with_sums(measured, *across, _sums_of(measured, across, spec, own))
+            measured = with_sums(measured, across, _sums_of(measured, across, spec, own))
             known |= {name: _corrected(known[name], 1.0, said) for name in across}
             continue
         expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
@@ -187,11 +187,10 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     return LiveFigures(profiles, running.layout, asked, times)
 
 
-def _sums_of(measured: Profiles, across: Sequence[str], spec: StageSpec, own: StageCosts) -> Costs:
+def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: StageCosts) -> Costs:
     """Seconds of a sum by rows: what the steps of two machines take longer than their halves of the layers."""
-    a, b = across
-    silent = with_pairs(with_sums(measured, a, b, Costs()))
-    pair = next(machine for machine in silent.machines if machine.across == (a, b))
+    silent = with_pairs(with_sums(measured, across, Costs()))
+    pair = next(machine for machine in silent.machines if machine.across == across)
     halves = costs_of(silent.model, pair, spec.start, spec.end)
     count = sum(layer.sums for layer in silent.model.half.layers[spec.start : spec.end]) if silent.model.half else 1
     seconds, most = dict[int, float](), 0.0

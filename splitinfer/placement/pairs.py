@@ -12,6 +12,7 @@ time follows its bytes: of weights for a step's rows, of keys and values for wha
 layers and experts, whose time is not all reading.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -112,8 +113,9 @@ def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
     return Costs.line(2 * latency, row / bandwidth)
 
 
-def with_sums(profiles: Profiles, a: str, b: str, sums: Costs) -> Profiles:
+def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profiles:
     """The same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
+    a, b = across
     latency, bandwidth = link_of(profiles, a, b)
     others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
     return replace(profiles, links=(*others, LinkProfile(a, b, latency, bandwidth, sums)))

@@ -168,7 +168,7 @@ def compare_ways(report: Report, given: argparse.Namespace, model: Path, microse
     first, second = rig.machines
     sums = Costs.line(microseconds * 1e-6 * given.slower, 0.0)
     rig = replace(rig, model=replace(rig.model, half=half), machines=(first, replace(second, address="tcp://m1:1")))
-    planner = Planner(with_sums(rig, "m0", "m1", sums), asked(None))
+    planner = Planner(with_sums(rig, ("m0", "m1"), sums), asked(None))
     ways, effort = planner.ways(Aim.THROUGHPUT), Effort(given.trials, given.tokens, drafts=False)
     found = dict[str, Any]()
     for name, best in (("pipeline", ways.pipeline), ("one stage", ways.tensor_parallel)):

@@ -127,7 +127,7 @@ def test_two_machines_that_are_one_stage_show_what_their_sums_take(sum_seconds: 
     measured = Profiles(replace(MODEL, half=half), alike, (LinkProfile("s0", "s1", 1e-5),))
     across = (Rank("local"), Rank("tcp://host1:1"))
     found = Layout(lay_out([("s0+s1", 12, None, {"across": across})]), "m")
-    computed = with_pairs(with_sums(measured, "s0", "s1", Costs.line(sum_seconds, 0))).machines[-1]
+    computed = with_pairs(with_sums(measured, ("s0", "s1"), Costs.line(sum_seconds, 0))).machines[-1]
     figures = live(found, computing(costs_of(MODEL, computed, 0, 12)), measured)
     learned = figures.profiles.link("s0", "s1").sums
     assert learned.rows(1) == pytest.approx(sum_seconds, rel=0.1)
