@@ -30,16 +30,13 @@ HYBRID = {"cuts": [1, 2, 1], "across": [1]}
 
 
 def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folder, pipeline: Open) -> None:
-    """Several at once, in chunks, with drafts of which some are wrong; one process killed, and both start anew."""
+    """Several at once, in chunks, with drafts of which some are wrong."""
     folder = tiny_folder("llama")
     streams = streams_of(folder, SEVERAL)
-    fault = Fault(act=lambda there: end(there, 0), at=4)
-    options: dict[str, Any] = {**ALONE, "token_budget": 16, "drafter": lambda: Guesses(streams, some_wrong)}
-    with pipeline(folder, fault=fault, rejoin_timeout=60, **options) as there:
+    with pipeline(folder, token_budget=16, drafter=lambda: Guesses(streams, some_wrong), **ALONE) as there:
         greedy = there.answers(*DRAFTED)[0]
         assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
         assert there.stats["speculation"]["accepted"] > 0
-        assert there.stats["rejoins"] == 1
 
 
 def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
@@ -157,7 +154,7 @@ def test_a_model_that_cannot_be_halved(
 
 def test_sums_do_not_cross_a_network() -> None:
     spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
-    with pytest.raises(ConfigError, match="would cross the network at 192.0.2.1"):
+    with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
         halves_of(spec, "", insecure=False)
     rank0, rank1 = halves_of(spec, "", insecure=True)
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")

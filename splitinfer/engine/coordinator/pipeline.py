@@ -5,8 +5,8 @@ time), wait until all are ready, connect each worker to the next. Then a step go
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
-Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks the
-first passes on what it gets, and the second answers.
+Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
+the first passes on what it gets, and the second answers.
 
 The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
