@@ -161,9 +161,7 @@ class PipelineSetup:
     @cached_property
     def sees(self) -> bool:
         """Whether the model is loaded with its tower for pictures."""
-        return self.layout.has_own_stage and may_see(
-            self.checkpoint, self.settings.pictures, self.layout.stages[0].end
-        )
+        return self.layout.has_own_stage and may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
 
     @property
     def _grows(self) -> bool:

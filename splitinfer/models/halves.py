@@ -1,8 +1,9 @@
 """A stage across two machines: each of them, a *rank*, holds a half of every layer (tensor parallel).
 
-mlx-lm's own ``shard`` cuts the weights of a model's class and puts sums of both halves into its graph: two a layer. All
-else is as on one machine: both ranks are given the same plans, so they evaluate the same graphs in the same order, and a
-sum of two has the same bits on both. What is behind the layers, the norm, the head and the sampler, both compute alike.
+mlx-lm's own ``shard`` cuts the weights of a model's class and puts sums of both halves into its graph: two a layer.
+All else is as on one machine: both ranks are given the same plans, so they evaluate the same graphs in the same order,
+and a sum of two has the same bits on both. What is behind the layers, the norm, the head and the sampler, both compute
+alike.
 
 A rank that evaluates a sum which the other does not waits for ever. So whatever decides about a graph must be the same
 on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Group.all_of``).

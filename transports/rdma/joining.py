@@ -26,9 +26,7 @@ _HEAD_START = 0.03  # rank 0 of a ring listens first; MLX retries a connection t
 _ADDRESS = struct.Struct("<4sH")
 
 
-def join_group(
-    backend: str, rank: int, device: str, own: str, towards: str, gather: Gather
-) -> mx.distributed.Group:
+def join_group(backend: str, rank: int, device: str, own: str, towards: str, gather: Gather) -> mx.distributed.Group:
     """The group of this process and a peer. `own`: this end's IPv4 address; "": the one towards the host `towards`."""
     os.environ["MLX_RANK"] = str(rank)
     if backend == RING:

@@ -5,8 +5,8 @@ time), wait until all are ready, connect each worker to the next. Then a step go
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
-Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks the
-first passes on what it gets, and the second answers.
+Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
+the first passes on what it gets, and the second answers.
 
 The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
@@ -46,6 +46,7 @@ from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import outgoing
+from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
@@ -283,11 +284,17 @@ class Pipeline:
         return all(ready.kept is not None for ready in self.ready)
 
     def kept(self) -> tuple[DiskBlock, ...]:
-        """The blocks that were on every stage's disk when the pipeline was opened."""
-        if self._local is None or not self.is_on_disk:
+        """The blocks that were on every stage's disk when the pipeline was opened; without a stage of its own, the
+        coordinator knows them from a rank on this machine."""
+        disk = self._config.disk
+        if disk is None or not self.is_on_disk:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
-        return self._local.kept(key for key in self.ready[0].kept or () if key in everywhere)
+        keys = [key for key in self.ready[0].kept or () if key in everywhere]
+        if self._local is not None:
+            return self._local.kept(keys)
+        here = [each for each in self._worker_group.workers if each.stage == 0 and each.spec.is_local]
+        return kept_here(disk, self._config.load(0, self._half(here[0])), keys) if here else ()
 
     @property
     def local(self) -> StageRunner | None:
@@ -438,7 +445,9 @@ class Pipeline:
             self._digests[at] = said.digest
         elif other != said.digest:
             self._lost = handle
-            raise WorkerLost(f"the two ranks of stage {handle.spec.name.partition('/')[0]} have sampled different tokens")
+            raise WorkerLost(
+                f"the two ranks of stage {handle.spec.name.partition('/')[0]} have sampled different tokens"
+            )
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
         """Another worker that is gone, so that the reporter's fault only follows from it."""

@@ -65,7 +65,9 @@ def as_one(said: Sequence[Ready]) -> Ready:
     if not others:
         return first
     kept = [set(one.kept) for one in said if one.kept is not None]
-    everywhere = None if len(kept) < len(said) else tuple(key for key in first.kept or () if all(key in it for it in kept))
+    everywhere = (
+        None if len(kept) < len(said) else tuple(key for key in first.kept or () if all(key in it for it in kept))
+    )
     return replace(
         first,
         weight_bytes=max(one.weight_bytes for one in said),

@@ -143,8 +143,8 @@ class WorkerGroup:
         return all(worker.link.closed is None for worker in self.workers)
 
     def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
-        """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``. ``silence``: seconds after which one that has
-        said nothing is lost. ``meanwhile``: called a few times a second.
+        """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``.
+        ``silence``: seconds after which one that has said nothing is lost. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.

@@ -17,8 +17,8 @@ from splitinfer.models.pictures import PictureTower
 
 class Commands:
     """Carries them out on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures. ``waits``:
-    whether to wait for what they copy; else it is computed with the step. ``agree``: which fetches have succeeded on all
-    machines of the stage, of those that have here."""
+    whether to wait for what they copy; else it is computed with the step. ``agree``: which fetches have succeeded on
+    all machines of the stage, of those that have here."""
 
     def __init__(
         self,

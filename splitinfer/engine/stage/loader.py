@@ -67,7 +67,6 @@ def _alone(_half: Half) -> Group:
     raise ProtocolError("a stage across two machines is loaded by workers alone")
 
 
-
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
     """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``disk``: its KV on
