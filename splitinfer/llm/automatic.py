@@ -169,7 +169,7 @@ def measured_profiles(
         (own, *others), links = surveyor.run()
     found, own_dtype = _described(question), resolve_dtype(dtype, gpu=on_gpu())
     described = with_drafter(found, checkpoint, settings.draft, own_dtype)
-    described = with_half(described, checkpoint, own_dtype, format_of(question.kv_format))
+    described = with_half(described, found, format_of(question.kv_format))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)

@@ -78,47 +78,6 @@ def describe(
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
-    return _described(model, checkpoint, name, kv_format)
-
-
-def with_half(
-    profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
-) -> ModelProfile:
-    """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided."""
-    with alone() as sums:
-        try:
-            found = describe_half(checkpoint, dtype, profile.name, kv_format=kv_format)
-        except ModelError as error:
-            return replace(profile, why_whole=str(error))
-        layers, num_sums = found.profile.layers, dict[str, int]()
-        for place, layer in enumerate(layers):
-            if layer.kind not in num_sums:
-                stage = StageModel(found.model, place, place + 1, found.structure)
-                sums.clear()
-                stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
-                num_sums[layer.kind] = len(sums)
-    halves = tuple(replace(layer, sums=num_sums[layer.kind]) for layer in layers)
-    return replace(profile, half=replace(found.profile, layers=halves))
-
-
-def describe_half(
-    checkpoint: Checkpoint,
-    dtype: str | None,
-    name: str,
-    arrays: Mapping[str, Any] | None = None,
-    kv_format: KVFormat | None = None,
-) -> DescribedModel:
-    """As ``describe``, what one of two ranks has; within ``divided.alone``, where it is then used, too.
-
-    Raises:
-        ModelError: as ``describe``, or it cannot be divided.
-    """
-    model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
-    divide(model, PretendedRank())
-    return _described(model, checkpoint, name, kv_format)
-
-
-def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: KVFormat | None) -> DescribedModel:
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
     check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)
@@ -138,6 +97,38 @@ def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: K
         context_length=checkpoint.context_length,
     )
     return DescribedModel(model, structure, profile, _scores(attention or _unknown_attention(checkpoint, layers)))
+
+
+def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
+    """What one of two ranks has of a model, which this divides: ``found`` describes it no more. Within
+    ``divided.alone``, whose list ``sums`` is, and where the half is then used.
+
+    Raises:
+        ModelError: it cannot be divided.
+    """
+    structure, layers = found.structure, list[LayerProfile]()
+    divide(found.model, PretendedRank())
+    of_kind = dict[str, LayerProfile]()
+    for place, layer in enumerate(found.profile.layers):
+        if layer.kind not in of_kind:
+            stage = StageModel(found.model, place, place + 1, structure)
+            sums.clear()
+            stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
+            num_sums, kv = len(sums), _kv_of(structure, place, kv_format)[0]
+            of_kind[layer.kind] = LayerProfile(layer.kind, _weights(structure.layers[place]), *kv, num_sums)
+        layers.append(of_kind[layer.kind])
+    embedding, head, _ = _outer_bytes(structure)
+    return replace(found, profile=replace(found.profile, layers=tuple(layers), embedding=embedding, head=head))
+
+
+def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat | None = None) -> ModelProfile:
+    """The profile of a described model with what each of two ranks would hold, or why it cannot be divided; ``found``
+    is divided by this."""
+    with alone() as sums:
+        try:
+            return replace(profile, half=half_of(found, sums, kv_format).profile)
+        except ModelError as error:
+            return replace(profile, why_whole=str(error))
 
 
 # -- kinds --------------------------------------------------------------------------------------

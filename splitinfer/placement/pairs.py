@@ -87,12 +87,11 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
 
 
 def _half_of(machine: MachineProfile, whole: LayerProfile, part: LayerProfile) -> Costs:
-    """What a rank's part of a layer costs."""
-    if whole.kind in machine.halves:
-        return machine.halves[whole.kind]
+    """What a rank's part of a layer costs: as measured, but no less than its share, and no more than the layer."""
     costs, attends = machine.layers[whole.kind], _share(_kv(part), _kv(whole))
     own = costs.scaled(_share(part.weights, whole.weights))
-    return replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
+    least = replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
+    return machine.halves.get(whole.kind, least).slowest(least).quickest(costs)
 
 
 def _kv(layer: LayerProfile) -> int:

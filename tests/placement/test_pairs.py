@@ -165,3 +165,15 @@ def _live(planner: Planner, aim: Aim, cut: Cut) -> float:
     if aim is Aim.THROUGHPUT:
         return pipelines.many(machine, asked, asked.acceptance)
     return 1 / pipelines.turn(machine, asked, asked.budget(planner.profiles), asked.acceptance)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.9, 0.9), (0.1, 0.5), (1.5, 1.0)])
+def test_measured_halves_count_within_what_they_can_cost(share: float, expected: float):
+    """The time of small layers and experts is not all reading: a half of one takes more than half as long."""
+    profiles = two_macs(0)
+    halves = {"attention": profiles.machines[0].layers["attention"].scaled(share)}
+    machines = tuple(replace(each, halves=halves) for each in profiles.machines)
+    pair = with_pairs(replace(profiles, machines=machines)).machines[-1]
+    assert pair.layers["attention"].rows(1) == pytest.approx(
+        expected * machines[0].layers["attention"].rows(1), rel=0.01
+    )

@@ -34,7 +34,7 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.divided import alone
-from splitinfer.models.layer_kinds import describe, describe_half
+from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
@@ -137,7 +137,7 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     room = _room(described.profile, free_bytes())
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
-    halves = _halves(question, dtype, described.profile, report, _FOR_HALVES * seconds, room)
+    halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
     return MachineProfile(
         name=name,
         layers=found.layers,
@@ -150,21 +150,17 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     )
 
 
-def _halves(
-    question: Question, dtype: str | None, whole: ModelProfile, report: Report, seconds: float, room: int
-) -> dict[str, Costs]:
+def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> dict[str, Costs]:
     """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
     divided."""
-    arrays, kv_format = made_up(question.checkpoint), format_of(question.kv_format)
-    with alone():
+    checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)
+    with alone() as sums:
         try:
-            half = describe_half(question.checkpoint, dtype, question.name, arrays, kv_format)
+            whole = describe(checkpoint, dtype, question.name, made_up(checkpoint), kv_format)
+            half = half_of(whole, sums, kv_format)
         except ModelError:
             return {}
-        del arrays
-        found = Stopwatch(half, question.checkpoint.vocab_size or 2, report, seconds, room, num_ranks=2).measure()
-    kinds = zip(whole.layers, half.profile.layers, strict=True)
-    return {layer.kind: found.layers[part.kind] for layer, part in kinds}
+        return Stopwatch(half, checkpoint.vocab_size or 2, report, seconds, room, num_ranks=2).measure().layers
 
 
 def _room(model: ModelProfile, free: int) -> int:
