@@ -281,6 +281,8 @@ def _check_ranks(stage: StageSpec, layout: str) -> None:
         mistake = f"is across {len(stage.across)}, not {RANKS} machines; give a third one a stage of its own"
     elif stage.across and (stage.address is not None or stage.key is not None):
         mistake = "is across two machines and has an address or a key of its own; write them under 'across'"
+    elif stage.across and stage.across[1].address == LOCAL != stage.across[0].address:
+        mistake = "is across another machine and this one; write local first"
     elif not stage.across and (stage.sums != RING or stage.sums_device is not None):
         mistake = "has sums, which only a stage across two machines has"
     elif stage.sums not in BACKENDS:

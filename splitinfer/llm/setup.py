@@ -95,6 +95,7 @@ class PipelineSetup:
             running=tuple(running),
             find=find_again,
             by_key=self.by_key,
+            insecure_sums=self.settings.insecure_sums,
         )
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:

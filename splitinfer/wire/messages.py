@@ -3,6 +3,7 @@
     coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     ranks, by the coordinator  Gather, Digest    (of a stage across two machines)
+    coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
     whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
@@ -28,6 +29,7 @@ from splitinfer.core.wire_codec import NAMES, NONE, Packing
 PROTOCOL_VERSION = 20
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
+MOST_NAME = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +323,24 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a process that serves this coordinator as the worker ``name``, and end it with this session."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MOST_NAME:
+            raise ValueError(f"a process has a name of {len(self.name)} characters; it has 1 to {MOST_NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The process listens on ``port`` of the same host, with the same key."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gather:
     """What a rank tells the other to meet it, and, back, what both have told, by rank."""
 
@@ -411,6 +431,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Rejected | Result | Fault | Gather | Digest
+    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

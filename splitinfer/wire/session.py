@@ -39,8 +39,8 @@ _HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.
 
 _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
-        _TELLS | {m.Profile, m.Probe, m.Load, m.Gather},
-        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather},
+        _TELLS | {m.Profile, m.Probe, m.Load, m.Gather, m.Spawn},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned},
     ),
     ("coordinator", Phase.RUN): (
         frozenset({m.Connect, m.Step, m.Rejected}),

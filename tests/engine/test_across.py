@@ -26,7 +26,7 @@ NIGHTLY = pytest.mark.nightly
 Folder = Callable[..., Path]
 DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
 ALONE = {"cuts": [4], "across": [0]}
-HYBRID = {"cuts": [1, 2, 1], "across": [1]}
+HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}
 
 
 def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folder, pipeline: Open) -> None:

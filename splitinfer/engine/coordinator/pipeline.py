@@ -151,8 +151,7 @@ class Pipeline:
         self.is_open = False
         self._digests.clear()
         self._kill_lost(worker_group)
-        if not settled:
-            self._end_ranks(list(self._nonces))
+        self._end_ranks([spec for spec in self._nonces if not settled or not all(one.is_local for one in spec.ranks)])
         self._start_locals()
         worker_group.close(reason)
         self._steps.drop()
@@ -183,7 +182,10 @@ class Pipeline:
         for stage, spec in list(enumerate(layout.stages))[layout.has_own_stage :]:
             if spec.across:
                 for rank, one in enumerate(spec.ranks):
-                    self._reach_local(worker_group, stage, one, timeout, rank)
+                    if one.is_local:
+                        self._reach_local(worker_group, stage, one, timeout, rank)
+                    else:  # a process of its own, which a peer that is gone may cost
+                        worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
             elif spec.is_local:
                 self._reach_local(worker_group, stage, spec, timeout)
             else:

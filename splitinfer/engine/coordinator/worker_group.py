@@ -40,6 +40,8 @@ from splitinfer.wire.messages import (
     Probed,
     Progress,
     Ready,
+    Spawn,
+    Spawned,
     Welcome,
 )
 from transports import (
@@ -90,6 +92,7 @@ class WorkerGroup:
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
+        self._keepers: list[WorkerHandle] = []  # that have started the process of a rank
         self._gathered: dict[WorkerHandle, bytes] = {}
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float, rank: int | None = None) -> None:
@@ -100,13 +103,37 @@ class WorkerGroup:
             WorkerUnreachable: nothing listens there, or no answer came.
             Refused: the worker refused.
         """
+        before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
+        worker = self._greet(stage, spec, address, timeout, before)
+        worker.rank = rank
+        worker.link.deliver_to(lambda item: self._deliver(worker, item))
+        self.workers.append(worker)
+
+    def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:
+        """Have the worker at a rank's address start a process for it, which ends with this group; its address.
+
+        Raises:
+            PeerError: as ``connect``, or that worker starts none.
+        """
+        keeper = self._greet(stage, spec, str(spec.address), timeout, "")
+        self._keepers.append(keeper)
+        try:
+            keeper.send(Spawn(spec.name))
+            reply = keeper.receive(keeper.link.recv(timeout=_REPLY_SECONDS))
+        except TransportError as error:
+            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process: {error}") from error
+        if not isinstance(reply, Spawned):
+            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process")
+        return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
+
+    def _greet(self, stage: int, spec: StageSpec, address: str, timeout: float, before: str) -> WorkerHandle:
+        """A worker that was connected to, after the handshake. ``before``: the key of the stage before."""
         # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
         transport = spec.link_transport if stage == 1 else OVER_TCP
         (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
-        worker = WorkerHandle(stage, spec, address, link, rank=rank)
+        worker = WorkerHandle(stage, spec, address, link)
         try:
-            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
             worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions(), before))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
@@ -116,8 +143,7 @@ class WorkerGroup:
             raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
         assert isinstance(answer, Welcome)
         worker.welcome = answer
-        link.deliver_to(lambda item: self._deliver(worker, item))
-        self.workers.append(worker)
+        return worker
 
     def _connect(
         self, spec: StageSpec, transport: LinkTransport, address: str, timeout: float
@@ -222,7 +248,7 @@ class WorkerGroup:
 
     def close(self, reason: str) -> None:
         """Close all links, the last stage first, so that no worker takes its neighbour's end for a loss."""
-        for worker in reversed(self.workers):
+        for worker in (*reversed(self.workers), *self._keepers):
             worker.link.close(reason)
 
     def next_message(

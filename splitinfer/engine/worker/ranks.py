@@ -7,6 +7,7 @@ rank is a process that its coordinator, or the worker that it asked, may end at 
 import signal
 from array import array
 from collections.abc import Callable
+from typing import Protocol
 from zlib import crc32
 
 import mlx.core as mx
@@ -21,6 +22,18 @@ from transports.rdma.probe import device_for
 
 _EVERY = 16  # steps between two comparisons of what both ranks have sampled
 _JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
+
+
+class RankProcess(Protocol):
+    """A process that serves as a rank in the place of the worker that has started it."""
+
+    def address(self) -> str:
+        """Where it listens."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
 
 
 def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:

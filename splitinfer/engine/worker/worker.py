@@ -6,6 +6,7 @@ the thread that waits for that (``engine.device.steps``), because launching the 
 a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
+          -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
@@ -48,7 +49,7 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
-from splitinfer.engine.worker.ranks import Sampled
+from splitinfer.engine.worker.ranks import RankProcess, Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
@@ -56,6 +57,7 @@ from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    MOST_NAME,
     Connect,
     Connected,
     Fault,
@@ -65,6 +67,8 @@ from splitinfer.wire.messages import (
     Profile,
     Rejected,
     Result,
+    Spawn,
+    Spawned,
     Step,
 )  # fmt: skip
 from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
@@ -83,6 +87,7 @@ class Worker:
     ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
     from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
+    ``start_rank``: starts a process for a rank of a stage across two machines, by its name.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Worker:
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
+        start_rank: Callable[[str], RankProcess] | None = None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
@@ -110,6 +116,8 @@ class Worker:
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
         self._sampled = Sampled()
+        self._start_rank = start_rank
+        self._rank: RankProcess | None = None  # as which this worker serves
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -217,6 +225,8 @@ class Worker:
             case Load():
                 self._sampled = Sampled()
                 self._holder.load(connection, message, self._weights)
+            case Spawn():
+                self._spawn(connection, message)
             case Connect():
                 self._connect_next(connection, message)
             case Probe():
@@ -248,6 +258,20 @@ class Worker:
         following.link.deliver_to(lambda item: self._deliver(following, item))
         self._holder.loaded().runner.use_codec(message.codec)
         connection.send(Connected(note))
+
+    def _spawn(self, connection: Connection, message: Spawn) -> None:
+        """Start a process that can be ended while it waits for the other rank; it needs this one's memory."""
+        if self._start_rank is None:
+            raise PeerError(f"{self.name} starts no processes for stages across two machines")
+        self._holder.unload()
+        self._end_rank()
+        self._rank = self._start_rank(plain(message.name, MOST_NAME))
+        connection.send(Spawned(int(self._rank.address().rpartition(":")[2])))
+
+    def _end_rank(self) -> None:
+        if self._rank is not None:
+            self._rank.kill()
+        self._rank = None
 
     def _own_key(self) -> KeyPair:
         if self._keys is None:
@@ -355,6 +379,7 @@ class Worker:
         self._acceptor.release(self._owner)
         self._owner = self._downstream = None
         self._guests = {}
+        self._end_rank()
         self._steps.drop()
         if self._holder.stage is not None:
             self._holder.stage.rest()
