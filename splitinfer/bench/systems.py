@@ -180,7 +180,7 @@ class Pipeline(System):
     def _killed(self, part: Part, _: int) -> Cell:
         """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
         workers = machine.local_workers()
-        last = self._llm.layout.stages[-1].name
+        last = self._llm.layout.workers[-1].name if self._llm.layout.workers else ""
         if last not in workers:
             return Cell(why_not="the last stage's worker is not on this machine: pull its cable yourself")
         prompt = self.tasks.prompts[part.name]
@@ -205,7 +205,7 @@ class OneStage(Pipeline):
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers, llm)
-        self.does = {kind: does for kind, does in self.does.items() if kind not in (Kind.RESTART, Kind.KILLED)}
+        self.does = {kind: does for kind, does in self.does.items() if kind is not Kind.RESTART}
 
     def do(self, part: Part, trial: int) -> Cell:
         """As ``System.do``."""

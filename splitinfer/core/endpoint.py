@@ -75,18 +75,6 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return found
 
 
-def is_direct(host: str) -> bool:
-    """Whether a host, by its number, is this machine or at the other end of a cable: no network lies between.
-
-    >>> [is_direct(host) for host in ("127.0.0.1", "169.254.3.4", "fe80::1%en5", "192.168.1.7", "mini.local")]
-    [True, True, True, False, False]
-    """
-    try:
-        return is_loopback(host) or ip_address(host.strip("[]").partition("%")[0]).is_link_local
-    except ValueError:
-        return False
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host, which is a name or a number.
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
-from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
+from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
+from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
@@ -24,10 +25,10 @@ from splitinfer.engine.profiling.measure import remembered
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
-from splitinfer.errors import CannotFit, LayoutError
+from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
-from splitinfer.machine.profile import ModelProfile, Profiles
+from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
@@ -174,7 +175,18 @@ def measured_profiles(
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)
         described = replace(described, draft=draft)
+    others = [replace(each, is_exposed=_is_exposed(each, settings)) for each in others]
     return Profiles(described, (own, *others), tuple(links))
+
+
+def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
+    """Whether a stage across this machine and another would be refused, because of the way of its sums."""
+    both = StageSpec("both", 0, 1, across=(Rank(LOCAL), Rank(str(machine.address))))
+    try:
+        halves_of(both, "", insecure=settings.insecure_sums)
+    except (ConfigError, WorkerUnreachable):
+        return True
+    return False
 
 
 def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | None, dtype: str | None) -> ModelProfile:

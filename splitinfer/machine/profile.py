@@ -124,6 +124,7 @@ class MachineProfile(Numbers):
     launches_ahead: whether its device computes while the host goes on.
     halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if layers
         cannot be divided.
+    is_exposed: whether sums with it would cross a network in the clear, which nobody has allowed.
     across: the names of the two machines, if these are one stage (``placement.pairs``).
     """
 
@@ -139,6 +140,7 @@ class MachineProfile(Numbers):
     scores: Bytes = 0
     launches_ahead: bool = False
     halves: Mapping[str, Costs] = field(default_factory=dict)
+    is_exposed: bool = False
     across: tuple[str, ...] = ()
 
     @property

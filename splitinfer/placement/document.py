@@ -68,7 +68,7 @@ def compared(plan: Plan, best: Best) -> Iterator[str]:
         pays = (1 / cut.figures.one / CLEARLY - 1 / shared.figures.one + sums) / count  # without drafts
         far, is_best = exposed(plan.profiles, shared.cut), best.cut == shared.cut
         verdict = "is faster" if is_best else "was not chosen" if far else "would not be clearly faster"
-        more = f" They are not encrypted, and {far} is not reached by a cable." if far else ""
+        more = f" They are not encrypted, and {far} is not at a cable; --insecure-sums allows it." if far else ""
         if pays > 0 and verdict.startswith("would"):
             more = f" Each takes {1e6 * sums / count:,.0f} µs; for one stream they would pay at {1e6 * pays:,.0f} µs."
         other = "one machine" if len(cut.cut.machines) == 1 else "a pipeline"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from splitinfer.core.endpoint import Endpoint, is_direct, is_loopback
+from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import LOCAL
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -44,17 +44,9 @@ def _host(machine: MachineProfile) -> str | None:
 
 
 def exposed(profiles: Profiles, cut: Cut) -> str | None:
-    """The machine of a pair whose sums would cross a network in the clear, though its links are encrypted; ``None`` if
-    there is none."""
+    """A machine of a pair whose sums would cross a network in the clear; ``None`` if there is none."""
     names = {name for place in cut.machines for name in profiles.machines[place].across}
-    return next(
-        (
-            each.name
-            for each in profiles.machines
-            if each.name in names and each.key is not None and not is_direct(_host(each) or "127.0.0.1")
-        ),
-        None,
-    )
+    return next((each.name for each in profiles.machines if each.name in names and each.is_exposed), None)
 
 
 def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:

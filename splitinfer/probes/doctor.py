@@ -9,11 +9,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitinfer.core.endpoint import Endpoint, is_direct
 from splitinfer.core.json_text import dumps
-from splitinfer.core.layout import LOCAL, Layout
+from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
@@ -104,8 +105,8 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> L
 
 
 def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
-    """What the sums of each stage across two machines cost, as far as the link between these was measured, and whether
-    anybody on the way may read them."""
+    """What the sums of each stage across two machines cost, as far as the link between these was measured, and why they
+    would be refused."""
     for stage in layout.stages:
         if not stage.across:
             continue
@@ -115,13 +116,11 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
         if way is not None and way.figures is not None and stage.sums == RING:
             each = 2 * way.figures.latency_p50
             yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
-        hosts = [Endpoint.parse(str(rank.address)).host for rank in stage.ranks if rank.address not in (None, LOCAL)]
-        if not all(map(is_direct, hosts)):
-            also = ", though the links to its workers are" if any(rank.key for rank in stage.across) else ""
-            yield (
-                f"{stage.name}: its sums are not encrypted{also}. Connect its machines by a cable, and write the "
-                "cable's addresses under 'across'."
-            )
+        try:
+            halves_of(stage, "", insecure=False)
+        except (ConfigError, WorkerUnreachable) as error:
+            said = str(error)
+            yield f"{said[:1].upper()}{said[1:]}."
 
 
 def measure(_options: Mapping[str, Any], report: Findings) -> None:

@@ -12,8 +12,8 @@ from splitinfer.core.layout import Rank
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.cuts import Cut
 from splitinfer.placement.comparison import layout_text
+from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.pairs import sum_of, with_pairs
@@ -123,16 +123,16 @@ def test_the_layout_of_a_pair(tmp_path: Path):
     assert (stage.num_layers, stage.across) == (LAYERS, (Rank("local"), Rank(cable, key)))
 
 
-def test_sums_in_the_clear_are_not_chosen_where_links_are_encrypted():
+def test_sums_in_the_clear_are_not_chosen():
     """Nor are two workers of one machine, which share its device."""
     first, second = two_macs(20e-6).machines
-    found = plan(replace(two_macs(20e-6), machines=(first, replace(second, key="a" * 64))), Asked())
+    found = plan(replace(two_macs(20e-6), machines=(first, replace(second, is_exposed=True))), Asked())
     best, shared = found.best[Aim.CHAT], found.ways[Aim.CHAT].tensor_parallel
     assert shared is not None
     assert best.cut != shared.cut
     (said,) = compared(found, best)
     assert said.startswith("Tensor parallel was not chosen: 2")
-    assert said.endswith("They are not encrypted, and m1 is not reached by a cable.")
+    assert said.endswith("They are not encrypted, and m1 is not at a cable; --insecure-sums allows it.")
     here = plan(replace(two_macs(20e-6), machines=(first, replace(second, address="local"))), Asked())
     assert here.ways[Aim.CHAT].tensor_parallel is None
 
