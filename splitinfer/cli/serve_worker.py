@@ -90,7 +90,9 @@ def rank_options(host: str, model: str | None, store: ModelStore | None, *, inse
     options = ["--host", host, "--models-dir", "none" if store is None else str(store.path)]
     if store is not None and store.cap is not None:
         options += ["--models-gb", str(store.cap / 1e9)]
-    return options + ["--model", model] * (model is not None) + ["--insecure"] * insecure
+    if model is not None:
+        options += ["--model", model]
+    return options + ["--insecure"] * insecure
 
 
 def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutdown: Shutdown, writing: float) -> int:

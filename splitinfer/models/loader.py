@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
+from splitinfer.core.layout import RANKS
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
@@ -269,7 +270,9 @@ def load_with_others(
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, output, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
-    _evaluate([parameters[name] for name in in_memory], report)
+    # Of a tensor as stored a rank reads more than it keeps.
+    together = _TOGETHER if group is None else _TOGETHER // RANKS**2
+    _evaluate([parameters[name] for name in in_memory], together, report)
     _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
     if heads is not None:
         heads.heads.check(stage)
@@ -285,9 +288,9 @@ def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
     return tower
 
 
-def _evaluate(parameters: list[mx.array], report: Report) -> None:
+def _evaluate(parameters: list[mx.array], together: int, report: Report) -> None:
     total, done = sum(p.nbytes for p in parameters), 0
-    for few in in_bunches(parameters, _TOGETHER):
+    for few in in_bunches(parameters, together):
         mx.eval(few)
         done += sum(p.nbytes for p in few)
         report(done, total)

@@ -31,13 +31,17 @@ def join_group(backend: str, rank: int, device: str, own: str, towards: str, gat
     os.environ["MLX_RANK"] = str(rank)
     if backend == RING:
         return _join_ring(rank, own, towards, gather)
+
+    def gathered(mine: bytes, _num_bytes: int = 0) -> bytes:
+        return gather(bytes(mine))
+
     with _file([[None, device], [device, None]]) as file:  # only the own row is used
         os.environ["MLX_IBV_DEVICES"] = file.name
         os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, but is not used
         return mx.distributed.init(
             strict=True,
             backend=backend,
-            all_gather_factory=lambda _rank, _size: lambda mine, _num_bytes=0: gather(bytes(mine)),
+            all_gather_factory=lambda _rank, _size: gathered,
         )
 
 
