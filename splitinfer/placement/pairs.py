@@ -26,16 +26,16 @@ from splitinfer.placement.formulas import link_of
 
 def with_pairs(profiles: Profiles) -> Profiles:
     """The same, with each pair that may be one stage behind the machines."""
-    if profiles.model.half is None or any(machine.across for machine in profiles.machines):
-        return profiles
     half = profiles.model.half
-    apart = [(a, b) for a, b in combinations(profiles.machines, 2) if not (_host(a) is None and _host(b) is None)]
+    if half is None or any(machine.across for machine in profiles.machines):
+        return profiles
+    apart = [(a, b) for a, b in combinations(profiles.machines, 2) if _host(a) != _host(b)]
     found = [_pair(profiles, half, a, b) for a, b in apart]
     return replace(profiles, machines=(*profiles.machines, *found))
 
 
 def _host(machine: MachineProfile) -> str | None:
-    """A machine's host; ``None`` for this one, whose workers share its device."""
+    """A machine's host, whose workers share its device; ``None``: this one."""
     address = machine.address or LOCAL
     if address == LOCAL or address.startswith("inproc://"):
         return None
