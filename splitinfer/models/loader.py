@@ -117,8 +117,10 @@ def _build(
     """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
     gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    stage = StageModel(model, *layers)
-    if group is not None:  # behind the cut: to find the structure is no business of two
+    stage, joined = StageModel(model, *layers), None
+    if drafter is not None:
+        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+    if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
         halve(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = stage.probe()
@@ -130,8 +132,7 @@ def _build(
     if tower is not None:
         parameters |= tower.parameters
         outputs += tower.parameters.values()
-    if drafter is not None:
-        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+    if joined is not None:
         heads, parameters = joined.heads, parameters | joined.weights
         outputs += joined.outputs()
     return _Built(stage, model, parameters, outputs, output, tower, heads)
