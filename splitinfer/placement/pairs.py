@@ -30,7 +30,8 @@ def with_pairs(profiles: Profiles) -> Profiles:
     if half is None or any(machine.across for machine in profiles.machines):
         return profiles
     apart = [(a, b) for a, b in combinations(profiles.machines, 2) if _host(a) != _host(b)]
-    found = [_pair(profiles, half, *((b, a) if _host(b) is None else (a, b))) for a, b in apart]  # a local rank is first
+    ordered = [(b, a) if _host(b) is None else (a, b) for a, b in apart]  # the rank on this machine is the first
+    found = [_pair(profiles, half, a, b) for a, b in ordered]
     return replace(profiles, machines=(*profiles.machines, *found))
 
 

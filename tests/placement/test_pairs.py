@@ -98,6 +98,12 @@ def test_a_pair_within_a_longer_pipeline():
     named = {tuple(planner.profiles.machines[m].name for m in cut.machines) for cut in planner.cuts}
     assert {("m0+m1",), ("m0+m2",), ("m0+m1", "m2"), ("m0+m2", "m1"), ("m0", "m1+m2")} <= named
     assert ("m1+m2",) not in named  # the coordinator is in the first stage
+    first, second, third = profiles.machines
+    local = replace(profiles, machines=(first, second, replace(third, address="local")))
+    assert [each.across for each in with_pairs(local).machines[3:]] == [("m0", "m1"), ("m2", "m1")]
+    assert ("m0", "m2+m1") in {
+        tuple(with_pairs(local).machines[m].name for m in cut.machines) for cut in Planner(local, Asked()).cuts
+    }
     best = planner.ways(Aim.CHAT).tensor_parallel
     assert best is not None
     assert name_in_words(planner.profiles, best.cut) == "m0+m1 12"
