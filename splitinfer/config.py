@@ -18,7 +18,7 @@ import yaml
 
 from splitinfer.core import layout as core
 from splitinfer.core.kv.format import EXACT
-from splitinfer.core.link_transport import JACCL, TCP, LinkTransport
+from splitinfer.core.link_transport import JACCL, RING, TCP, LinkTransport
 from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
@@ -41,7 +41,14 @@ class Layout(core.Layout):
                 stage.name,
                 stage.layers,
                 stage.address,
-                {"key": stage.key, "codec": stage.codec, "link_transport": _link_transport(stage)},
+                {
+                    "key": stage.key,
+                    "codec": stage.codec,
+                    "link_transport": _link_transport(stage),
+                    "across": tuple(map(core.Rank.parse, stage.across)),
+                    "sums": stage.sums,
+                    "sums_device": stage.sums_device,
+                },
             )
             for stage in shape.stages
         )
@@ -153,6 +160,9 @@ class _StageShape(_Shape):
     transport: _Text = TCP
     backend: _Text = JACCL
     device: _Text | None = None
+    across: list[_Text] = []
+    sums: _Text = RING
+    sums_device: _Text | None = None
 
 
 _serving_keys: dict[str, Any] = {name: (_KINDS[each.kind] | None, None) for name, each in SERVING_OPTIONS.items()}
@@ -201,7 +211,7 @@ def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: s
         keys = "name, layers and (for a worker) address and key"
         return f"{where} must be a mapping with the keys {keys}, but is {_described(value)}"
     where = f"'serving' of {where}" if in_serving else where
-    key = location[-1]
+    key = location[2] if in_stage else location[-1]
     if kind in _UNKNOWN_KEY:
         shape: type[pydantic.BaseModel] = _LayoutShape
         if len(location) > 1:
@@ -209,7 +219,8 @@ def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: s
         return f"unknown key {key!r} in {where}; {_hint(str(key), shape)}"
     if kind == "missing":
         return f"{where} lacks the key {key!r}"
-    return f"{key!r} in {where} must be {_EXPECTED.get(kind, 'of another kind')}, but is {_described(value)}"
+    expected = "a list of addresses" if key == "across" else _EXPECTED.get(kind, "of another kind")
+    return f"{key!r} in {where} must be {expected}, but is {_described(value)}"
 
 
 def _serving_options(shape: _LayoutShape, name: str) -> ServingOptions:

@@ -156,6 +156,14 @@ class Settings(ServingOptions):
             least=0,
         ),
     ] = 60.0
+    insecure_sums: Annotated[
+        bool,
+        Option(
+            "Let the sums of a stage across two machines cross any network, though nothing encrypts them. Default: "
+            "only loopback and cables between two machines.",
+            _LINKS,
+        ),
+    ] = False
     float32_head: Annotated[
         bool | None,
         Option(

@@ -95,14 +95,22 @@ def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def layout(
-    model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dtype: str = "auto", codec: str = "none"
+    model: Path | str,
+    cuts: Sequence[int],
+    addresses: Sequence[str],
+    dtype: str = "auto",
+    codec: str = "none",
+    across: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """A layout whose stages hold ``cuts`` layers each; ``codec``: of all links."""
-    stages = [{"name": "s0", "layers": cuts[0]}]
-    stages += [
-        {"name": f"s{i}", "layers": n, "address": address, "codec": codec}
-        for i, (n, address) in enumerate(zip(cuts[1:], addresses, strict=True), 1)
-    ]
+    """A layout whose stages hold ``cuts`` layers each; ``codec``: of all links. Those ``across`` two machines have two
+    processes here, and no address."""
+    left, stages = iter(addresses), list[dict[str, Any]]()
+    for i, n in enumerate(cuts):
+        stages.append({"name": f"s{i}", "layers": n, **({"codec": codec} if i else {})})
+        if i in across:
+            stages[i]["across"] = ["local", "local"]
+        elif i:
+            stages[i]["address"] = next(left)
     return {"model": str(model), "dtype": dtype, "stages": stages}
 
 
@@ -127,18 +135,20 @@ def opened(
     drafter: MakeDrafter | None = None,
     codec: str = "none",
     notice: Notice | None = None,
+    across: Sequence[int] = (),
     **settings: Any,
 ) -> Iterator[tuple[LLM, list[Here]]]:
     """An LLM over ``len(cuts)`` stages, and its workers, in this process. ``scheme``: "inproc", "tcp", "rdma" over
     MLX's ring, or "jaccl", rdma over emulated JACCL, a cable for each worker. ``disks``: where each stage keeps KV.
-    ``drafter``: makes one. ``notice``: told of the loading."""
+    ``drafter``: makes one. ``notice``: told of the loading. ``across``: the stages that are two processes each."""
     with ExitStack() as stack:
-        there = disks[1:] or [None] * (len(cuts) - 1)
+        own = [i for i in range(1, len(cuts)) if i not in across]
+        there = [disks[i] for i in own] if disks else [None] * len(own)
         listening = "rdma" if scheme == "jaccl" else scheme
         workers = [stack.enter_context(here(listening, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
-        described = layout(model, cuts, [one.address for one in workers], dtype, codec)
+        described = layout(model, cuts, [one.address for one in workers], dtype, codec, across)
         for stage in described["stages"][1:] if scheme == "rdma" else ():
             stage |= {"transport": "rdma", "backend": "ring"}
         for cable, stage in enumerate(described["stages"][1:] if scheme == "jaccl" else ()):

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,14 @@ from splitinfer.bench.parts import (
 )
 from splitinfer.bench.printing import say
 from splitinfer.bench.systems import (
+    AS_ONE_STAGE,
     BY_LAYERS,
     EMULATED,
     PARALLEL,
     PIPELINE,
     PLAIN,
     Answers,
+    OneStage,
     Peers,
     Pipeline,
     Plain,
@@ -52,9 +55,9 @@ from splitinfer.bench.systems import (
 )
 from splitinfer.bench.table import figures_of
 from splitinfer.bench.unreferenced import first_layers, read_again
-from splitinfer.core.layout import Layout
+from splitinfer.core.layout import LOCAL, Layout, Rank, lay_out
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import ModelError, SplitinferError
+from splitinfer.errors import LayoutError, ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.loader import resolve_dtype
@@ -135,6 +138,7 @@ def measure(options: Options) -> dict[str, Any]:
     on, work = describe(), _Comparison(options)
     with cleanup.temporary_folder("splitinfer-compare-") as folder:
         layout = _pipeline(work, Path(folder))
+    _one_stage(work, layout)
     for name, by_layers in ((BY_LAYERS, True), (PARALLEL, False)):
         _peers(work, name, layout, by_layers=by_layers)
     verdicts = _plain(work, layout)
@@ -186,8 +190,8 @@ def _choose(work: _Comparison, llm: LLM) -> None:
 def _num_readers(work: _Comparison, layout: Layout) -> int:
     """How many read each prompt: the systems that are likely to run, and the judge of their answers."""
     if work.is_emulated:
-        return 2
-    return 3 if _why_no_peers(work, layout) else 5
+        return 3
+    return 4 if _why_no_peers(work, layout) else 6
 
 
 def _pace(llm: LLM, vocab_size: int) -> Pace:
@@ -203,6 +207,29 @@ def _pace_alone(llm: LLM, vocab_size: int) -> tuple[float, float]:
     prompt = made_up(f"trial {time.monotonic()}", _TRIAL, vocab_size)
     times = llm.generate([prompt], SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))[0].token_times
     return times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1)
+
+
+def _one_stage(work: _Comparison, layout: Layout) -> None:
+    """The figures of the pipeline's two machines as one stage."""
+    try:
+        with ExitStack() as stack:
+            llm = open_stages(stack, work.options, _settings(work), " across two machines", as_one_stage(layout))
+            work.do(OneStage(work.tasks, work.answers_of(AS_ONE_STAGE), llm))
+    except SplitinferError as error:
+        work.give_up(AS_ONE_STAGE, str(error))
+
+
+def as_one_stage(layout: Layout) -> Layout:
+    """The layout in which a layout's two machines halve every layer.
+
+    Raises:
+        LayoutError: it does not cut the layers between two machines.
+    """
+    workers = layout.stages[1:]
+    if len(workers) != 1 or not layout.has_own_stage or workers[0].address is None:
+        raise LayoutError("the layout does not cut the layers between this machine and one worker with an address")
+    ranks = (Rank(LOCAL), Rank(workers[0].address, workers[0].key))
+    return replace(layout, stages=lay_out([("both", layout.num_layers, None, {"across": ranks})]))
 
 
 def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> None:

@@ -17,6 +17,7 @@ from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, Tasks
 from splitinfer.bench.printing import say
+from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.engine.coordinator.requests import RequestOutput
@@ -26,6 +27,7 @@ from splitinfer.models.checkpoint import Checkpoint
 
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
 BY_LAYERS, PARALLEL = "mlx-lm's pipeline", "mlx-lm in tensor parallel"
+AS_ONE_STAGE = "splitinfer in tensor parallel"
 NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
 _DRAFTS = 3  # of mlx-lm at a time
 _SHARE = 3  # of an answer after which a worker is killed
@@ -40,10 +42,12 @@ Does = Mapping[Kind, Callable[[Part, int], Cell]]
 Answers = dict[str, tuple[int, ...]]
 
 
-def open_stages(stack: ExitStack, options: Options, settings: Settings, what: str = "") -> LLM:
-    """The layout's stages, until the stack ends."""
+def open_stages(
+    stack: ExitStack, options: Options, settings: Settings, what: str = "", layout: Layout | None = None
+) -> LLM:
+    """The stages of a layout, if not the options', until the stack ends."""
     say(f"loading the stages{what}")
-    return stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
+    return stack.enter_context(LLM(layout or options.layout, model=options.model, settings=settings))
 
 
 def whole(output: RequestOutput) -> RequestOutput:
@@ -176,7 +180,7 @@ class Pipeline(System):
     def _killed(self, part: Part, _: int) -> Cell:
         """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
         workers = machine.local_workers()
-        last = self._llm.layout.stages[-1].name
+        last = self._llm.layout.workers[-1].name if self._llm.layout.workers else ""
         if last not in workers:
             return Cell(why_not="the last stage's worker is not on this machine: pull its cable yourself")
         prompt = self.tasks.prompts[part.name]
@@ -192,6 +196,20 @@ class Pipeline(System):
             if after and len(request.output.token_ids) >= after:
                 os.kill(pid, signal.SIGKILL)
                 after = 0
+
+
+class OneStage(Pipeline):
+    """The pipeline's two machines as one stage."""
+
+    name = AS_ONE_STAGE
+
+    def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
+        super().__init__(tasks, answers, llm)
+        self.does = {kind: does for kind, does in self.does.items() if kind is not Kind.RESTART}
+
+    def do(self, part: Part, trial: int) -> Cell:
+        """As ``System.do``."""
+        return super().do(part, trial) if part.kind in self.does else Cell(why_not="measured of the pipeline only")
 
 
 class Plain(System):

@@ -244,7 +244,9 @@ def layers(spec: StageSpec) -> str:
 
 
 def where(spec: StageSpec) -> str:
-    """The place of a stage in words."""
+    """The place of a stage in words, or the places of its halves."""
+    if spec.across:
+        return " and ".join(map(where, spec.ranks))
     if spec.address is None:
         return "here"
     return "local worker" if spec.is_local else spec.address

@@ -185,7 +185,9 @@ def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mappin
         )
     if chosen.beside is not None:
         errors.print(Text(comparison(chosen.beside, errors.width)))
-    hint = " With --use-all every machine gets layers." if len(chosen.layout.stages) <= len(workers) else ""
+    layout = chosen.layout
+    unused = layout.has_own_stage + len(layout.workers) <= len(workers)
+    hint = " With --use-all every machine gets layers." if unused else ""
     say(chosen.text + hint)
     return chosen
 

@@ -11,6 +11,7 @@ import psutil
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
 from splitinfer.discovery.announcer import Announcing
+from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
@@ -65,9 +66,14 @@ def serve(
     at = Endpoint.parse(listener.address.partition("://")[2])
     address = str(at)
     ending = threading.Event()
+
+    def start_rank(rank: str) -> LocalWorker:
+        return LocalWorker(rank, disk, rank_options(host, model, store, insecure=insecure))
+
     worker = Worker(
-        listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set
-    )
+        listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set,
+        start_rank=None if child else start_rank,
+    )  # fmt: skip
     if child:
         join_group(os.getppid())  # the coordinator divides the memory
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
@@ -78,6 +84,16 @@ def serve(
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
     announcing = _announcing(worker.name, host, at.port, access, wanted=wanted)
     return _stay(worker, ending, announcing, shutdown, seconds_to_close(disk))
+
+
+def rank_options(host: str, model: str | None, store: ModelStore | None, *, insecure: bool) -> list[str]:
+    """The options of a process that takes this worker's place as a rank."""
+    options = ["--host", host, "--models-dir", "none" if store is None else str(store.path)]
+    if store is not None and store.cap is not None:
+        options += ["--models-gb", str(store.cap / 1e9)]
+    if model is not None:
+        options += ["--model", model]
+    return options + ["--insecure"] * insecure
 
 
 def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutdown: Shutdown, writing: float) -> int:

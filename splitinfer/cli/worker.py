@@ -57,7 +57,7 @@ def worker(
     from splitinfer.cli.serve_worker import serve
 
     disk = disk_of(kv_dir, kv_disk_gb)
-    at = ("127.0.0.1", 0) if child else (host, port)
+    at = (host, 0 if child else port)
     store = store_of(models_dir, models_gb)
 
     def run() -> int:

@@ -6,6 +6,9 @@ A layout cuts a model's layers into consecutive half-open ranges, one per stage:
     layers     [0 ........................ 40) [40 .............. 66)
     address    none: it is this process        tcp://mini.local:5577
 
+A stage may be ``across`` two machines, its *ranks*, each of which holds a half of every layer (tensor parallel). A rank
+is always a worker. If the first stage is such a one, the coordinator holds no layers.
+
 Everything here is arithmetic and text. A ``Layout`` is consistent: the checks run when it is made, so each
 layer is on exactly one stage, every worker has its own address, and no other code checks again. Only the
 check that needs the model (whether the layers add up to its own) is left to ``Layout.check``.
@@ -21,7 +24,7 @@ from typing import Any, Self
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
-from splitinfer.core.link_transport import OVER_TCP, LinkTransport
+from splitinfer.core.link_transport import BACKENDS, JACCL, OVER_TCP, RING, LinkTransport
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.core.wire_codec import NONE
@@ -32,8 +35,24 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 UNNAMED = "(unnamed)"  # the name of a layout without a file
 BY_UP = "(up)"  # of one whose workers `splitinfer up` has started
 
+RANKS = 2  # of a stage across machines: a sum of two has the same bits on both
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the machines of a stage ``across`` two: its ``address`` and ``key`` as a worker's in ``StageSpec``."""
+
+    address: str
+    key: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A rank as it is written: ``local``, or ``host:port#KEY`` with or without the key."""
+        address, _, key = text.partition("#")
+        return cls(address, key or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,9 @@ class StageSpec:
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
     link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
         over which no hidden states go, is tcp.
+    across: the ranks, if the layers are halved between machines; the stage has no address then.
+    sums: what adds up the ranks' halves: ``"ring"`` (sockets) or ``"jaccl"`` (Thunderbolt 5's RDMA), not encrypted.
+    sums_device: the RDMA devices of rank 0 and rank 1, as ``a:b``, for ``"jaccl"``.
     """
 
     name: str
@@ -56,6 +78,21 @@ class StageSpec:
     key: str | None = None
     codec: str = NONE
     link_transport: LinkTransport = OVER_TCP
+    across: tuple[Rank, ...] = ()
+    sums: str = RING
+    sums_device: str | None = None
+
+    @property
+    def ranks(self) -> tuple["StageSpec", ...]:
+        """The workers of the stage, as stages of their own name: ``both/0`` and ``both/1``; itself, if it is one."""
+        if not self.across:
+            return (self,)
+        found = (
+            dataclasses.replace(self, name=f"{self.name}/{i}", address=rank.address, key=rank.key, across=())
+            for i, rank in enumerate(self.across)
+        )
+        first, *others = found  # the link from the stage before leads to the first
+        return (first, *(dataclasses.replace(one, link_transport=OVER_TCP) for one in others))
 
     @property
     def num_layers(self) -> int:
@@ -112,13 +149,25 @@ class Layout:
 
     @property
     def cut(self) -> str:
-        """The layers of each stage, as in a layout's name: ``40-26``."""
-        return "-".join(str(stage.num_layers) for stage in self.stages)
+        """The layers of each stage, as in a layout's name: ``40-26``; ``40-26x2`` where two machines halve the last."""
+        return "-".join(
+            f"{each.num_layers}x{len(each.across)}" if each.across else str(each.num_layers) for each in self.stages
+        )
+
+    @property
+    def has_own_stage(self) -> bool:
+        """Whether the coordinator holds layers itself: the first stage's."""
+        return not self.stages[0].across
+
+    @property
+    def workers(self) -> tuple[StageSpec, ...]:
+        """All workers, in the order of the stages; each rank is one."""
+        return tuple(rank for stage in self.stages[self.has_own_stage :] for rank in stage.ranks)
 
     @property
     def to_find(self) -> tuple[StageSpec, ...]:
         """The workers without an address, which are to be found before the layout can be used."""
-        return tuple(stage for stage in self.stages[1:] if stage.address is None)
+        return tuple(stage for stage in self.workers if stage.address is None)
 
     def to_be_found(self) -> Self:
         """The same layout without the addresses of workers that have a key."""
@@ -202,18 +251,19 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
 
 def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
     """Check that the coordinator has no address, and every worker has its own."""
-    first, *workers = stages
+    first = stages[0]
     if first.address is not None:
         raise LayoutError(
             f"the first stage of layout {layout} ({first.name!r}) is the coordinator and takes no address, "
             f"but has {first.address!r}"
         )
     for number, stage in enumerate(stages):
+        _check_ranks(stage, layout)
         _check_key(stage, layout, is_first=number == 0)
         _check_codec(stage, layout, is_first=number == 0)
         _check_link_transport(stage, layout, is_first=number == 0)
     address_to_name: dict[str, str] = {}
-    for stage in workers:
+    for stage in (rank for each in stages[not first.across :] for rank in each.ranks):
         if stage.address is None or stage.is_local:
             continue  # it is yet to be found; of local ones there may be several, each is started on its own port
         key = stage.address.lower()  # host names ignore case
@@ -223,6 +273,31 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
                 f"each needs its own address"
             )
         address_to_name[key] = stage.name
+
+
+def _check_ranks(stage: StageSpec, layout: str) -> None:
+    """Check that a stage across machines is across two, and says what adds up."""
+    mistake = None
+    if stage.across and len(stage.across) != RANKS:
+        mistake = f"is across {len(stage.across)}, not {RANKS} machines; give a third one a stage of its own"
+    elif stage.across and (stage.address is not None or stage.key is not None):
+        mistake = "is across two machines and has an address or a key of its own; write them under 'across'"
+    elif stage.across and stage.across[1].address == LOCAL != stage.across[0].address:
+        mistake = "is across another machine and this one; write local first"
+    elif not stage.across and (stage.sums != RING or stage.sums_device is not None):
+        mistake = "has sums, which only a stage across two machines has"
+    elif stage.sums not in BACKENDS:
+        mistake = f"has the sums {stage.sums!r}, which are unknown; known: {', '.join(BACKENDS)}"
+    elif stage.sums_device is not None and not (
+        stage.sums == JACCL and re.fullmatch(r"\w{1,32}:\w{1,32}", stage.sums_device)
+    ):
+        mistake = (
+            f"has the sums_device {stage.sums_device!r}: it is two names, such as rdma_en5:rdma_en3, and for jaccl"
+        )
+    if mistake is not None:
+        raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
+    for rank in stage.ranks if stage.across else ():
+        _check_key(rank, layout, is_first=False)
 
 
 def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
@@ -265,7 +340,11 @@ def _check_link_transport(stage: StageSpec, layout: str, *, is_first: bool) -> N
 
 
 def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:
-    """The stage with its address as transports take it."""
+    """The stage with its addresses as transports take them."""
+    if stage.across:
+        wholes = (_with_whole_address(rank, layout) for rank in stage.ranks)
+        across = tuple(Rank(str(whole.address), whole.key) for whole in wholes)
+        return stage if across == stage.across else dataclasses.replace(stage, across=across)
     if stage.address is None or stage.is_local or _INPROC.fullmatch(stage.address):
         return stage
     try:

@@ -338,3 +338,13 @@ class StepResult:
     def after(self, own: StageFigures) -> "StepResult":
         """The same with the figures of the first stage, which stay there."""
         return replace(self, figures=(own, *self.figures))
+
+    def received_at(self, at: float) -> "StepResult":
+        """The same with the first stage's times as if it had received the step then: on the clock of who has sent it,
+        where that has no stage of its own."""
+        first, *others = self.figures
+        late = first.received - at
+        moved = replace(
+            first, received=at, started=first.started - late, ended=first.ended - late, sent=first.sent - late
+        )
+        return replace(self, figures=(moved, *others))

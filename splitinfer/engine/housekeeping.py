@@ -35,9 +35,9 @@ class Housekeeping(Generic[T]):
         """Seconds until the machine may sleep."""
         return self._awake.until_update(time.monotonic())
 
-    def build_ahead(self, runner: StageRunner) -> None:
+    def build_ahead(self, runner: StageRunner | None) -> None:
         """Build graphs of steps that are likely to come, until an event comes."""
-        while self._inbox.is_empty and runner.prepare_next():
+        while runner is not None and self._inbox.is_empty and runner.prepare_next():
             pass
 
     def next_event(self, runner: StageRunner | None, within: float | None, *, expecting: bool) -> T | None:

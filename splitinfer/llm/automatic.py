@@ -14,9 +14,10 @@ from typing import Any
 
 from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
-from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
+from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
+from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
@@ -24,18 +25,18 @@ from splitinfer.engine.profiling.measure import remembered
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
-from splitinfer.errors import CannotFit, LayoutError
+from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
-from splitinfer.machine.profile import ModelProfile, Profiles
+from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
-from splitinfer.models.layer_kinds import DescribedModel, describe
+from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words
-from splitinfer.placement.document import layout_of, name_in_words, shortage
+from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.plan import plan
 from splitinfer.settings import NO_DRAFT, Settings
 
@@ -134,8 +135,9 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: b
         raise CannotFit(shortage(profiles, asked, aim))
     layout = replace(layout_of(found, best), name="(planned)")
     shown = beside(found, aim)
-    text = f"Planned for {aim}: {name_in_words(profiles, best.cut)}. {shown.sentence}"
-    return Chosen(layout, text, profiles, shown)
+    sums = compared(found, best) if found.ways[aim].tensor_parallel is not None else ()
+    named, sentences = name_in_words(found.profiles, best.cut), " ".join([shown.sentence, *sums])
+    return Chosen(layout, f"Planned for {aim}: {named}. {sentences}", profiles, shown)
 
 
 def measured_profiles(
@@ -166,13 +168,25 @@ def measured_profiles(
         own_key, timeout = Keyring().own, settings.connect_timeout
         surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
         (own, *others), links = surveyor.run()
-    found = _described(question)
-    described = with_drafter(found, checkpoint, settings.draft, resolve_dtype(dtype, gpu=on_gpu()))
+    found, own_dtype = _described(question), resolve_dtype(dtype, gpu=on_gpu())
+    described = with_drafter(found, checkpoint, settings.draft, own_dtype)
+    described = with_half(described, found, format_of(question.kv_format))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)
         described = replace(described, draft=draft)
+    others = [replace(each, is_exposed=_is_exposed(each, settings)) for each in others]
     return Profiles(described, (own, *others), tuple(links))
+
+
+def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
+    """Whether a stage across this machine and another would be refused, because of the way of its sums."""
+    both = StageSpec("both", 0, 1, across=(Rank(LOCAL), Rank(str(machine.address))))
+    try:
+        halves_of(both, "", insecure=settings.insecure_sums)
+    except (ConfigError, WorkerUnreachable):
+        return True
+    return False
 
 
 def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | None, dtype: str | None) -> ModelProfile:

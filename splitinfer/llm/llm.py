@@ -52,6 +52,7 @@ from splitinfer.llm.setup import (
     PipelineSetup,
     as_layout,
     check_draft,
+    check_ranks,
     model_of,
     token_budget_of,
     with_settings,
@@ -136,6 +137,7 @@ class LLM(Operated):
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
+        check_ranks(self.layout, self._checkpoint)
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)

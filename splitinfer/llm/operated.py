@@ -18,6 +18,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
 from splitinfer.llm.setup import (
     as_layout,
+    check_ranks,
     token_budget_of,
     with_layers,
 )
@@ -96,6 +97,7 @@ class Operated:
             else:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
+            check_ranks(layout, self._checkpoint)
             paused = self._engine.recut(layout)
             self.layout = layout
         return paused

@@ -5,7 +5,8 @@ machine takes as it was measured to take, whatever the reason: heat, other progr
 its costs are multiplied by that; machines without layers and links stay as they were measured. Elsewhere a stage's
 steps say what all of its layers cost together, the head among them; each part is taken to cost in proportion to the
 bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
-machines that have layers are compared.
+machines that have layers are compared. What two machines that are one stage take longer than both were measured to, is
+the time of their sums.
 
 ``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
 """
@@ -33,6 +34,7 @@ from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
 from splitinfer.placement.formulas import costs_of
+from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.placement.plan import Planner, plan
 from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
@@ -94,19 +96,19 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     """
     layout, machines = live.layout, live.profiles.machines
     notable = list(_notable(live))
-    if len(machines) == 1:
+    if len(machines) == 1 and layout.has_own_stage:
         shown = beside(plan(live.profiles, live.asked, [aim]), aim)
         return Rebalance(layout, 1.0, " ".join([shown.sentence, *notable]), shown)
-    places = {machine.name: i for i, machine in enumerate(machines)}
-    now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     planner = Planner(live.profiles, live.asked)
+    places = {machine.name: i for i, machine in enumerate(planner.profiles.machines)}
+    now = Cut(tuple(places[stage.name] for stage in layout.stages), tuple(stage.num_layers for stage in layout.stages))
     found = planner.plan([aim])
     if aim not in found.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
     best, shown = found.best[aim], beside(found, aim)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
-    current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
+    current, better = (name_in_words(planner.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
@@ -163,11 +165,15 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     """
     if not all(costs.num_seen for costs in running.costs.stages):
         raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
-    known = {machine.name: machine for machine in measured.machines} if measured is not None else {}
-    if measured is None or not {spec.name for spec in running.layout.stages} <= set(known):
+    every = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
+    if measured is None or not {spec.name for spec in running.layout.stages} <= set(every):
         return LiveFigures(_by_bytes(model, running), running.layout, asked)
-    times = dict[str, float]()
+    times, known = dict[str, float](), {machine.name: machine for machine in measured.machines}
     for spec, own, said in running.stages:
+        if across := every[spec.name].across:
+            measured = with_sums(measured, across, _sums_of(measured, across, spec, own))
+            known |= {name: _corrected(known[name], 1.0, said) for name in across}
+            continue
         expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
         times[spec.name] = _relative(own, expected)
         known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
@@ -179,6 +185,18 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
         machines=(replace(first, draft=running.draft or first.draft), *others),
     )
     return LiveFigures(profiles, running.layout, asked, times)
+
+
+def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: StageCosts) -> Costs:
+    """Seconds of a sum by rows: what the steps of two machines take longer than their halves of the layers."""
+    silent = with_pairs(with_sums(measured, across, Costs()))
+    pair = next(machine for machine in silent.machines if machine.across == across)
+    halves = costs_of(silent.model, pair, spec.start, spec.end)
+    count = sum(layer.sums for layer in silent.model.half.layers[spec.start : spec.end]) if silent.model.half else 1
+    seconds, most = dict[int, float](), 0.0
+    for rows in sorted(own.sizes or [1]):
+        seconds[rows] = most = max(most, (own.at(Shape(rows)) - halves.rows(rows)) / max(1, count))
+    return Costs.through(seconds)
 
 
 def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:

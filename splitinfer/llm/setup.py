@@ -35,6 +35,7 @@ from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
 from splitinfer.models.building import mlx_vlm_of
 from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.halves import check_halves
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
 from splitinfer.models.mtp import MTP
@@ -94,6 +95,7 @@ class PipelineSetup:
             running=tuple(running),
             find=find_again,
             by_key=self.by_key,
+            insecure_sums=self.settings.insecure_sums,
         )
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
@@ -160,7 +162,7 @@ class PipelineSetup:
     @cached_property
     def sees(self) -> bool:
         """Whether the model is loaded with its tower for pictures."""
-        return may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
+        return self.layout.has_own_stage and may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
 
     @property
     def _grows(self) -> bool:
@@ -210,7 +212,9 @@ class PipelineSetup:
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""
-        here = [i for i, spec in enumerate(pipeline.layout.stages) if i == 0 or spec.is_local]
+        layout = pipeline.layout
+        here = [i for i, spec in enumerate(layout.stages) for one in spec.ranks if one.is_local]
+        here += [0] * layout.has_own_stage
         sharing = len(here) * self.settings.models_here if ready.stage in here else 1
         budget = self.settings.kv_bytes
         if budget is None:
@@ -281,6 +285,16 @@ def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
     ends = list(accumulate(layers))
     stages = zip(layout.stages, (0, *ends), ends, strict=False)
     return replace(layout, stages=tuple(replace(stage, start=start, end=end) for stage, start, end in stages))
+
+
+def check_ranks(layout: PlainLayout, checkpoint: Checkpoint) -> None:
+    """Check that the model can be halved, if a stage is across two machines.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    if any(stage.across for stage in layout.stages):
+        check_halves(checkpoint)
 
 
 def trained_drafter(draft: str | None) -> Checkpoint | None:

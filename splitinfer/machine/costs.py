@@ -4,7 +4,7 @@ Between two numbers of rows seconds lie on a line, and beyond the last one the l
 its own costs from steps as they run (``core.costs``); these do not change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from pydantic import ConfigDict
@@ -61,9 +61,16 @@ class Costs:
 
     def slowest(self, other: "Costs") -> "Costs":
         """The costs of both at the same time: of each number of rows the larger."""
+        return self._each(other, max)
+
+    def quickest(self, other: "Costs") -> "Costs":
+        """Of each number of rows the smaller costs of both."""
+        return self._each(other, min)
+
+    def _each(self, other: "Costs", choose: Callable[[float, float], float]) -> "Costs":
         rows = sorted({each for each, _ in (*self.points, *other.points)})
-        points = tuple((n, max(self.rows(n), other.rows(n))) for n in rows)
-        return Costs(points, max(self.decode, other.decode), max(self.chunk, other.chunk))
+        points = tuple((n, choose(self.rows(n), other.rows(n))) for n in rows)
+        return Costs(points, choose(self.decode, other.decode), choose(self.chunk, other.chunk))
 
     def plus(self, other: "Costs", most_rows: int | None = None) -> "Costs":
         """The costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""

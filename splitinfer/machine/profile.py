@@ -14,7 +14,7 @@ profiles come from files and from peers, and raise ValueError where a number is 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
 import pydantic
@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.numbers import Bytes, NotNegative, Numbers
 
-VERSION = 3  # of what is remembered
+VERSION = 4  # of what is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,9 @@ class MachineProfile(Numbers):
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
     launches_ahead: whether its device computes while the host goes on.
+    halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if layers
+        cannot be divided.
+    is_exposed: whether sums with it would cross a network in the clear, which nobody has allowed.
     across: the names of the two machines, if these are one stage (``placement.pairs``).
     """
 
@@ -136,6 +139,8 @@ class MachineProfile(Numbers):
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
     launches_ahead: bool = False
+    halves: Mapping[str, Costs] = field(default_factory=dict)
+    is_exposed: bool = False
     across: tuple[str, ...] = ()
 
     @property
@@ -148,6 +153,7 @@ class MachineProfile(Numbers):
         return replace(
             self,
             layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},
+            halves={kind: costs.scaled(factor) for kind, costs in self.halves.items()},
             head=self.head.scaled(factor),
             step=factor * self.step,
             draft=factor * self.draft,
@@ -165,7 +171,7 @@ class LinkProfile:
     target: str
     latency: float
     bytes_per_second: float = math.inf
-    sums: Costs = Costs()
+    sums: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)

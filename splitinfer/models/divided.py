@@ -65,16 +65,6 @@ def divide(model: nn.Module, group: Any) -> None:
             raise ModelError(f"{name} cannot be divided by {num_ranks} ranks: {what} is {count}. {_INSTEAD}")
 
 
-def why_whole(model: nn.Module, num_ranks: int = 2) -> str:
-    """Why a model cannot be divided by so many ranks, in one sentence; "" if it can. The model is divided by this or
-    useless: build one of placeholders for it."""
-    try:
-        divide(model, PretendedRank(num_ranks))
-    except ModelError as error:
-        return str(error)
-    return ""
-
-
 def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
     """The whole numbers among the attributes of a model's modules, such as counts of heads."""
     return {
@@ -104,7 +94,7 @@ def alone() -> Iterator[list[int]]:
                 return all_gather(x, group=group, **more)
             return mx.concatenate([x] * group.num_ranks)
 
-        group.all_sum, group.all_gather = one_sum, one_gather  # type: ignore[assignment]
+        group.all_sum, group.all_gather = one_sum, one_gather
         try:
             yield sums
         finally:

@@ -28,7 +28,7 @@ from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.caches import cache_kind_of, fresh_caches
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.divided import alone, why_whole
+from splitinfer.models.divided import PretendedRank, alone, divide
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.layers import find_layers
 from splitinfer.models.loader import check_format, kv_need
@@ -78,34 +78,6 @@ def describe(
         CannotCut: the model cannot be cut into layers.
     """
     model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
-    return _described(model, checkpoint, name, kv_format)
-
-
-def with_half(
-    profile: ModelProfile, checkpoint: Checkpoint, dtype: str | None, kv_format: KVFormat | None = None
-) -> ModelProfile:
-    """A described model, with what each of two ranks would hold of it, or with the reason why it cannot be divided.
-
-    Raises:
-        ModelError: as ``describe``.
-    """
-    model = build_model(checkpoint, placeholders_of(checkpoint), dtype)
-    if why := why_whole(model):
-        return replace(profile, why_whole=why)
-    with alone() as sums:
-        found = _described(model, checkpoint, profile.name, kv_format)
-        layers, num_sums = found.profile.layers, dict[str, int]()
-        for place, layer in enumerate(layers):
-            if layer.kind not in num_sums:
-                stage = StageModel(found.model, place, place + 1, found.structure)
-                sums.clear()
-                stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
-                num_sums[layer.kind] = len(sums)
-    halves = tuple(replace(layer, sums=num_sums[layer.kind]) for layer in layers)
-    return replace(profile, half=replace(found.profile, layers=halves))
-
-
-def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: KVFormat | None) -> DescribedModel:
     leave_out(model, lambda: StageModel(model, 0, len(find_layers(model))).probe()[0])
     check_format(StageModel(model, 0, len(find_layers(model))), kv_format)
     structure = ModelStructure(model)
@@ -125,6 +97,38 @@ def _described(model: nn.Module, checkpoint: Checkpoint, name: str, kv_format: K
         context_length=checkpoint.context_length,
     )
     return DescribedModel(model, structure, profile, _scores(attention or _unknown_attention(checkpoint, layers)))
+
+
+def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
+    """What one of two ranks has of a model, which this divides: ``found`` describes it no more. Within
+    ``divided.alone``, whose list ``sums`` is, and where the half is then used.
+
+    Raises:
+        ModelError: it cannot be divided.
+    """
+    structure, layers = found.structure, list[LayerProfile]()
+    divide(found.model, PretendedRank())
+    of_kind = dict[str, LayerProfile]()
+    for place, layer in enumerate(found.profile.layers):
+        if layer.kind not in of_kind:
+            stage = StageModel(found.model, place, place + 1, structure)
+            sums.clear()
+            stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
+            num_sums, kv = len(sums), _kv_of(structure, place, kv_format)[0]
+            of_kind[layer.kind] = LayerProfile(layer.kind, _weights(structure.layers[place]), *kv, num_sums)
+        layers.append(of_kind[layer.kind])
+    embedding, head, _ = _outer_bytes(structure)
+    return replace(found, profile=replace(found.profile, layers=tuple(layers), embedding=embedding, head=head))
+
+
+def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat | None = None) -> ModelProfile:
+    """The profile of a described model with what each of two ranks would hold, or why it cannot be divided; ``found``
+    is divided by this."""
+    with alone() as sums:
+        try:
+            return replace(profile, half=half_of(found, sums, kv_format).profile)
+        except ModelError as error:
+            return replace(profile, why_whole=str(error))
 
 
 # -- kinds --------------------------------------------------------------------------------------

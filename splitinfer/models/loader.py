@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
+from splitinfer.core.layout import RANKS
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
@@ -27,6 +28,7 @@ from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
+from splitinfer.models.halves import Group, halve
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need, on_gpu
@@ -108,14 +110,19 @@ def _build(
     drafter: Checkpoint | None,
     of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
     kv_format: KVFormat | None,
+    group: Group | None,
     *,
     sees: bool,
 ) -> _Built:
     """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
     gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
+    stage, joined = StageModel(model, *layers), None
+    if drafter is not None:
+        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+    if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
+        halve(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
-    stage = StageModel(model, *layers)
     outputs, output = stage.probe()
     check_format(stage, kv_format)
     stage.use_format(kv_format)
@@ -125,8 +132,7 @@ def _build(
     if tower is not None:
         parameters |= tower.parameters
         outputs += tower.parameters.values()
-    if drafter is not None:
-        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+    if joined is not None:
         heads, parameters = joined.heads, parameters | joined.weights
         outputs += joined.outputs()
     return _Built(stage, model, parameters, outputs, output, tower, heads)
@@ -141,10 +147,11 @@ def survey(
     *,
     drafter: Checkpoint | None = None,
     sees: bool = False,
+    group: Group | None = None,
 ) -> Survey:
     """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
     this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
-    ``sees``: with pictures, for which the first stage has a tower.
+    ``sees``: with pictures, for which the first stage has a tower. ``group``: with whom the layers are halved.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
@@ -160,6 +167,7 @@ def survey(
         drafter,
         lambda other, _: placeholders_of(other),
         kv_format,
+        group,
         sees=sees,
     )
     tensors, read = arrays_read(outputs, placeholders, parameters)
@@ -240,9 +248,10 @@ def load_with_others(
     drafter: Checkpoint | None,
     *,
     sees: bool,
+    group: Group | None = None,
 ) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
-    if it is the first of a model that ``sees``."""
+    if it is the first of a model that ``sees``; of a rank in a ``group``, its halves."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path, names in paths.items():
@@ -250,7 +259,7 @@ def load_with_others(
         arrays.update({name: there[name] for name in names if name in there})
     stage, model, parameters, outputs, output, tower, heads = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
-        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, sees=sees,
+        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, group, sees=sees,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:
@@ -262,7 +271,9 @@ def load_with_others(
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, output, there
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
-    _evaluate([parameters[name] for name in in_memory], report)
+    # Of a tensor as stored a rank reads more than it keeps.
+    together = _TOGETHER if group is None else _TOGETHER // RANKS**2
+    _evaluate([parameters[name] for name in in_memory], together, report)
     _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
     if heads is not None:
         heads.heads.check(stage)
@@ -278,9 +289,9 @@ def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
     return tower
 
 
-def _evaluate(parameters: list[mx.array], report: Report) -> None:
+def _evaluate(parameters: list[mx.array], together: int, report: Report) -> None:
     total, done = sum(p.nbytes for p in parameters), 0
-    for few in in_bunches(parameters, _TOGETHER):
+    for few in in_bunches(parameters, together):
         mx.eval(few)
         done += sum(p.nbytes for p in few)
         report(done, total)

@@ -1,14 +1,14 @@
 """A plan in sentences, as a layout file, and as plain numbers."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 
 from splitinfer.core.kv.budget import BLOCK
-from splitinfer.core.layout import Layout, StageSpec, lay_out
-from splitinfer.core.link_transport import OVER_TCP
+from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
+from splitinfer.core.link_transport import OVER_TCP, RING
 from splitinfer.core.plain_text import seconds
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
@@ -16,8 +16,8 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.pairs import sums_of_token, with_pairs
-from splitinfer.placement.plan import Best, Plan, Ways, orders_of
+from splitinfer.placement.pairs import exposed, sums_of_token, with_pairs
+from splitinfer.placement.plan import CLEARLY, Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
 _GB = 1e9
@@ -49,7 +49,7 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
         faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
     within = [machines[m].across for m in cut.machines if machines[m].across]
-    for a, b in [(machines[a].ranks[0], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
+    for a, b in [(machines[a].ranks[-1], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
         if a != b and plan.profiles.link(a, b) is None:
             yield f"The link from {a} to {b} counts as the slowest that was measured."
     yield from compared(plan, best)
@@ -64,12 +64,17 @@ def compared(plan: Plan, best: Best) -> Iterator[str]:
         yield f"Tensor parallel is not possible: {plan.profiles.model.why_whole}"
     elif shared is not None and cut is not None:
         pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
-        sums = 1000 * sums_of_token(plan.profiles, pair)
-        verdict = "is faster" if best.cut == shared.cut else "would not be clearly faster"
+        count, sums = sums_of_token(plan.profiles, pair)
+        pays = (1 / cut.figures.one / CLEARLY - 1 / shared.figures.one + sums) / count  # without drafts
+        far, is_best = exposed(plan.profiles, shared.cut), best.cut == shared.cut
+        verdict = "is faster" if is_best else "was not chosen" if far else "would not be clearly faster"
+        more = f" They are not encrypted, and {far} is not at a cable; --insecure-sums allows it." if far else ""
+        if pays > 0 and verdict.startswith("would"):
+            more = f" Each takes {1e6 * sums / count:,.0f} µs; for one stream they would pay at {1e6 * pays:,.0f} µs."
         other = "one machine" if len(cut.cut.machines) == 1 else "a pipeline"
         yield (
             f"Tensor parallel {verdict}: {_rates(shared)} tokens a second; {other} {_rates(cut)}; "
-            f"over this link sums cost {sums:.3g} ms a token."
+            f"over this link sums cost {1000 * sums:.3g} ms a token.{more}"
         )
 
 
@@ -120,7 +125,9 @@ def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
     machines = plan.profiles.machines
     stages = lay_out((machines[m].name, end - start, None) for m, start, end in best.cut.stages())
     specs = tuple(
-        _stage(spec, machines[m], known.get(spec.name), is_first=i == 0)
+        _across(spec, [each for each in machines if each.name in machines[m].across], known.get(spec.name))
+        if machines[m].across
+        else _stage(spec, machines[m], known.get(spec.name), is_first=i == 0)
         for i, (spec, m) in enumerate(zip(stages, best.cut.machines, strict=True))
     )
     model, draft = plan.profiles.model, plan.profiles.model.draft
@@ -131,10 +138,20 @@ def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
 
 
 def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *, is_first: bool) -> StageSpec:
+    if known is not None and known.across:  # measured as one machine
+        return replace(known, start=spec.start, end=spec.end)
     if is_first:
         return spec
     spec = replace(spec, address=machine.address, key=machine.key)
     return spec if known is None else replace(spec, codec=known.codec, link_transport=known.link_transport)
+
+
+def _across(spec: StageSpec, machines: Sequence[MachineProfile], known: StageSpec | None) -> StageSpec:
+    """A stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
+    spec = replace(spec, across=tuple(Rank(each.address or LOCAL, each.key) for each in machines))
+    if known is None:
+        return spec
+    return replace(spec, codec=known.codec, sums=known.sums, sums_device=known.sums_device)
 
 
 def text_of(layout: Layout, comments: Iterable[str]) -> str:
@@ -162,6 +179,10 @@ def _top(layout: Layout) -> dict[str, Any]:
 def _of_stage(stage: StageSpec) -> dict[str, Any]:
     found: dict[str, Any] = {"name": stage.name, "layers": stage.num_layers}
     found |= {name: value for name in ("address", "key") if (value := getattr(stage, name)) is not None}
+    if stage.across:
+        found["across"] = ["#".join(filter(None, (rank.address, rank.key))) for rank in stage.across]
+        found |= {"sums": stage.sums} if stage.sums != RING else {}
+        found |= {"sums_device": stage.sums_device} if stage.sums_device is not None else {}
     if stage.codec != NONE:
         found["codec"] = stage.codec
     if stage.link_transport != OVER_TCP:

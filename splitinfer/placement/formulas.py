@@ -15,7 +15,7 @@ best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler 
 differences of sums over the layers, so a stage costs a look-up.
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.microbatches import even_share
@@ -45,7 +45,6 @@ class Formulas:
         draft = self._model.draft
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
-        self._calls = [call_of(profiles, machine) for machine in profiles.machines]
 
     # -- one stream ----------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class Formulas:
     def _passing(self, cut: Cut, rows: int) -> float:
         """Seconds of the hops: with hidden states from stage to stage, with little from the last to the first."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
-        return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + self._calls[cut.machines[0]]
+        return sum(latency + per_row * rows for latency, per_row in forward) + back[0]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
@@ -164,19 +163,11 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
-    """Seconds of the hop from one machine to another, and for each row of hidden states. The first of two machines that
-    are one stage sends and receives for both."""
-    a, b = (profiles.machines[place].ranks[0] for place in (source, target))
-    if a == b:
-        return 0.0, 0.0
-    latency, bandwidth = link_of(profiles, a, b)
-    return latency, profiles.model.hidden_row / bandwidth
-
-
-def call_of(profiles: Profiles, first: MachineProfile) -> float:
-    """Seconds until a step that the coordinator sends to the first stage is on each of its machines."""
-    here = profiles.machines[0].name
-    return max(0.0 if name == here else link_of(profiles, here, name)[0] for name in first.ranks)
+    """Seconds of the hop from one machine to another, and for each row of hidden states. Of two machines that are one
+    stage the first receives, and passes on to the second, which sends."""
+    way = (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
+    links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
+    return sum(latency for latency, _ in links), sum(profiles.model.hidden_row / bandwidth for _, bandwidth in links)
 
 
 def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:

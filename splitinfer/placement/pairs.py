@@ -2,29 +2,52 @@
 
 To a plan, such a pair is one more machine:
 
-    t(r)  of a layer    the slower machine's t(r), of the part that a rank has, + sums x s(r)
+    t(r)  of a layer    the slower machine's t(r) of the part that a rank has, + sums x s(r)
     s(r)  of a sum      as measured between both; or before that 2 l + r b: over a ring of two there and back, with l
                         the latency one way and b the seconds of a row's bytes
     bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
 
-What divides and what does not is the model's matter (``models.divided``). Time is taken to follow bytes: of weights for
-a step's rows, of keys and values for what it attends to.
+What divides and what does not is the model's matter (``models.divided``). Where no part of a layer was measured, its
+time follows its bytes: of weights for a step's rows, of keys and values for what these attend to. That flatters small
+layers and experts, whose time is not all reading.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.core.layout import LOCAL
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import link_of
 
 
 def with_pairs(profiles: Profiles) -> Profiles:
     """The same, with each pair that may be one stage behind the machines."""
-    if profiles.model.half is None or any(machine.across for machine in profiles.machines):
+    half = profiles.model.half
+    if half is None or any(machine.across for machine in profiles.machines):
         return profiles
-    found = (_pair(profiles, profiles.model.half, a, b) for a, b in combinations(profiles.machines, 2))
+    apart = [(a, b) for a, b in combinations(profiles.machines, 2) if _host(a) != _host(b)]
+    ordered = [(b, a) if _host(b) is None else (a, b) for a, b in apart]  # the rank on this machine is the first
+    found = [_pair(profiles, half, a, b) for a, b in ordered]
     return replace(profiles, machines=(*profiles.machines, *found))
+
+
+def _host(machine: MachineProfile) -> str | None:
+    """A machine's host, whose workers share its device; ``None``: this one."""
+    address = machine.address or LOCAL
+    if address == LOCAL or address.startswith("inproc://"):
+        return None
+    host = Endpoint.parse(address).host
+    return None if is_loopback(host) else host
+
+
+def exposed(profiles: Profiles, cut: Cut) -> str | None:
+    """A machine of a pair whose sums would cross a network in the clear; ``None`` if there is none."""
+    names = {name for place in cut.machines for name in profiles.machines[place].across}
+    return next((each.name for each in profiles.machines if each.name in names and each.is_exposed), None)
 
 
 def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:
@@ -39,15 +62,13 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
     layers, model, one_sum = dict[str, Costs](), profiles.model, sum_of(profiles, a.name, b.name)
     for whole, part in zip(model.layers, half.layers, strict=True):
         if whole.kind not in layers:
-            slower = a.layers[whole.kind].slowest(b.layers[whole.kind])
-            own = slower.scaled(_share(part.weights, whole.weights))
-            attends = _share(_kv(part), _kv(whole))
-            own = replace(own, decode=slower.decode * attends, chunk=slower.chunk * attends)
+            own = _half_of(a, whole, part).slowest(_half_of(b, whole, part))
             layers[whole.kind] = own.plus(one_sum.scaled(part.sums))
     return replace(
         a,
         name="+".join((a.name, b.name)),
         layers=layers,
+        halves={},
         key=None,
         step=max(a.step, b.step),
         head=a.head.slowest(b.head).scaled(_share(half.head, model.head)),
@@ -56,6 +77,14 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
         launches_ahead=a.launches_ahead and b.launches_ahead,
         across=(a.name, b.name),
     )
+
+
+def _half_of(machine: MachineProfile, whole: LayerProfile, part: LayerProfile) -> Costs:
+    """What a rank's part of a layer costs: as measured, but no less than its share, and no more than the layer."""
+    costs, attends = machine.layers[whole.kind], _share(_kv(part), _kv(whole))
+    own = costs.scaled(_share(part.weights, whole.weights))
+    least = replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
+    return machine.halves.get(whole.kind, least).slowest(least).quickest(costs)
 
 
 def _kv(layer: LayerProfile) -> int:
@@ -69,15 +98,24 @@ def _share(part: int, whole: int) -> float:
 def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
     """Seconds of a sum of two machines' hidden states, by their rows."""
     link = profiles.link(a, b)
-    if link is not None and link.sums.points:
+    if link is not None and link.sums is not None:
         return link.sums
     latency, bandwidth = link_of(profiles, a, b)
     row = profiles.model.hidden_row if profiles.model.half is None else profiles.model.half.hidden_row
     return Costs.line(2 * latency, row / bandwidth)
 
 
-def sums_of_token(profiles: Profiles, pair: MachineProfile) -> float:
-    """Seconds of the sums of a token, were all layers on a pair."""
+def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profiles:
+    """The same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
+    a, b = across
+    latency, bandwidth = link_of(profiles, a, b)
+    others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
+    return replace(profiles, links=(*others, LinkProfile(a, b, latency, bandwidth, sums)))
+
+
+def sums_of_token(profiles: Profiles, pair: MachineProfile) -> tuple[int, float]:
+    """How many sums a token has, were all layers on a pair, and the seconds of all of them."""
     half = profiles.model.half
     assert half is not None
-    return sum(layer.sums for layer in half.layers) * sum_of(profiles, *pair.across).rows(1)
+    count = sum(layer.sums for layer in half.layers)
+    return count, count * sum_of(profiles, *pair.across).rows(1)

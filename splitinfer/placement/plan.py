@@ -12,11 +12,11 @@ from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
 from splitinfer.placement.cuts import Cut, near, on_grid, orders, stride_of
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.pairs import pairs_of, with_pairs
+from splitinfer.placement.pairs import exposed, pairs_of, with_pairs
 
 _WORTH = 0.99  # of the best figure, that fewer machines may have
 _AS_LONG = 0.99  # of the longest context
-_CLEARLY = 1.1  # times as good: two machines as one stage
+CLEARLY = 1.1  # times as good: two machines as one stage
 _WIDER = 16  # cuts of a grid that are looked around, the best
 
 
@@ -115,12 +115,14 @@ class Planner:
     def _better(self, by_layers: Best | None, shared: Best | None) -> Best | None:
         """The better of two, where two machines as one stage have to be clearly so: what their sums cost is known less
         well, and both stop where one does."""
-        if by_layers is None or shared is None:
-            return by_layers or shared
+        if shared is None or exposed(self.profiles, shared.cut) is not None:
+            return by_layers
+        if by_layers is None:
+            return shared
         aim, lengths = shared.aim, (by_layers.figures.longest, shared.figures.longest)
         if aim is Aim.CONTEXT and min(lengths) < _AS_LONG * max(lengths):
             return by_layers if lengths[0] > lengths[1] else shared
-        return shared if self.score(aim, shared.cut) > _CLEARLY * self.score(aim, by_layers.cut) else by_layers
+        return shared if self.score(aim, shared.cut) > CLEARLY * self.score(aim, by_layers.cut) else by_layers
 
     def _best_of(self, aim: Aim, cuts: Sequence[Cut]) -> Best | None:
         ranked = self._ranked(aim, cuts)

@@ -1,7 +1,7 @@
 """``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,10 @@ from rich.text import Text
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
+from splitinfer.core.link_transport import RING
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
@@ -28,12 +31,14 @@ from splitinfer.probes.rdma import requirements, verdict
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's workers and links, and the hidden states on them."""
+    """A layout's workers and links, and the hidden states on them. ``sums``: sentences on those of its stages across
+    two machines."""
 
     name: str
     hidden: Hidden
     workers: Sequence[WorkerSeen]
     links: Sequence[LinkSeen]
+    sums: Sequence[str] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -96,7 +101,28 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> L
     for i, link in enumerate(links):
         if link.figures is not None and link.carries == "hidden states":
             links[i] = replace(link, advice=advise(link.figures, hidden, codecs))
-    return LayoutReport(layout.name, hidden, workers, links)
+    return LayoutReport(layout.name, hidden, workers, links, tuple(sums_in_words(layout, links)))
+
+
+def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
+    """What the sums of each stage across two machines cost, as far as the link between these was measured, whether they
+    are less secret than links, and why they would be refused."""
+    for stage in layout.stages:
+        if not stage.across:
+            continue
+        ways = {(link.source, link.target): link for link in links}
+        first, second = stage.ranks
+        way, count = ways.get((first.name, second.name)), 2 * stage.num_layers
+        if way is not None and way.figures is not None and stage.sums == RING:
+            each = 2 * way.figures.latency_p50
+            yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
+        if any(rank.key for rank in stage.across):
+            yield f"{stage.name}: the links to its workers are encrypted, its sums over {stage.sums} are not."
+        try:
+            halves_of(stage, "", insecure=False)
+        except (ConfigError, WorkerUnreachable) as error:
+            said = str(error)
+            yield f"{said[:1].upper()}{said[1:]}."
 
 
 def measure(_options: Mapping[str, Any], report: Findings) -> None:
@@ -129,6 +155,7 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in layout.workers],
         "links": [asdict(link) for link in layout.links],
         "token_seconds": layout.token_seconds,
+        "sums": list(layout.sums),
     }
 
 
@@ -192,6 +219,7 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         *[Text(f"{_name(link)}: not measured: {_why(link, layout)}") for link in layout.links if not link.figures],
         *[Text(f"{_name(link)}: {link.note}") for link in layout.links if link.note],
         *[Text(_advice(link, link.advice)) for link in layout.links if link.advice is not None],
+        *map(Text, layout.sums),
         *([] if total is None else [Text(f"The links add {_time(total)} to each generated token, there and back.")]),
     ]
 

@@ -170,7 +170,7 @@ def ways_to(layout: Layout | None) -> tuple[Way, ...]:
     """How each worker of a layout on another machine is reached."""
     if layout is None:
         return ()
-    workers = [(stage.name, str(stage.address)) for stage in layout.stages[1:] if not stage.is_local]
+    workers = [(stage.name, str(stage.address)) for stage in layout.workers if not stage.is_local]
     with ThreadPoolExecutor(max(1, len(workers))) as pool:
         return tuple(way for way in pool.map(lambda worker: _way(*worker), workers) if way is not None)
 

@@ -3,6 +3,8 @@
     coordinator ----> worker 1 ----> worker 2 ... ----> worker n      hidden states
          ^-----------------------------------------------'            results: the last worker's link to the coordinator
 
+Of a stage across two machines both ranks are workers, one behind the other; the link between them has their sums, too.
+
 Each link is measured in a session of its own, so that a failing one does not affect the others: the coordinator
 connects to the workers over tcp, and it, or the first of two workers, opens the link itself, by its own transport, and
 measures it (``engine.links.probe``).
@@ -22,6 +24,7 @@ from splitinfer.wire.messages import Probed, Welcome
 from transports import KeyPair, TransportError
 
 Progress = Callable[[str], None]
+_COORDINATOR = StageSpec("coordinator", 0, 0)  # without layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """A link and its figures, or why there are none. ``carries``: "hidden states" or "results"; ``advice``: on one that
-    was measured and carries hidden states."""
+    """A link and its figures, or why there are none. ``carries``: "hidden states", "steps" of a coordinator without
+    layers, "sums" of two ranks, or "results"; ``advice``: on one that was measured and carries hidden states."""
 
     source: str
     target: str
@@ -51,8 +54,9 @@ class LinkSeen:
 
 class LinkSurvey:
     def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
-        self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
-        self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
+        self._own, self._timeout, self._notice = own, timeout, notice
+        self._chain = ((layout.stages[0] if layout.has_own_stage else _COORDINATOR), *layout.workers)
+        self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.workers if spec.is_local}
         self._seen: dict[str, WorkerSeen] = {}  # by name
 
     def run(self) -> tuple[list[WorkerSeen], list[LinkSeen]]:
@@ -62,10 +66,10 @@ class LinkSurvey:
         finally:
             for worker in self._locals.values():
                 worker.stop()
-        return [self._seen[spec.name] for spec in self._layout.stages[1:]], links
+        return [self._seen[spec.name] for spec in self._chain[1:]], links
 
     def _links(self) -> list[LinkSeen]:
-        stages = self._layout.stages
+        stages = self._chain
         links = [self._link(stage) for stage in range(1, len(stages))]
         if len(stages) > 2:
             last = replace(stages[-1], link_transport=OVER_TCP)  # whatever carries hidden states to it
@@ -75,8 +79,9 @@ class LinkSurvey:
 
     def _link(self, stage: int) -> LinkSeen:
         """The link by which a stage receives its hidden states."""
-        before, spec = self._layout.stages[stage - 1 : stage + 1]
-        seen = LinkSeen(before.name, spec.name, _transport(spec), "hidden states", None)
+        before, spec = self._chain[stage - 1 : stage + 1]
+        carries = "sums" if before.start == spec.start < before.end else "hidden states" if before.end else "steps"
+        seen = LinkSeen(before.name, spec.name, _transport(spec), carries, None)
         return self._measured(seen, [spec] if stage == 1 else [before, spec])
 
     def _measured(self, link: LinkSeen, needed: Sequence[StageSpec]) -> LinkSeen:

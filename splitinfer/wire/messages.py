@@ -2,6 +2,8 @@
 
     coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
+    ranks, by the coordinator  Gather, Digest    (of a stage across two machines)
+    coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
     whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
@@ -18,12 +20,16 @@ from dataclasses import dataclass, replace
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
+from splitinfer.core.layout import RANKS
+from splitinfer.core.link_transport import BACKENDS
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
+MOST_GATHERED = 2**17  # bytes of both ranks
+MOST_NAME = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,26 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """Which half of every layer a rank of a stage across two machines holds, and how the two meet to add up theirs.
+
+    ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty where they are to be found out.
+    ``nonce``: of this group; a process joins one in its life.
+    """
+
+    rank: int
+    sums: str  # "ring" or "jaccl"
+    device: str
+    own: str
+    towards: str
+    nonce: str
+
+    def __post_init__(self) -> None:
+        if self.rank not in range(RANKS) or self.sums not in BACKENDS:
+            raise ValueError(f"rank {self.rank} of {RANKS} adds up by {self.sums!r:.20}")
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Become stage ``stage``: hold layers [start, end) of ``model``."""
 
@@ -103,6 +129,7 @@ class Load:
     drafter_fingerprint: Fingerprint | None = None  # where it has a folder of its own
     sees: bool = False  # take the classes of models that see pictures; the first stage has a tower for them
     mlx_vlm: str = ""  # its version, where the model's classes are mlx-vlm's
+    half: Half | None = None  # of a stage across two machines
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -145,6 +172,11 @@ class Load:
     def is_last(self) -> bool:
         """Whether this stage has norm, head and sampler."""
         return self.stage == len(self.bounds) - 2
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether what comes is passed on at once, as it is: the last rank of a stage answers."""
+        return self.half is not None and self.half.rank < RANKS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +297,7 @@ class Step:
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
         tokens = self.plan.num_tokens
-        if rows not in (tokens, 2 * tokens):
+        if rows not in (0, tokens, 2 * tokens):  # none where the stage is the first
             raise ValueError(f"step {self.plan.step} has {tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
             raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")
@@ -288,6 +320,43 @@ class Result:
     """The last stage's result of a plan."""
 
     result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a process that serves this coordinator as the worker ``name``, and end it with this session."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MOST_NAME:
+            raise ValueError(f"a process has a name of {len(self.name)} characters; it has 1 to {MOST_NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The process listens on ``port`` of the same host, with the same key."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What a rank tells the other to meet it, and, back, what both have told, by rank."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.data) > MOST_GATHERED:
+            raise ValueError(f"{len(self.data):,} bytes are gathered; {MOST_GATHERED:,} are the most")
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a rank has sampled up to a step, which the other must have sampled, too."""
+
+    step: int
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +431,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Rejected | Result | Fault
+    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

@@ -39,12 +39,12 @@ _HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.
 
 _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
-        _TELLS | {m.Profile, m.Probe, m.Load},
-        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault},
+        _TELLS | {m.Profile, m.Probe, m.Load, m.Gather, m.Spawn},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned},
     ),
     ("coordinator", Phase.RUN): (
         frozenset({m.Connect, m.Step, m.Rejected}),
-        frozenset({m.Connected, m.Result, m.Fault}),
+        frozenset({m.Connected, m.Result, m.Fault, m.Digest}),
     ),
     ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),
     ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
@@ -92,7 +92,7 @@ class Session:
             kind = codec.kind_of(message)
             raise ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
         match message:
-            case m.Step() | m.Result():
+            case m.Step() | m.Result() | m.Digest():
                 return
             case m.Hello():
                 self._role = message.role

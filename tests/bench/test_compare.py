@@ -16,7 +16,7 @@ from splitinfer.bench.options import Options
 from splitinfer.bench.page import tables
 from splitinfer.bench.parts import Kind, Pace, fitting, parts, with_fewer_trials
 from splitinfer.bench.printing import print_found
-from splitinfer.bench.systems import BY_LAYERS, PARALLEL, PIPELINE, PLAIN
+from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE, PLAIN
 from splitinfer.config import read_layout
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -111,7 +111,11 @@ def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
         assert kept is not None
         assert int(kept[1]) >= 256  # whole blocks of the prompt
     judged = {name: worst(each) for name, each in found["verdicts"].items()}
+    assert judged.pop(AS_ONE_STAGE) in (RIGHT, ROUNDING)
     assert judged == {PIPELINE: RIGHT, PARALLEL: WRONG, BY_LAYERS: WRONG, PLAIN: RIGHT}
+    one_stage = found["systems"][AS_ONE_STAGE]
+    assert {name for name, cell in one_stage.items() if "why_not" in cell} == {"drafts", "restart"}
+    assert one_stage["killed"]["said"] == "the same tokens"
     assert "wrong" in table
     for text in (line, report.read_text()):
         assert "anna" not in text
@@ -140,7 +144,8 @@ def drops_a_layer(layout_file: Path, monkeypatch: pytest.MonkeyPatch) -> Options
     monkeypatch.setattr(StageModel, "_run", run_without)
     monkeypatch.setattr(run, "PROMPTS", (200,))
     monkeypatch.setattr(run, "parts", lambda *given: parts(*given)[:2])
-    monkeypatch.setattr(run, "_peers", lambda *_, **__: None)
+    for others in ("_peers", "_one_stage"):
+        monkeypatch.setattr(run, others, lambda *_, **__: None)
     return Options(layout=str(layout_file), trials=1, decode_tokens=8)
 
 

@@ -3,6 +3,7 @@
     python -m tests.campaigns truth --ratios 1:1,1:2,1:4 --hops 0.1,3
     python -m tests.campaigns truth --ratios 1:1:3,1:2:4 --hops 0.1 --best 10 --random 10
     python -m tests.campaigns truth --ratios 1:2 --hops 1 --slower 5 --trials 1 --tokens 100     # on a busy machine
+    python -m tests.campaigns truth --ratios "" --sums 20,100,500,2000 --slower 10               # two as one stage
 
 A model of 12 layers stands in for a large one: it is really computed, by a coordinator and workers in processes of
 their own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as
@@ -11,6 +12,10 @@ would have given: for machines with memory enough, and for machines of which the
 that fit count. Wrong is a plan below ``--least`` of the best. Where too many steps of an accelerator were late the
 figures mean nothing, and this is wrong, too: nothing else may run on the machine. Without ``--minutes`` all cuts are
 measured; with them, what the plans choose and as many others as there is time for.
+
+With ``--sums`` two equal machines are a pipeline, and then one stage whose sums take so many microseconds, and so many
+times as long if all is ``--slower``. Wrong is a figure that is not within 5 % of the plan's, or another way that is
+clearly faster than the one that the plan says is.
 """
 
 import argparse
@@ -38,12 +43,14 @@ from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, 
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
+from splitinfer.placement.pairs import with_sums
 from splitinfer.placement.plan import Planner
 from splitinfer.probes.random_model import Shape as ModelShape
 from splitinfer.probes.random_model import made_up, make
 from tests.emulation.late_steps import MOST_LATE, LateSteps, counted
 from tests.emulation.links import LinkProfile as EmulatedLink
 from tests.emulation.links import installed
+from tests.emulation.machine import EachLayer
 from tests.emulation.replay import Replay
 from tests.sim.pipelines import pipeline_of
 
@@ -154,13 +161,44 @@ def _to_measure(rig: Profiles, best: int, at_random: int, chance: Random) -> lis
     return [*chosen, *chance.sample(rest, len(rest))]
 
 
-def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) -> dict[str, Any]:
+def compare_ways(report: Report, given: argparse.Namespace, model: Path, microseconds: float) -> dict[str, Any]:
+    """A plan's figures for two equal machines as a pipeline and as one stage, and the same measured."""
+    rig = profiles((1, 1), LOOPBACK, slower=given.slower)
+    half = replace(rig.model, layers=(LayerProfile("layer", 25_000, KV_PER_TOKEN // 2, sums=2),) * LAYERS)
+    first, second = rig.machines
+    sums = Costs.line(microseconds * 1e-6 * given.slower, 0.0)
+    rig = replace(rig, model=replace(rig.model, half=half), machines=(first, replace(second, address="tcp://m1:1")))
+    planner = Planner(with_sums(rig, ("m0", "m1"), sums), asked(None))
+    ways, effort = planner.ways(Aim.THROUGHPUT), Effort(given.trials, given.tokens, drafts=False)
+    found = dict[str, Any]()
+    for name, best in (("pipeline", ways.pipeline), ("one stage", ways.tensor_parallel)):
+        assert best is not None
+        line = _measured(planner.profiles, best.cut, model, LOOPBACK, effort, sums)
+        figures = {"one": best.figures.one, "many": best.figures.many}
+        found[name] = {"planned": figures, "measured": line}
+        report.say(f"sums of {microseconds:g} us, {name}: { ({k: (v, line[k]) for k, v in figures.items()}) }")
+        is_late = line["late"] > MOST_LATE * line["steps"]
+        report.check(not is_late, f"sums of {microseconds:g} us, {name}: steps were late{MEANS_NOTHING}")
+        for figure, value in figures.items():
+            near = abs(line[figure] / value - 1) <= _NEAR
+            report.check(is_late or near, f"sums of {microseconds:g} us, {name}, {figure}: {line[figure]:.4g}")
+    return found
+
+
+def _measured(
+    rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort, sums: Costs | None = None
+) -> dict[str, Any]:
     """A cut's figures on real processes."""
     machine = pipeline_of(rig, cut)
-    stages = [
+    stages: list[dict[str, Any]] = [
         {"name": f"stage{i}", "layers": count, **({"address": "local"} if i else {})}
         for i, count in enumerate(cut.layers)
     ]
+    if rig.machines[cut.machines[0]].across:
+        whole = pipeline_of(rig, Cut((0,), (LAYERS,)))
+        each = EachLayer(rig.machines[0].layers["layer"], rig.machines[0].step)
+        machine = replace(whole, each_layer=each, sum=sums or Costs())
+        stages = [{"name": "both", "layers": LAYERS, "across": ["local", "local"]}]
     replay = Replay(VOCAB)
     settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
     with ExitStack() as stack:
@@ -172,14 +210,14 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
             stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
-        this_machine.pin_stages(llm.layout.stages)
+        this_machine.pin_stages(llm.layout.stages if llm.layout.has_own_stage else llm.layout.workers)
         live = Live(llm, replay, effort.tokens, steps)
         found = live.measured(effort.trials, OFF)
         if effort.drafts:
             found |= live.measured(effort.trials, None, "_with_drafts")
         if effort.long:
             found["ttft_4k"] = live.long_prompt()
-        return {**found, "longest": _longest(llm, rig, cut)}
+        return found if sums is not None else {**found, "longest": _longest(llm, rig, cut)}
 
 
 @dataclass(slots=True)
@@ -272,6 +310,7 @@ def _tight(count: int) -> list[int]:
 
 
 ROOMS = {"ample": _ample, "tight": _tight}
+_NEAR = 0.05
 _LOSES = 0.9  # of the best: marked with a star
 TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
 
@@ -355,6 +394,7 @@ def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ratios", default="1:1,1:2,1:4", help="of the machines' times")
     parser.add_argument("--hops", default="0.1,3", help="milliseconds")
+    parser.add_argument("--sums", default="", help="microseconds")
     parser.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
     parser.add_argument("--random", type=int, default=10, help="with --best, so many others")
     parser.add_argument("--trials", type=int, default=2)
@@ -367,16 +407,20 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def campaign(report: Report, given: argparse.Namespace) -> None:
     verdicts, rigs = list[dict[str, Any]](), list[dict[str, Any]]()
-    wanted = [(ratio, float(hop)) for ratio in given.ratios.split(",") for hop in given.hops.split(",")]
+    wanted = [(ratio, float(hop)) for ratio in given.ratios.split(",") if ratio for hop in given.hops.split(",")]
+    sums = [float(each) for each in given.sums.split(",") if each]
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         model = Path(folder) / "model"
-        make(model, ModelShape(layers=LAYERS, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCAB), num_files=1)
+        make(model, ModelShape(layers=LAYERS, hidden=32, heads=2, kv_heads=2, mlp=64, vocab=VOCAB), num_files=1)
         for ratio, hop in wanted:
-            report.begin(1 / len(wanted))
+            report.begin(1 / (len(wanted) + len(sums)))
             cuts, count = measure(report, given, model, ratio, hop)
             verdicts += judge(report, given, ratio, hop, cuts)
             measured = [{"machines": cut.machines, "layers": cut.layers, **line} for cut, line in cuts.items()]
             rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "cuts": count, "measured": measured})
+        for microseconds in sums:
+            report.begin(1 / (len(wanted) + len(sums)))
+            rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, microseconds)})
     beside = [v["to_best"] for v in verdicts if v["by_memory"] is None or v["by_memory"][1] <= _LOSES]
     report.figures |= {
         "worst": min((v["to_best"] for v in verdicts), default=None), "verdicts": verdicts, "rigs": rigs,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import tiny
 from mlx.utils import tree_flatten
-from processes import Running, worker, write_layout
+from processes import Running, local_workers, worker, write_layout
 
 MIB = 2**20
 MARGIN = 180 * MIB  # the interpreter, MLX and activations; the other stage's weights are more, and would show
@@ -65,3 +65,24 @@ def test_a_stage_holds_its_own_weights_only(dtype: str, tmp_path: Path):
     for own, high in zip(weights, peaks, strict=True):
         assert whole - own > MARGIN, "the model is too small to tell"
         assert high < own + MARGIN
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_rank_holds_its_half_only(dtype: str, tmp_path: Path):
+    """Each tensor is read, cut and dropped: while it loads, a rank holds little more than its halves."""
+    folder = save(tmp_path, dtype)
+    whole = (folder / "model.safetensors").stat().st_size * (1 if dtype == "float32" else 2)
+    layout = tmp_path / "layout.yaml"
+    stages = [{"name": "both", "layers": LAYERS, "across": ["local", "local"]}]
+    layout.write_text(json.dumps({"model": str(folder), "stages": stages}))
+    coordinator = Running(str(layout), code=COORDINATOR)
+    try:
+        (own,) = json.loads(coordinator.prints(r"\[.*\]", 60)[0])
+        peaks = [peak(one) for one in local_workers(psutil.Process(coordinator.pid)).values()]
+    finally:
+        coordinator.end()
+    assert len(peaks) == 2
+    assert own < 0.55 * whole  # the embedding and the head are whole on each
+    assert max(peaks) < own + MARGIN < whole

@@ -33,13 +33,16 @@ _COARSE = 0.0003  # seconds before a time up to which the operating system may b
 _TICK = 2e-6  # seconds of the smallest launch
 
 
-def open_device(file: Path, stage: int, layers: Sequence[int], *, computes_at_launch: bool) -> "EmulatedDevice":
-    """The device of a stage of a layout with these numbers of layers.
+def open_device(
+    file: Path, stage: int, layers: Sequence[int], num_ranks: int = 1, *, sums: bool = True, computes_at_launch: bool
+) -> "EmulatedDevice":
+    """The device of a stage of a layout with these numbers of layers, or of one of the ranks that have it together.
 
     Raises:
         ConfigError: the machine file cannot be read, or does not fit the layout.
     """
     machine = read_devices(file, layers)[stage]
+    machine = machine if num_ranks == 1 else machine.of_rank(num_ranks, sums=sums)
     return EmulatedDevice(machine, computes_at_launch=computes_at_launch, strict=strict_device())
 
 

@@ -12,6 +12,7 @@ or with ``each_layer`` those of one layer; then every cut fits, and the stages m
     host_ms                     of the coordinator, for each step
     draft_ms, draft_buffers     of each draft; on devices that launch ahead it queues behind the first stage's steps
     draft_more_ms               for each further sequence in a round of drafts, which are made together
+    sum_us                      by rows, of a sum of two ranks that have a stage together
     launches_ahead              whether devices compute while their hosts go on, as GPUs do; the keys below are of such
     max_buffers                 command buffers in flight at a time: a launch holds its thread until no more are left
     wait_us                     from the end of a step until its waiter continues
@@ -136,6 +137,7 @@ class _Pipeline(_Described):
     draft: _Ms = Field(0.0, alias="draft_ms")
     draft_more: _Ms = Field(0.0, alias="draft_more_ms")
     draft_buffers: Count = 1
+    sum: Annotated[dict[Count, _Us], Field(alias="sum_us")] = Field(default_factory=dict)
     launches_ahead: bool = False
     max_buffers: Count = MAX_BUFFERS
     wait: _Us = Field(0.0, alias="wait_us")
@@ -149,6 +151,7 @@ class _Pipeline(_Described):
             layers=tuple(layers),
             buffers=tuple(count for _, count in devices),
             each_layer=each,
+            sum=Costs.through(self.sum),
             device=DeviceTraits(**self.values("max_buffers", "wait", "idle_after", "idle_factor")),
             **self.values("host", "draft", "draft_more", "draft_buffers", "launches_ahead"),
         )

@@ -12,6 +12,8 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.numbers import Count, NotNegative, Numbers
 from tests.emulation.device_queue import DeviceTraits, Positive
 
+SUMS = 2  # of a layer: of its attention, and of what follows
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:
@@ -40,7 +42,7 @@ class EachLayer:
     step: NotNegative = 0.0
     buffers: Positive = 1.0
 
-    def stage(self, num_layers: int) -> Costs:
+    def stage(self, num_layers: float) -> Costs:
         return self.layer.scaled(num_layers).plus(Costs(((1, self.step),)))
 
     def stage_buffers(self, num_layers: int) -> int:
@@ -64,6 +66,7 @@ class Machine(Numbers):
     draft_more: seconds for each further sequence in a round of drafts, which are made together.
     drafts_at_end: whether the last stage's device makes the drafts, not the first's.
     drafts_at_once: the most drafts of a round; 0: one.
+    sum: the costs of a sum of ranks that have a stage together, by rows; each of its layers makes ``SUMS``.
 
     Raises:
         ValueError: the parts contradict each other, or a number is out of its range.
@@ -82,6 +85,7 @@ class Machine(Numbers):
     draft_more: NotNegative = 0.0
     drafts_at_end: bool = False
     drafts_at_once: int = 0
+    sum: Costs = Costs()
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):
@@ -115,3 +119,9 @@ class Machine(Numbers):
             factor = num_layers / self.layers[stage]
             costs, buffers = self.stages[stage].scaled(factor), max(1, round(factor * self.buffers_of(stage)))
         return replace(self, stages=(costs,), hops=self.hops[:1], layers=(num_layers,), buffers=(buffers,))
+
+    def of_rank(self, num_ranks: int, *, sums: bool) -> "Machine":
+        """One of so many ranks that have the only stage together: its part of each layer, and the ``sums``."""
+        count, each = self.layers[0], self.each_layer
+        part = self.stages[0].scaled(1 / num_ranks) if each is None else each.stage(count / num_ranks)
+        return replace(self, stages=(part.plus(self.sum.scaled(SUMS * count)) if sums else part,))

@@ -135,3 +135,14 @@ def test_examples_are_found_by_name(path: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / path.name).write_text("stages: [{layers: 1, rows_ms: {1: 3}}]")
     assert read_machine(Path(path.name)).num_stages == 1, "a file of that name goes before the example"
+
+
+def test_ranks_have_a_part_of_each_layer_and_sum(tmp_path: Path):
+    """What a step costs whatever layers there are, each of them pays."""
+    file = written(tmp_path, BY_LAYER + "sum_us: {1: 100, 101: 200}")
+    (whole,) = read_devices(file, [10])
+    silent, summing = (whole.of_rank(2, sums=sums) for sums in (False, True))
+    assert [ms(each.stages[0], 1) for each in (whole, silent, summing)] == pytest.approx([10.5, 5.5, 5.5 + 20 * 0.1])
+    assert ms(summing.stages[0], 101) - ms(silent.stages[0], 101) == pytest.approx(20 * 0.2)
+    by_stage = read_devices(written(tmp_path, BY_STAGE), [40, 26])[0].of_rank(2, sums=True)
+    assert ms(by_stage.stages[0], 1) == pytest.approx(23.5)

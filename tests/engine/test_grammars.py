@@ -61,6 +61,7 @@ ROADS: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
 }
 MORE: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
     "n-grams": ([2, 2], None, {"draft": "ngram"}),
+    "halves on two machines": ([4], None, {"across": [0], "flight": Flight(2)}),
     "forced alone": ([2, 2], None, {"flight": Flight()}),
     "eight drafts": ([2, 2], None, {"flight": Flight(8)}),
     **{f"a worker lost at token {n}": ([2, 2], link_cut(at=n), {"flight": Flight(2)}) for n in range(1, 40, 2)},

@@ -1,6 +1,7 @@
 """The cut in force is compared with the best, by what its own steps have cost."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from splitinfer import SamplingParams
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.layout import Layout, lay_out
+from splitinfer.core.layout import Layout, Rank, lay_out
 from splitinfer.errors import RequestError
 from splitinfer.llm import operated
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, Running, figures_of, rebalance
@@ -19,6 +20,7 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.formulas import costs_of
+from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.wire.messages import Ready
 
 GB = 10**9
@@ -115,6 +117,23 @@ def test_a_machine_that_has_no_layers_may_get_some():
     better = rebalance(live(found, computing(*slow), measured), Aim.THROUGHPUT)
     assert "s2" in [stage.name for stage in better.layout.stages]
     assert better.is_worth_it
+
+
+@pytest.mark.parametrize(("sum_seconds", "is_worth_it"), [(2e-5, False), (2e-3, True)])
+def test_two_machines_that_are_one_stage_show_what_their_sums_take(sum_seconds: float, is_worth_it: bool):
+    """Estimated by the link, they were worth it. Where they take longer, the layers are better cut between both."""
+    half = replace(MODEL, layers=(LayerProfile("a", MODEL.layers[0].weights // 2, 50, sums=2),) * 12)
+    alike = (machine("s0", 1e-3), machine("s1", 1e-3))
+    measured = Profiles(replace(MODEL, half=half), alike, (LinkProfile("s0", "s1", 1e-5),))
+    across = (Rank("local"), Rank("tcp://host1:1"))
+    found = Layout(lay_out([("s0+s1", 12, None, {"across": across})]), "m")
+    computed = with_pairs(with_sums(measured, ("s0", "s1"), Costs.line(sum_seconds, 0))).machines[-1]
+    figures = live(found, computing(costs_of(MODEL, computed, 0, 12)), measured)
+    learned = figures.profiles.link("s0", "s1").sums
+    assert learned.rows(1) == pytest.approx(sum_seconds, rel=0.1)
+    better = rebalance(figures, Aim.CHAT)
+    assert better.is_worth_it == is_worth_it
+    assert better.layout == found if not is_worth_it else not better.layout.stages[0].across
 
 
 def test_profiles_of_other_machines_are_of_no_use():

@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 import tiny
 
+from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.divided import PretendedRank, alone, divide, why_whole
+from splitinfer.models.divided import PretendedRank, alone, divide
 from splitinfer.models.layer_kinds import describe, with_half
 
 
@@ -25,7 +26,11 @@ from splitinfer.models.layer_kinds import describe, with_half
     ],
 )  # fmt: skip
 def test_why_not(name: str, changes: dict[str, Any], why: str):
-    found = why_whole(tiny.build(name, **changes)[0])
+    found = ""
+    try:
+        divide(tiny.build(name, **changes)[0], PretendedRank())
+    except ModelError as error:
+        found = str(error)
     assert found.startswith(why), found
     assert not found if not why else found.endswith("Cut it by layers instead, with a stage for each machine.")
 
@@ -33,8 +38,9 @@ def test_why_not(name: str, changes: dict[str, Any], why: str):
 def test_what_each_rank_holds(tiny_folder: Callable[..., Path]):
     """The matrices of layers are divided, and keys and values; not the norms, the router, the embedding, the head."""
     checkpoint = open_folder(tiny_folder("qwen3_moe"))
-    whole = describe(checkpoint, None, "qwen3_moe").profile
-    found = with_half(whole, checkpoint, None)
+    described = describe(checkpoint, None, "qwen3_moe")
+    whole = described.profile
+    found = with_half(whole, described)
     half = found.half
     assert half is not None
     assert not found.why_whole
@@ -47,8 +53,8 @@ def test_what_each_rank_holds(tiny_folder: Callable[..., Path]):
 
 def test_latent_keys_and_values_are_not_divided(tiny_folder: Callable[..., Path]):
     checkpoint = open_folder(tiny_folder("deepseek_v3"))
-    whole = describe(checkpoint, None, "deepseek_v3").profile
-    half = with_half(whole, checkpoint, None).half
+    described = describe(checkpoint, None, "deepseek_v3")
+    whole, half = described.profile, with_half(described.profile, described).half
     assert half is not None
     assert [own.kv_per_token for own in half.layers] == [layer.kv_per_token for layer in whole.layers]
     assert [own.sums for own in half.layers] == [2] * whole.num_layers

@@ -1,18 +1,25 @@
 """Two machines as one stage: what it gives by formula, whether it fits, and what a plan says of it."""
 
+import re
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from splitinfer.config import find_layout
+from splitinfer.core.layout import Rank
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.comparison import layout_text
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import compared, name_in_words, shortage
+from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.pairs import sum_of, with_pairs
 from splitinfer.placement.plan import Planner, plan
 from tests.placement.rigs import GB, MODEL, rig
+from tests.sim import pipelines
 
 LAYERS, ALONE = 64, 0.062  # of Qwen3.6-27B, seconds of a token on one machine
 _LAYER, _NORMS, _HEAD = 230_000_000, 50_000, 700_000_000  # bytes in four bits and a half
@@ -49,7 +56,10 @@ def test_a_plan_says_which_is_faster(microseconds: int, is_faster: bool):
     assert (best.cut == ways.tensor_parallel.cut) == is_faster
     (said,) = compared(found, best)
     assert said.startswith(f"Tensor parallel {'is faster' if is_faster else 'would not be clearly faster'}: ")
-    assert said.endswith(f"over this link sums cost {2 * LAYERS * microseconds / 1000:.3g} ms a token.")
+    assert f"; over this link sums cost {2 * LAYERS * microseconds / 1000:.3g} ms a token." in said
+    pays = re.search(rf"Each takes {microseconds:,} µs; for one stream they would pay at (.*) µs\.$", said)
+    assert (pays is None) == is_faster
+    assert pays is None or 150 < float(pays[1]) < 250
     assert f"; a pipeline {ways.pipeline.figures.one:.3g}; " in said
 
 
@@ -88,6 +98,12 @@ def test_a_pair_within_a_longer_pipeline():
     named = {tuple(planner.profiles.machines[m].name for m in cut.machines) for cut in planner.cuts}
     assert {("m0+m1",), ("m0+m2",), ("m0+m1", "m2"), ("m0+m2", "m1"), ("m0", "m1+m2")} <= named
     assert ("m1+m2",) not in named  # the coordinator is in the first stage
+    first, second, third = profiles.machines
+    local = replace(profiles, machines=(first, second, replace(third, address="local")))
+    assert [each.across for each in with_pairs(local).machines[3:]] == [("m0", "m1"), ("m2", "m1")]
+    assert ("m0", "m2+m1") in {
+        tuple(with_pairs(local).machines[m].name for m in cut.machines) for cut in Planner(local, Asked()).cuts
+    }
     best = planner.ways(Aim.CHAT).tensor_parallel
     assert best is not None
     assert name_in_words(planner.profiles, best.cut) == "m0+m1 12"
@@ -98,3 +114,72 @@ def test_a_model_that_cannot_be_divided_is_cut_by_layers():
     found = plan(replace(profiles, model=replace(MODEL, why_whole="no shard().")), Asked())
     assert found.ways[Aim.CHAT].tensor_parallel is None
     assert list(compared(found, found.best[Aim.CHAT])) == ["Tensor parallel is not possible: no shard()."]
+
+
+def test_the_layout_of_a_pair(tmp_path: Path):
+    """It is written as the layout's schema has it; ranks are workers, also that of this machine."""
+    key, cable = "a" * 64, "tcp://169.254.1.2:5577"
+    first, second = two_macs(20e-6).machines
+    profiles = replace(two_macs(20e-6), machines=(first, replace(second, key=key, address=cable)))
+    found = plan(profiles, Asked())
+    layout = layout_of(found, found.best[Aim.CHAT])
+    (tmp_path / "pair.yaml").write_text(layout_text(found, found.best[Aim.CHAT], "By a test."))
+    assert replace(find_layout(str(tmp_path / "pair.yaml")), name=layout.name).stages == layout.stages
+    (stage,) = layout.stages
+    assert (stage.num_layers, stage.across) == (LAYERS, (Rank("local"), Rank(cable, key)))
+
+
+def test_sums_in_the_clear_are_not_chosen():
+    """Nor are two workers of one machine, which share its device."""
+    first, second = two_macs(20e-6).machines
+    found = plan(replace(two_macs(20e-6), machines=(first, replace(second, is_exposed=True))), Asked())
+    best, shared = found.best[Aim.CHAT], found.ways[Aim.CHAT].tensor_parallel
+    assert shared is not None
+    assert best.cut != shared.cut
+    (said,) = compared(found, best)
+    assert said.startswith("Tensor parallel was not chosen: 2")
+    assert said.endswith("They are not encrypted, and m1 is not at a cable; --insecure-sums allows it.")
+    here = replace(two_macs(20e-6), machines=(first, replace(second, address="local")))
+    assert with_pairs(here) == here
+
+
+@pytest.mark.parametrize("microseconds", [20, 100, 500, 2000])
+@pytest.mark.parametrize(
+    ("acceptance", "near"), [(None, 0.05), pytest.param(0.7, 0.2, marks=pytest.mark.nightly)], ids=["plain", "drafts"]
+)
+def test_beside_the_live_scheduler_in_virtual_time(microseconds: int, acceptance: float | None, near: float):
+    """A plan's figures are near what the scheduler gives, so the faster way is the one that it says."""
+    half = replace(MODEL, layers=(LayerProfile("layer", GB // 4, 2048, sums=2),) * 12)
+    links = (LinkProfile("m0", "m1", 0.0001, 1e9, Costs.line(microseconds * 1e-6, 0)),)
+    profiles = replace(rig((1, 1)), model=replace(MODEL, half=half), links=links)
+    asked = Asked(prompt=512, answer=64, streams=4, acceptance=acceptance)
+    planner = Planner(profiles, asked)
+    for aim in (Aim.CHAT, Aim.THROUGHPUT):
+        ways = planner.ways(aim)
+        cuts = [way.cut for way in (ways.pipeline, ways.tensor_parallel) if way is not None]
+        by_formula, live = (
+            [found(cut) for cut in cuts] for found in (partial(planner.score, aim), partial(_live, planner, aim))
+        )
+        assert by_formula == pytest.approx(live, rel=near)
+        assert len(cuts) == 2
+        assert (by_formula[0] < by_formula[1]) == (live[0] < live[1]) or max(live) < 1.1 * min(live)
+
+
+def _live(planner: Planner, aim: Aim, cut: Cut) -> float:
+    """Turns of a chat per second, or tokens per second of all streams."""
+    asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut)
+    if aim is Aim.THROUGHPUT:
+        return pipelines.many(machine, asked, asked.acceptance)
+    return 1 / pipelines.turn(machine, asked, asked.budget(planner.profiles), asked.acceptance)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.9, 0.9), (0.1, 0.5), (1.5, 1.0)])
+def test_measured_halves_count_within_what_they_can_cost(share: float, expected: float):
+    """The time of small layers and experts is not all reading: a half of one takes more than half as long."""
+    profiles = two_macs(0)
+    halves = {"attention": profiles.machines[0].layers["attention"].scaled(share)}
+    machines = tuple(replace(each, halves=halves) for each in profiles.machines)
+    pair = with_pairs(replace(profiles, machines=machines)).machines[-1]
+    assert pair.layers["attention"].rows(1) == pytest.approx(
+        expected * machines[0].layers["attention"].rows(1), rel=0.01
+    )

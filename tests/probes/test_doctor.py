@@ -16,6 +16,7 @@ from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
 from splitinfer.probes.advice import Hidden, hidden_of
 from splitinfer.probes.doctor import (
+    sums_in_words,
     survey_layout,
 )
 from splitinfer.wire.messages import Versions
@@ -75,6 +76,38 @@ def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
     assert (found["hidden"]["values"], found["hidden"]["source"]) == (192, "demo")
     steps = [link["figures"]["latency_p50"] for link in found["links"]]
     assert found["token_seconds"] >= sum(steps)
+
+
+@pytest.mark.nightly
+def test_a_stage_across_two_machines(tmp_path: Path) -> None:
+    """Both ranks are reached, the way of their sums is measured, and what they cost is said."""
+    path = tmp_path / "both.yaml"
+    stage_list = [{"name": "both", "layers": 12, "across": ["local", "local"]}]
+    path.write_text(yaml.safe_dump({"stages": stage_list, "model": "demo"}))
+    code, running = doctor("--layout", str(path), "--json")
+    assert code == 0, running.err
+    found = json.loads(running.out)["layout"]
+    assert [(worker["name"], worker["problem"]) for worker in found["workers"]] == [("both/0", ""), ("both/1", "")]
+    assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
+        ("coordinator", "both/0", "steps"), ("both/0", "both/1", "sums"), ("both/1", "coordinator", "results")
+    ]  # fmt: skip
+    (said,) = found["sums"]
+    assert said.startswith("both: about 24 sums a token, each some ")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        (["local", "tcp://169.254.1.2:5577"], None),
+        (["local", "tcp://169.254.1.2:5577#" + "a" * 64], "both: the links to its workers are encrypted, its sums"),
+        (["local", "tcp://198.51.100.2:5577"], "The sums of stage both would cross the network at 198.51.100.2"),
+        (["local", "local"], None),
+    ],
+)
+def test_sums_that_others_may_read(addresses: list[str], said: str | None) -> None:
+    found = list(sums_in_words(Layout.from_dict({"stages": [{"name": "both", "layers": 4, "across": addresses}]}), []))
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)
 
 
 def test_a_worker_that_is_not_there(tmp_path: Path) -> None:

@@ -23,19 +23,17 @@ import os
 import select
 import signal
 import socket as sockets
-import struct
 import sys
-import tempfile
 import threading
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import mlx.core as mx
 
 from transports.base import FrameError
 from transports.emulation import emulator
-from transports.rdma.address import RING
 from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Word
+from transports.rdma.joining import check_sum, join_group
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
     HEAD_BYTES,
@@ -50,8 +48,6 @@ from transports.rdma.probe import emulated
 from transports.rdma.segment import Segment, Slots
 
 _CACHE_BYTES = 16 << 20
-_HEAD_START = 0.03  # rank 0 of a ring listens first; MLX retries a connection that comes too early after a second
-_PORTS = struct.Struct("<HH")
 
 
 class Child:
@@ -71,7 +67,7 @@ class Child:
         self._job = Job(**json.loads(self._expect(Word.JOB).text))
         signal.alarm(self._job.join_seconds)
         self._group = self._join()
-        self._add_up()
+        check_sum(self._group, self._job.rank)
         signal.alarm(0)
         threading.Thread(target=self._watch_parent, daemon=True).start()
         self._channel.send(Word.READY)
@@ -100,38 +96,13 @@ class Child:
     # -- joining -----------------------------------------------------------------------------------------------------
 
     def _join(self) -> mx.distributed.Group:
-        os.environ["MLX_RANK"] = str(self._job.rank)
-        if self._job.backend == RING:
-            return self._join_ring()
-        device = self._job.device
-        with _file([[None, device], [device, None]]) as file:  # only the own row is used
-            os.environ["MLX_IBV_DEVICES"] = file.name
-            os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, but is not used
-            return mx.distributed.init(
-                strict=True, backend=self._job.backend, all_gather_factory=lambda _rank, _size: self._gather
-            )
-
-    def _join_ring(self) -> mx.distributed.Group:
-        """Only its port is taken from the peer, so that it cannot make this machine connect to a third one."""
-        rank = self._job.rank
-        own, port = _own_address(self._job.host)
-        ports = _PORTS.unpack(self._gather(port.to_bytes(2, "little")))
-        hosts = (own, self._job.host) if rank == 0 else (self._job.host, own)
-        time.sleep(_HEAD_START * rank)
-        with _file([[f"{host}:{port}"] for host, port in zip(hosts, ports, strict=True)]) as file:
-            os.environ["MLX_HOSTFILE"] = file.name
-            return mx.distributed.init(strict=True, backend=RING)
+        job = self._job
+        return join_group(job.backend, job.rank, job.device, "", job.host, self._gather)
 
     def _gather(self, mine: bytes, _num_bytes: int = 0) -> bytes:
         """Exchange bytes with the peer through the two parents: the data of both, by rank."""
         self._channel.send(Word.GATHER, text=bytes(mine))
         return self._expect(Word.GATHERED).text
-
-    def _add_up(self) -> None:
-        """Add one number with the peer. Raises FrameError if the sum is not that of two."""
-        total = mx.distributed.all_sum(mx.array([self._job.rank + 1.0]), group=self._group, stream=mx.cpu)
-        if self._group.size() != 2 or total.item() != 3.0:
-            raise FrameError(f"a group of {self._group.size()} adds up to {total.item()}, not two to 3")
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
@@ -217,27 +188,6 @@ class Child:
             self._num_wakes += 1
         else:
             self._slots.consumed()
-
-
-def _own_address(towards: str) -> tuple[str, int]:
-    """The address at which the host `towards` reaches this machine, and a port that is free there now."""
-    try:
-        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as route:
-            route.connect((towards, 9))  # sends nothing
-            own = str(route.getsockname()[0])
-        with sockets.socket() as free:
-            free.bind((own, 0))
-            return own, int(free.getsockname()[1])
-    except OSError as problem:
-        raise FrameError(f"ring cannot be used towards {towards}: {problem}") from None
-
-
-def _file(content: object) -> Any:
-    """A temporary JSON file for MLX to read."""
-    file = tempfile.NamedTemporaryFile("w", prefix="splitinfer-rdma-", suffix=".json")  # noqa: SIM115 - the caller closes it
-    json.dump(content, file)
-    file.flush()
-    return file
 
 
 def main(channel: Channel, segment: Segment) -> int:

@@ -1,4 +1,5 @@
-"""Workers that the coordinator starts itself: ``address: local``.
+"""Workers that the coordinator starts itself: ``address: local``. A worker that is asked for a rank of a stage across
+two machines starts one in the same way.
 
 The child listens on a free port of the loopback interface and prints the address on its standard output. Its
 standard input is a pipe that is never written to: when the coordinator ends, however it ends, the pipe closes and the
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from splitinfer import cleanup
 from splitinfer.core.layout import Layout
@@ -30,7 +32,7 @@ _early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
 def start_early(layout: Layout, disk: Disk | None) -> None:
     """Start a layout's local workers before they are needed; ``take`` returns them."""
-    for spec in layout.stages[1:]:
+    for spec in layout.workers:
         if spec.is_local:
             _early[spec.name] = LocalWorker(spec.name, disk)
     atexit.register(end_early)
@@ -59,13 +61,23 @@ def give_back(worker: "LocalWorker") -> None:
 
 
 class LocalWorker:
-    """One child process; it starts when this is constructed."""
+    """One child process; it starts when this is constructed. ``options``: further ones of the command."""
 
-    def __init__(self, name: str, disk: Disk | None = None) -> None:
+    def __init__(self, name: str, disk: Disk | None = None, options: Sequence[str] = ()) -> None:
         self.name, self.disk = name, disk
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
-        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kv_options(disk)]
+        command = [
+            sys.executable,
+            "-m",
+            "splitinfer",
+            "worker",
+            "--name",
+            name,
+            "--child",
+            *_kv_options(disk),
+            *options,
+        ]
         self._process = cleanup.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )

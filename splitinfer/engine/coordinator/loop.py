@@ -90,7 +90,7 @@ class Loop:
             change(scheduler)
         self.scheduler, self._shared.in_force = scheduler, InForce(scheduler, self._pipeline.layout)
         if self._drafting is not None:
-            self._drafting.use_device(self._pipeline.local.device)
+            self._drafting.use_device(self._pipeline.device)
 
     def tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
         """Change the scheduler in force, and each that takes its place. ``what``: an earlier change of the same is
@@ -179,6 +179,8 @@ class Loop:
         step, now = self.scheduler.oldest, time.monotonic()
         if step is not None and step.figures is not None:
             result = result.after(step.figures)
+        elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
+            result = result.received_at(step.launched_at)
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
         self._pipeline.reduce(self.scheduler.leave_out_rejected)

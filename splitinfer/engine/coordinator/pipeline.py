@@ -5,6 +5,9 @@ time), wait until all are ready, connect each worker to the next. Then a step go
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
+Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
+the first passes on what it gets, and the second answers.
+
 The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
 What a result has rejected in the meantime is not sent.
@@ -12,14 +15,16 @@ What a result has rejected in the meantime is not sent.
 Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
 those of the remaining workers. Weights stay; all KV but what is on disk is forgotten, on every stage. Local workers
 that died are started anew, and so are those that froze: a child that does not respond is killed without being asked to
-stop. That comes first, because a new process takes longer than all the rest.
+stop. That comes first, because a new process takes longer than all the rest. Ranks are started anew with any loss: each
+may be waiting for the other in a sum.
 """
 
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
@@ -28,22 +33,26 @@ from typing import NamedTuple
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import BY_UP, Layout, StageSpec
-from splitinfer.core.plan import StepResult
+from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import outgoing
+from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.wire.messages import Progress, Ready, Rejected, Result
+from splitinfer.wire.messages import Digest, Half, Progress, Ready, Rejected, Result
 from transports import LinkClosed, TransportError
 
 log = logging.getLogger(__name__)
@@ -91,6 +100,8 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self._meanwhile: Callable[[], None] = _nothing
+        self._nonces: dict[StageSpec, str] = {}  # of the pairs of ranks that have been told to meet
+        self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
     def _new_group(self) -> WorkerGroup:
         return WorkerGroup(self._config.keys.own, self._put, self._notice, self._config.running)
@@ -111,17 +122,18 @@ class Pipeline:
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
         """
-        self.renew_links("the pipeline is reopening")  # each attempt needs fresh ones
+        self.renew_links("the pipeline is reopening", settled=self.is_open)  # each attempt needs fresh ones
         worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
-            worker_group.load([self._config.load(handle.stage) for handle in worker_group.workers])
+            worker_group.load([self._config.load(each.stage, self._half(each)) for each in worker_group.workers])
             local = self._load_local()
-            self.ready = (local.begin_anew(), *worker_group.await_ready(silence, meanwhile))
+            own = () if local is None else (local.begin_anew(),)
+            self.ready = (*own, *worker_group.await_ready(silence, meanwhile))
             self.codecs = tuple(map(_codec, self._config.layout.stages[1:], self.ready[1:]))
-            if self.codecs:
+            if self.codecs and local is not None:
                 local.runner.use_codec(self.codecs[0])
-            worker_group.connect_stages(self.codecs[1:], silence)
+            worker_group.connect_stages(self.codecs, silence)
             self.is_open = True
         except TransportError as error:
             worker_group.close("the pipeline could not be opened")
@@ -131,12 +143,15 @@ class Pipeline:
             raise
         worker_group.start_delivery()
 
-    def renew_links(self, reason: str) -> None:
+    def renew_links(self, reason: str, *, settled: bool = False) -> None:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
-        others stay loaded. Steps under way are forgotten, and what they still bring is late."""
+        others stay loaded. Steps under way are forgotten, and what they still bring is late. ``settled``: there are
+        none, so ranks stay, too."""
         worker_group, self._worker_group = self._worker_group, self._new_group()
         self.is_open = False
+        self._digests.clear()
         self._kill_lost(worker_group)
+        self._end_ranks([spec for spec in self._nonces if not settled or not all(one.is_local for one in spec.ranks)])
         self._start_locals()
         worker_group.close(reason)
         self._steps.drop()
@@ -148,6 +163,14 @@ class Pipeline:
                 self._children.pop(handle.spec.name, None)
                 worker.kill()
 
+    def _end_ranks(self, specs: Iterable[StageSpec]) -> None:
+        """End the processes of stages across two machines that have met: a process does so once."""
+        for spec in specs:
+            del self._nonces[spec]
+            for one in spec.ranks:
+                if (worker := self._children.pop(one.name, None)) is not None:
+                    worker.kill()
+
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
         """Whether a local worker has died or frozen, or will end. One that only reported another's loss has not."""
         if handle.hangs or handle.is_silent or handle.is_ending:
@@ -155,11 +178,26 @@ class Pipeline:
         return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
 
     def _reach_workers(self, worker_group: WorkerGroup, timeout: float) -> None:
-        for stage, spec in list(enumerate(self._config.layout.stages))[1:]:
-            if spec.is_local:
+        layout = self._config.layout
+        for stage, spec in list(enumerate(layout.stages))[layout.has_own_stage :]:
+            if spec.across:
+                for rank, one in enumerate(spec.ranks):
+                    if one.is_local:
+                        self._reach_local(worker_group, stage, one, timeout, rank)
+                    else:  # a process of its own, which a peer that is gone may cost
+                        worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
+            elif spec.is_local:
                 self._reach_local(worker_group, stage, spec, timeout)
             else:
                 self._reach_remote(worker_group, stage, spec, timeout)
+
+    def _half(self, worker: WorkerHandle) -> Half | None:
+        """Which half of its stage a worker is told to load, if it is a rank."""
+        if worker.rank is None:
+            return None
+        spec = self._config.layout.stages[worker.stage]
+        nonce = self._nonces.setdefault(spec, uuid.uuid4().hex)
+        return halves_of(spec, nonce, insecure=self._config.insecure_sums)[worker.rank]
 
     def _reach_remote(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
         """Connect to a worker; one that was found by its key, and has another address now, is followed."""
@@ -178,12 +216,14 @@ class Pipeline:
             self._config = replace(self._config, layout=layout)
             worker_group.connect(stage, layout.stages[stage], address, timeout)
 
-    def _reach_local(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
+    def _reach_local(
+        self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float, rank: int | None = None
+    ) -> None:
         try:
             worker = self._children.get(spec.name)
             if worker is None:
                 raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was opening")
-            worker_group.connect(stage, spec, worker.address(), timeout)
+            worker_group.connect(stage, spec, worker.address(), timeout, rank)
         except WorkerUnreachable:
             worker = self._children.pop(spec.name, None)  # the next attempt starts another
             if worker is not None:  # otherwise the pipeline was closed meanwhile, and the worker with it
@@ -192,14 +232,14 @@ class Pipeline:
 
     def _start_locals(self) -> None:
         """Start the local workers that do not run; all are started before the first is waited for."""
-        for name in (spec.name for spec in self._config.layout.stages[1:] if spec.is_local):
+        for name in (spec.name for spec in self._config.layout.workers if spec.is_local):
             if name in self._children and not self._children[name].is_alive:
                 self._children.pop(name).stop()
             if name not in self._children:
                 self._children[name] = take(name, self._config.disk)
 
-    def _load_local(self) -> LoadedStage:
-        if self._local is None:
+    def _load_local(self) -> LoadedStage | None:
+        if self._local is None and self.layout.has_own_stage:
             name = self._config.layout.stages[0].name
             self._local = load(self._config.load(0), name, self._local_progress, self._config.disk)
         return self._local
@@ -215,10 +255,11 @@ class Pipeline:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
         self._config = replace(self._config, layout=layout)
-        if self._local is not None and not self._local.serves(self._config.load(0)):
+        if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
-        names = {spec.name for spec in layout.stages if spec.is_local}
+        self._end_ranks([spec for spec in self._nonces if spec not in layout.stages])
+        names = {spec.name for spec in layout.workers if spec.is_local}
         for name in [name for name in self._children if name not in names]:
             self._children.pop(name).stop()
 
@@ -245,17 +286,27 @@ class Pipeline:
         return all(ready.kept is not None for ready in self.ready)
 
     def kept(self) -> tuple[DiskBlock, ...]:
-        """The blocks that were on every stage's disk when the pipeline was opened."""
-        if self._local is None or not self.is_on_disk:
+        """The blocks that were on every stage's disk when the pipeline was opened; without a stage of its own, the
+        coordinator knows them from a rank on this machine."""
+        disk = self._config.disk
+        if disk is None or not self.is_on_disk:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
-        return self._local.kept(key for key in self.ready[0].kept or () if key in everywhere)
+        keys = [key for key in self.ready[0].kept or () if key in everywhere]
+        if self._local is not None:
+            return self._local.kept(keys)
+        here = [each for each in self._worker_group.workers if each.stage == 0 and each.spec.is_local]
+        return kept_here(disk, self._config.load(0, self._half(here[0])), keys) if here else ()
 
     @property
-    def local(self) -> StageRunner:
-        """The coordinator's own layers. They exist once the pipeline was opened."""
-        assert self._local is not None
-        return self._local.runner
+    def local(self) -> StageRunner | None:
+        """The coordinator's own layers, once the pipeline was opened; ``None`` if it has none."""
+        return None if self._local is None else self._local.runner
+
+    @property
+    def device(self) -> Device:
+        """The coordinator's."""
+        return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
     @property
     def is_free(self) -> bool:
@@ -271,6 +322,12 @@ class Pipeline:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
         local, plan, here = self.local, step.plan, None
+        if local is None:
+            step.is_sent = True
+            nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
+            self._send_on(self._worker_group, step, nothing, {} if masks is None else masks.result())
+            step.figures = None  # the first stage's come with the result
+            return
         if masks is not None and self.num_stages == 1:
             here, masks = self._read_later(masks), None
         if local.needs_verdict(plan):
@@ -338,6 +395,8 @@ class Pipeline:
     def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
         """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
         for handle in self._worker_group.workers[:-1]:
+            if handle.rank is not None:
+                continue  # of two ranks one might hear of it too late
             try:
                 with self._sending:
                     handle.send(Rejected(slices))
@@ -368,10 +427,29 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
-            if [each.stage for each in message.result.figures] != list(range(1, self.num_stages)):
+            first = int(self.layout.has_own_stage)
+            if [each.stage for each in message.result.figures] != list(range(first, self.num_stages)):
                 raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
             return message.result
+        if isinstance(message, Digest):
+            self._compare(handle, message)
         return None
+
+    def _compare(self, handle: WorkerHandle, said: Digest) -> None:
+        """Compare what a rank has sampled with what the other has, once both have said it.
+
+        Raises:
+            WorkerLost: it is not the same.
+        """
+        at = (handle.stage, said.step)
+        other = self._digests.pop(at, None)
+        if other is None:
+            self._digests[at] = said.digest
+        elif other != said.digest:
+            self._lost = handle
+            raise WorkerLost(
+                f"the two ranks of stage {handle.spec.name.partition('/')[0]} have sampled different tokens"
+            )
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
         """Another worker that is gone, so that the reporter's fault only follows from it."""
@@ -398,8 +476,8 @@ class Pipeline:
 
     @property
     def lost_name(self) -> str | None:
-        """The name of the worker that was lost last."""
-        return None if self._lost is None else self._lost.spec.name
+        """The name of the stage whose worker was lost last."""
+        return None if self._lost is None else self.layout.stages[self._lost.stage].name
 
     @property
     def remedy(self) -> str:

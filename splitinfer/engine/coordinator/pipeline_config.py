@@ -1,13 +1,13 @@
 """What a pipeline is opened with: a layout, and what every stage is told to load."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.keys import Keys
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Load, Peer
+from splitinfer.wire.messages import Half, Load, Peer
 from transports import address_for_others
 
 
@@ -23,16 +23,24 @@ class PipelineConfig:
     running: tuple[Running, ...] = ()  # what workers may copy that lack weights
     find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
     by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
+    insecure_sums: bool = False  # whether the sums of two ranks may cross any network
 
-    def load(self, stage: int) -> Load:
-        """What a stage is told to load."""
+    def load(self, stage: int, half: Half | None = None) -> Load:
+        """What a stage is told to load, or a rank of it to load its half of."""
         stages = self.layout.stages
-        others = [spec for at, spec in enumerate(stages) if at not in (0, stage) and not spec.is_local]
         return replace(
             self.first,
             stage=stage,
             bounds=(0, *(spec.end for spec in stages)),
             float32_head=self.layout.float32_head and stage == len(stages) - 1,
-            peers=tuple(Peer(one.name, address_for_others(str(one.address)), one.key or "") for one in others),
-            reader_keys=tuple(one.key for one in others if one.key),
+            peers=tuple(self._peers(stage)),
+            reader_keys=tuple(peer.key for peer in self._peers(stage) if peer.key),
+            half=half,
         )
+
+    def _peers(self, stage: int) -> Iterator[Peer]:
+        """The workers of the other stages, on other machines."""
+        for at, spec in enumerate(self.layout.stages):
+            for one in spec.ranks if at != stage else ():
+                if one.address is not None and not one.is_local:
+                    yield Peer(one.name, address_for_others(one.address), one.key or "")

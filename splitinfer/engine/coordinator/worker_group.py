@@ -11,10 +11,13 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
+from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.ranks import as_one
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links.keys import options_to, upstream_key
@@ -28,6 +31,7 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     Connect,
     Connected,
+    Gather,
     Hello,
     Load,
     Message,
@@ -36,6 +40,8 @@ from splitinfer.wire.messages import (
     Probed,
     Progress,
     Ready,
+    Spawn,
+    Spawned,
     Welcome,
 )
 from transports import (
@@ -66,7 +72,7 @@ def _nothing() -> None:
 
 
 class WorkerGroup:
-    """Links to the workers, in the order of the stages.
+    """Links to the workers, in the order of the stages, and of the ranks of one.
 
     ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``Event`` for every
     frame and link's end once ``start_delivery`` was called. ``notice`` receives a stage's name and its progress.
@@ -86,21 +92,48 @@ class WorkerGroup:
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
+        self._keepers: list[WorkerHandle] = []  # that have started the process of a rank
+        self._gathered: dict[WorkerHandle, bytes] = {}
 
-    def connect(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
-        """Connect to one worker and complete the handshake, within ``timeout`` seconds each.
+    def connect(self, stage: int, spec: StageSpec, address: str, timeout: float, rank: int | None = None) -> None:
+        """Connect to one worker and complete the handshake, within ``timeout`` seconds each. ``rank``: in a stage
+        across two machines.
 
         Raises:
             WorkerUnreachable: nothing listens there, or no answer came.
             Refused: the worker refused.
         """
+        before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
+        worker = self._greet(stage, spec, address, timeout, before)
+        worker.rank = rank
+        worker.link.deliver_to(lambda item: self._deliver(worker, item))
+        self.workers.append(worker)
+
+    def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:
+        """Have the worker at a rank's address start a process for it, which ends with this group; its address.
+
+        Raises:
+            PeerError: as ``connect``, or that worker starts none.
+        """
+        keeper = self._greet(stage, spec, str(spec.address), timeout, "")
+        self._keepers.append(keeper)
+        try:
+            keeper.send(Spawn(spec.name))
+            reply = keeper.receive(keeper.link.recv(timeout=_REPLY_SECONDS))
+        except TransportError as error:
+            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process: {error}") from error
+        if not isinstance(reply, Spawned):
+            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process")
+        return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
+
+    def _greet(self, stage: int, spec: StageSpec, address: str, timeout: float, before: str) -> WorkerHandle:
+        """A worker that was connected to, after the handshake. ``before``: the key of the stage before."""
         # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
         transport = spec.link_transport if stage == 1 else OVER_TCP
         (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
-            before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
             worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions(), before))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
@@ -110,8 +143,7 @@ class WorkerGroup:
             raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
         assert isinstance(answer, Welcome)
         worker.welcome = answer
-        link.deliver_to(lambda item: self._deliver(worker, item))
-        self.workers.append(worker)
+        return worker
 
     def _connect(
         self, spec: StageSpec, transport: LinkTransport, address: str, timeout: float
@@ -137,13 +169,14 @@ class WorkerGroup:
         return all(worker.link.closed is None for worker in self.workers)
 
     def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
-        """Wait until all have loaded; their progress goes to ``notice``. ``silence``: seconds after which one that has
-        said nothing is lost. ``meanwhile``: called a few times a second.
+        """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``.
+        ``silence``: seconds after which one that has said nothing is lost. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.
         """
-        return self._from_each(self.workers, Ready, silence, meanwhile)
+        said = self._from_each(self.workers, Ready, silence, meanwhile)
+        return [as_one(list(ranks)) for _, ranks in groupby(said, lambda ready: ready.stage)]
 
     def _from_each(
         self,
@@ -153,20 +186,32 @@ class WorkerGroup:
         meanwhile: Callable[[], None] = _nothing,
     ) -> list[Reply]:
         """Wait until each of some workers has sent a message of this kind; raises, too, if another is lost."""
-        found = dict[int, Reply]()
-        while waiting := [worker for worker in workers if worker.stage not in found]:
+        found = dict[WorkerHandle, Reply]()
+        while waiting := [worker for worker in workers if worker not in found]:
             worker, message = self.next_message(waiting, silence, meanwhile)
             if isinstance(message, Progress):
                 self._notice(worker.spec.name, message)
+            elif isinstance(message, Gather):
+                self._gather(worker, message)
             elif isinstance(message, kind):
-                found[worker.stage] = message
-        return [found[worker.stage] for worker in workers]
+                found[worker] = message
+        return [found[worker] for worker in workers]
+
+    def _gather(self, worker: WorkerHandle, told: Gather) -> None:
+        """Once both ranks of a stage have told something, tell each what both have."""
+        self._gathered[worker] = told.data
+        ranks = [one for one in self.workers if one.stage == worker.stage]
+        if all(one in self._gathered for one in ranks):
+            both = Gather(b"".join(self._gathered.pop(one) for one in ranks))
+            for one in ranks:
+                one.send(both)
 
     def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
-        """Have every worker but the last open its data link to the next. ``codecs``: one for each of these links.
-        ``silence`` as in ``await_ready``."""
-        for worker, following, codec_name in zip(self.workers, self.workers[1:], codecs, strict=False):
-            worker.send(Connect(_where_others_find(following), codec_name))
+        """Have every worker but the last open its data link to the next. ``codecs``: of the links to all stages but the
+        first. ``silence`` as in ``await_ready``."""
+        for worker, following in pairwise(self.workers):
+            is_rank = worker.stage == following.stage
+            worker.send(Connect(_where_others_find(following), NONE if is_rank else codecs[following.stage - 1]))
         for following, reply in zip(
             self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
         ):
@@ -203,7 +248,7 @@ class WorkerGroup:
 
     def close(self, reason: str) -> None:
         """Close all links, the last stage first, so that no worker takes its neighbour's end for a loss."""
-        for worker in reversed(self.workers):
+        for worker in (*reversed(self.workers), *self._keepers):
             worker.link.close(reason)
 
     def next_message(

@@ -26,7 +26,7 @@ _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats 
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One worker as the coordinator knows it."""
+    """One worker as the coordinator knows it. ``rank``: in a stage across two machines; ``None`` in others."""
 
     stage: int
     spec: StageSpec
@@ -39,6 +39,7 @@ class WorkerHandle:
     hangs: bool = False  # its heartbeats go on, and its engine does not
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
+    rank: int | None = None
 
     @property
     def is_silent(self) -> bool:

@@ -20,8 +20,9 @@ from transports.emulation import emulator
 _SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
 
 
-def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
-    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``.
+def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
+    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
+    ``num_ranks`` ranks that have these together. ``sums``: whether its steps sum with the other's.
 
     Raises:
         ConfigError: the machine file cannot be read, or does not fit the layout; or there are no emulators here.
@@ -35,7 +36,9 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
         raise ConfigError(str(error)) from error
     _share_the_interpreter()
     layers = [end - start for start, end in pairwise(bounds)]
-    device: Device = emulated.open_device(file, stage, layers, computes_at_launch=not Road.WAITER.is_open)
+    device: Device = emulated.open_device(
+        file, stage, layers, num_ranks, sums=sums, computes_at_launch=not Road.WAITER.is_open
+    )
     return device
 
 

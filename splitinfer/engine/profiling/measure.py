@@ -29,10 +29,12 @@ from splitinfer.core.layout import DTYPES
 from splitinfer.engine.profiling.question import Question, checkpoint_of
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
-from splitinfer.errors import CannotFit, ProtocolError
+from splitinfer.errors import CannotFit, ModelError, ProtocolError
+from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.layer_kinds import describe
+from splitinfer.models.divided import alone
+from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
@@ -41,7 +43,8 @@ from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
 
-SECONDS = 12.0  # for all of it
+SECONDS = 12.0  # for whole layers
+_FOR_HALVES = 0.4  # of them, and beside them, for what two ranks would have of the layers
 _LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
 _ROOM = 0.5  # of the free memory, for weights
 _MAX_NAME = 4096  # characters of a model's name
@@ -134,15 +137,30 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     room = _room(described.profile, free_bytes())
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
+    halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
     return MachineProfile(
         name=name,
         layers=found.layers,
+        halves=halves,
         step=found.step,
         head=found.head,
         free_bytes=free,
         scores=described.scores,
         launches_ahead=found.launches_ahead,
     )
+
+
+def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> dict[str, Costs]:
+    """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
+    divided."""
+    checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)
+    with alone() as sums:
+        try:
+            whole = describe(checkpoint, dtype, question.name, made_up(checkpoint), kv_format)
+            half = half_of(whole, sums, kv_format)
+        except ModelError:
+            return {}
+        return Stopwatch(half, checkpoint.vocab_size or 2, report, seconds, room, num_ranks=2).measure().layers
 
 
 def _room(model: ModelProfile, free: int) -> int:

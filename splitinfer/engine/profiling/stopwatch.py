@@ -59,10 +59,20 @@ class Measured:
 
 
 class Stopwatch:
-    """Times layers of a model in about ``seconds`` seconds. ``room``: bytes of weights that may be in memory."""
+    """Times layers of a model in about ``seconds`` seconds. ``room``: bytes of weights that may be in memory;
+    ``num_ranks``: that have these layers together."""
 
-    def __init__(self, described: DescribedModel, vocab_size: int, report: Report, seconds: float, room: int) -> None:
+    def __init__(
+        self,
+        described: DescribedModel,
+        vocab_size: int,
+        report: Report,
+        seconds: float,
+        room: int,
+        num_ranks: int = 1,
+    ) -> None:
         self._described, self._vocab_size, self._report = described, vocab_size, report
+        self._num_ranks = num_ranks
         kinds = [layer.kind for layer in described.profile.layers]
         self._last = len(kinds) - 1
         # The layer that stands for each kind: not the first or last one, if there is another.
@@ -91,7 +101,7 @@ class Stopwatch:
 
     def _time(self, span: tuple[int, int], until: float) -> Timed:
         self._make(span)
-        trial = Trial(self._described.structure, span, self._vocab_size)
+        trial = Trial(self._described.structure, span, self._vocab_size, self._num_ranks)
         self._launches_ahead = not trial.device.computes_at_launch
         if span == self._pair:
             return Timed({1: self._median(trial, 1, until)})

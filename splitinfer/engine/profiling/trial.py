@@ -21,12 +21,13 @@ _FIRST_ID = 5  # of the made-up prompts
 
 
 class Trial:
-    """A stage of a few layers, and its sequences of made-up rows. One thread uses it, the one that made it."""
+    """A stage of a few layers, and its sequences of made-up rows. One thread uses it, the one that made it.
+    ``num_ranks``: that have these layers together."""
 
-    def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int) -> None:
+    def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int, num_ranks: int = 1) -> None:
         stage = StageModel(structure.model, *span, structure, checks=False)
         use_transposed_products(stage.whole)
-        self.device = open_device(0, (0, span[1] - span[0]))
+        self.device = open_device(0, (0, span[1] - span[0]), num_ranks, sums=False)
         self._runner = StageRunner(stage, 0, vocab_size, self.device)
         self._runner.choose_by_form()
         self._spec, self._vocab_size = stage.hidden_spec, vocab_size

@@ -1,6 +1,7 @@
 """What a plan has a stage do besides computing: save, leave, free, open, drop, fetch and erase, in this order."""
 
 import time
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -16,7 +17,8 @@ from splitinfer.models.pictures import PictureTower
 
 class Commands:
     """Carries them out on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures. ``waits``:
-    whether to wait for what they copy; else it is computed with the step."""
+    whether to wait for what they copy; else it is computed with the step. ``agree``: which fetches have succeeded on
+    all machines of the stage, of those that have here."""
 
     def __init__(
         self,
@@ -24,11 +26,12 @@ class Commands:
         histories: dict[int, History],
         disk: StageDisk | None,
         tower: PictureTower | None = None,
+        agree: Callable[[list[bool]], list[bool]] = list,
         *,
         waits: bool,
     ) -> None:
         self._pool, self._histories, self._disk, self._waits = pool, histories, disk, waits
-        self._tower = tower
+        self._tower, self._agree = tower, agree
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
 
     def clear(self) -> None:
@@ -53,7 +56,8 @@ class Commands:
         copied = [array for new in plan.new for array in self._open(new)]
         self._drop(plan)
         began = time.monotonic()
-        lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
+        are_here = self._agree([self._fetch(fetch) for fetch in plan.fetches])
+        lacking = tuple(fetch.block_id for fetch, is_here in zip(plan.fetches, are_here, strict=True) if not is_here)
         fetching = time.monotonic() - began if plan.fetches else 0.0
         for_disk = self._for_disk(saved)
         if self._disk is not None:

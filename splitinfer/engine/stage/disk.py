@@ -1,8 +1,8 @@
 """A stage's blocks between memory and disk: arrays to bytes and back, and the keys reported to the coordinator.
 
 The group of files that a stage reads and writes is named after everything its KV depends on: the model and the formats,
-which the coordinator sends, and this machine's dtype, device and BLAS. So after a change of any of these the folder is
-empty, and nothing has to be compared.
+which the coordinator sends, this machine's dtype, device and BLAS, and which half of the layers it has. So after a
+change of any of these the folder is empty, and nothing has to be compared.
 """
 
 import hashlib
@@ -17,6 +17,8 @@ from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 from splitinfer.models.batch_invariance import has_openblas
 from splitinfer.models.kv_blocks import KVBlock, Slot, block_of, parts_of
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
 from splitinfer.wire.messages import Load
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 def group_of(command: Load, dtype: str | None) -> str:
     """The name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
     arithmetic = f"{dtype} {device_name()} {'openblas' if has_openblas() else ''}"
+    arithmetic += "" if command.half is None else f" rank {command.half.rank}"  # a rank has the KV of its heads
     return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
 
 
@@ -86,6 +89,17 @@ class StageDisk:
     def close(self, seconds: float) -> None:
         """Write the blocks still in the queue, for at most ``seconds``."""
         self._store.close(seconds)
+
+
+def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
+    """These blocks with their tokens, as far as another process of this machine has written them for ``command``."""
+    dtype = resolve_dtype(command.dtype, gpu=on_gpu())
+    store = KVStore(disk, group_of(command, dtype), (command.start, command.end), {})
+    try:
+        store.offer()
+        return tuple(record.kept for record in store.headers(keys))
+    finally:
+        store.close(0.0)
 
 
 def _parts(record: Record, buffers: Iterable[memoryview]) -> Iterable[tuple[Slot, tuple[Part, list[memoryview]]]]:

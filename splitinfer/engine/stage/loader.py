@@ -22,12 +22,13 @@ from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.stage.weight_source import FromHub, WeightSource
 from splitinfer.engine.versions import device_name
-from splitinfer.errors import ModelError
+from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
+from splitinfer.models.halves import Group
 from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
 from splitinfer.models.loader import Survey, load_stage, load_with_others, resolve_dtype, survey
@@ -51,13 +52,19 @@ from splitinfer.models.pictures import PictureTower
 from splitinfer.models.tensors import name_of
 from splitinfer.models.trained import read_of
 from splitinfer.models.with_heads import WithHeads
-from splitinfer.wire.messages import Load, Progress, Ready
+from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
 _MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
 
 Report = Callable[[Progress], None]
+Join = Callable[[Half], Group]
+"""Meets the other rank of a stage across two machines."""
+
+
+def _alone(_half: Half) -> Group:
+    raise ProtocolError("a stage across two machines is loaded by workers alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,13 @@ class LoadedStage:
     arrays_per_block: int
     need: Need
     scores: int
+    group: Group | None = None
 
     def begin_anew(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
+        if self.group is not None:
+            self.group.check()
         kept = None if self.disk is None else self.disk.offer()
         free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
         limit_to(free)
@@ -117,10 +127,15 @@ class LoadedStage:
 
 
 def load(
-    command: Load, name: str, report: Report, disk: Disk | None = None, source: WeightSource | None = None
+    command: Load,
+    name: str,
+    report: Report,
+    disk: Disk | None = None,
+    source: WeightSource | None = None,
+    join: Join = _alone,
 ) -> LoadedStage:
     """Load a stage. ``name``: the stage's, for messages. ``disk``: where to store KV, if the command asks for that.
-    ``source``: where weights come from, if not from this machine or the hub.
+    ``source``: where weights come from, if not from this machine or the hub. ``join``: meets the other rank.
 
     Raises:
         ModelError: the model cannot be had, has other weights, cannot be cut there, or does not fit.
@@ -128,7 +143,7 @@ def load(
         ConfigError: the emulated accelerator does not fit the layout.
     """
     _check_classes(command, name)
-    device, source = open_device(command.stage, command.bounds), source or FromHub()
+    device, source = open_device(command.stage, command.bounds, 1 + (command.half is not None)), source or FromHub()
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
@@ -136,7 +151,8 @@ def load(
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, source, report)
-    found = survey(checkpoint, command.start, command.end, dtype, kv_format, drafter=drafter, sees=command.sees)
+    group, cut = None if command.half is None else join(command.half), (command.start, command.end)
+    found = survey(checkpoint, *cut, dtype, kv_format, drafter=drafter, sees=command.sees, group=group)
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -147,7 +163,7 @@ def load(
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
-        return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk)
+        return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
     except BaseException:
         withdraw(name)
         raise
@@ -193,9 +209,10 @@ def _read(
     device: Device,
     report: Report,
     disk: Disk | None,
+    group: Group | None,
 ) -> LoadedStage:
-    model, heads, tower = _weights(command, checkpoint, drafter, found, dtype, report)
-    outcome = _tried(command, checkpoint, dtype, model, report)
+    model, heads, tower = _weights(command, checkpoint, drafter, found, dtype, report, group)
+    outcome = _tried(command, checkpoint, dtype, model, report, group)
     block = sample_block(model) if outcome.why_no_blocks is None else None
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
@@ -203,7 +220,7 @@ def _read(
     sample = heads.sample() if heads and block is not None else block
     places = heads.own_places if heads else model.own_places
     on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower)
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
     runner.use(outcome)
     if heads and not runner.may_have_heads:
         raise ModelError(
@@ -215,7 +232,9 @@ def _read(
     gc.collect()
     gc.freeze()
     need = found.need
-    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
+    return LoadedStage(
+        command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores, group
+    )
 
 
 def _weights(
@@ -225,6 +244,7 @@ def _weights(
     found: Survey,
     dtype: str | None,
     report: Report,
+    group: Group | None,
 ) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     """Read the stage's weights, and those that it has of a drafter and for pictures."""
     held = HeldReport()
@@ -234,17 +254,19 @@ def _weights(
         report(Progress("load", done, total))
 
     what, heads, tower = (checkpoint, found, command.start, command.end, dtype, reading), None, None
-    if drafter is None and not command.sees:
+    if drafter is None and not command.sees and group is None:
         model = load_stage(*what)
     else:
-        model, heads, tower = load_with_others(*what, drafter, sees=command.sees)
+        model, heads, tower = load_with_others(*what, drafter, sees=command.sees, group=group)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
     return model, heads, tower
 
 
-def _tried(command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report) -> Outcome:
+def _tried(
+    command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report, group: Group | None
+) -> Outcome:
     """What trials of the stage found, now or when it was loaded before.
 
     Raises:
@@ -252,7 +274,8 @@ def _tried(command: Load, checkpoint: Checkpoint, dtype: str | None, model: Stag
     """
     path = outcomes.path_of(command, checkpoint, dtype)
     outcome = outcomes.remembered(path)
-    if outcome is None:
+    both_know = outcome is not None if group is None else group.all_of([outcome is not None])[0]
+    if outcome is None or not both_know:
         outcome, is_sure = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
         outcomes.remember(path, outcome, is_sure=is_sure)
     model.use_format(format_of(command.kv_format))

@@ -38,6 +38,7 @@ from splitinfer.engine.stage.scores import read_scores, scored
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
+from splitinfer.models.halves import Group
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
@@ -70,8 +71,10 @@ class StageRunner:
         disk: StageDisk | None = None,
         heads: WithHeads | None = None,
         tower: PictureTower | None = None,
+        group: Group | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
+        self._is_rank = group is not None
         self._step = StepModel(model)
         self.pool = KVPool(heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
@@ -80,7 +83,8 @@ class StageRunner:
         self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
-        self._commands = Commands(self.pool, self._histories, disk, tower, waits=device.computes_at_launch)
+        agree = list if group is None else group.all_of
+        self._commands = Commands(self.pool, self._histories, disk, tower, agree, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
@@ -142,7 +146,8 @@ class StageRunner:
 
     def drop_rejected(self, slices: Iterable[tuple[int, int]]) -> None:
         """Leave out these slices of drafts, given as (step, sequence), of steps that will be launched."""
-        if not self._model.is_last:  # which knows by itself, and says so in its results
+        # The last stage knows by itself, and says so in its results. Of two ranks one may hear of it too late.
+        if not self._model.is_last and not self._is_rank:
             self._rejected |= set(slices)
 
     def read_masks(self, masks: RawMasks) -> Masks | None:

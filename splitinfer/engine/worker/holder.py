@@ -10,12 +10,14 @@ from splitinfer.core.layout import DTYPES
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
-from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.loader import Join, LoadedStage, load
 from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.ranks import join_ranks
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Load, Profile, Progress, Refuse
+from splitinfer.models.halves import Group
+from splitinfer.wire.messages import Half, Load, Profile, Progress, Refuse
 from transports import Frame, LinkClosed
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class StageHolder:
     def __init__(self, name: str, model: str | None, disk: Disk | None, access: AccessControl) -> None:
         self._name, self._model, self._disk, self._access = name, model, disk, access
         self.stage: LoadedStage | None = None
+        self._group: Group | None = None
+        self._nonce = ""
 
     def running(self) -> tuple[Running, ...]:
         """The model whose layers are held. From any thread."""
@@ -73,9 +77,20 @@ class StageHolder:
     def _load_anew(self, connection: Connection, command: Load, weights: Weights) -> LoadedStage:
         with weights.source(connection) as source:
             try:
-                return load(command, self._name, _reporter(connection), self._disk, source)
+                return load(command, self._name, _reporter(connection), self._disk, source, self._join(weights))
             except LinkClosed:
                 raise Abandoned from None
+
+    def _join(self, weights: Weights) -> Join:
+        def join(half: Half) -> Group:
+            """The group with the other rank: joined now, or when another stage was loaded in this process."""
+            if self._group is None:
+                self._nonce, self._group = half.nonce, join_ranks(half, weights.gather)
+            if self._nonce != half.nonce:
+                raise ProtocolError("this process belongs to another pair of ranks")
+            return self._group
+
+        return join
 
     def profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
         """Measure this machine. A loaded stage stays, unless its memory is needed for that."""

@@ -15,8 +15,9 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import options_to
 from splitinfer.engine.stage.weight_source import WeightSource
 from splitinfer.engine.worker.control_channel import ControlChannel
+from splitinfer.errors import ProtocolError
 from splitinfer.store.models import ModelStore
-from splitinfer.wire.messages import Peer
+from splitinfer.wire.messages import Gather, Peer
 from transports import Frame, KeyPair, LinkClosed
 
 _CONNECT_TIMEOUT = 10.0  # seconds to reach another worker
@@ -46,14 +47,20 @@ class Weights:
     def source(self, connection: Connection) -> Iterator[WeightSource | None]:
         """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
         this machine and the hub."""
-        if self._store is None:
-            yield self._without
-            return
-        self._channel = ControlChannel(connection)
+        self._channel = channel = ControlChannel(connection)
         try:
-            yield FromPeers(self._channel, self._store, self._reader)
+            yield self._without if self._store is None else FromPeers(channel, self._store, self._reader)
         finally:
             self._channel = None
+
+    def gather(self, data: bytes) -> bytes:
+        """Tell the other rank of the stage that is being loaded ``data``, and return what both have told."""
+        assert self._channel is not None
+        self._channel.send(Gather(data))
+        message, _ = self._channel.receive()
+        if not isinstance(message, Gather):
+            raise ProtocolError("the coordinator did not say what the other rank has told")
+        return message.data
 
     def takes(self, connection: Connection, item: Frame | LinkClosed) -> bool:
         """Take what arrived, if it answers an ask of the stage that is being loaded; whether nobody else needs it. On

@@ -6,12 +6,14 @@ the thread that waits for that (``engine.device.steps``), because launching the 
 a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
+          -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Rejected      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
+                      of the first rank of two: -> at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
 Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
@@ -47,6 +49,7 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
+from splitinfer.engine.worker.ranks import RankProcess, Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
@@ -54,6 +57,7 @@ from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    MOST_NAME,
     Connect,
     Connected,
     Fault,
@@ -63,6 +67,8 @@ from splitinfer.wire.messages import (
     Profile,
     Rejected,
     Result,
+    Spawn,
+    Spawned,
     Step,
 )  # fmt: skip
 from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
@@ -81,6 +87,7 @@ class Worker:
     ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
     from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
+    ``start_rank``: starts a process for a rank of a stage across two machines, by its name.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Worker:
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
+        start_rank: Callable[[str], RankProcess] | None = None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
@@ -107,6 +115,9 @@ class Worker:
         self._owner: Connection | None = None
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
+        self._sampled = Sampled()
+        self._start_rank = start_rank
+        self._rank: RankProcess | None = None  # as which this worker serves
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -212,7 +223,10 @@ class Worker:
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
+                self._sampled = Sampled()
                 self._holder.load(connection, message, self._weights)
+            case Spawn():
+                self._spawn(connection, message)
             case Connect():
                 self._connect_next(connection, message)
             case Probe():
@@ -245,6 +259,20 @@ class Worker:
         self._holder.loaded().runner.use_codec(message.codec)
         connection.send(Connected(note))
 
+    def _spawn(self, connection: Connection, message: Spawn) -> None:
+        """Start a process that can be ended while it waits for the other rank; it needs this one's memory."""
+        if self._start_rank is None:
+            raise PeerError(f"{self.name} starts no processes for stages across two machines")
+        self._holder.unload()
+        self._end_rank()
+        self._rank = self._start_rank(plain(message.name, MOST_NAME))
+        connection.send(Spawned(int(self._rank.address().rpartition(":")[2])))
+
+    def _end_rank(self) -> None:
+        if self._rank is not None:
+            self._rank.kill()
+        self._rank = None
+
     def _own_key(self) -> KeyPair:
         if self._keys is None:
             raise PeerError(f"{self.name} was started with --insecure, but another worker requires an encrypted link")
@@ -255,6 +283,8 @@ class Worker:
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
+        if stage.command.passes_on:
+            self._pass_on(step, frame)
         self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
@@ -265,6 +295,15 @@ class Worker:
         assert self._owner is not None
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
+
+    def _pass_on(self, step: Step, frame: Frame) -> None:
+        """Send a step on to the other rank, as it came."""
+        if self._downstream is None:
+            raise ProtocolError("a step came before the next stage was connected")
+        try:
+            self._downstream.send(step, *(memoryview(part) for part in frame.parts))
+        except TransportError as error:
+            raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
     def _take_rejected(self) -> None:
         """Learn which slices are rejected, also of steps that are in front of that message in the inbox."""
@@ -291,7 +330,11 @@ class Worker:
         done = stage.runner.finish(launched)
         # As the coordinator counts: a count of its own would outlive its pipeline.
         owner.link.set_progress(done.plan.step + 1)
-        if stage.command.is_last:
+        if stage.command.half is not None and (digest := self._sampled.after(done)) is not None:
+            owner.send(digest)
+        if stage.command.passes_on:
+            pass  # the other rank answers
+        elif stage.command.is_last:
             here = replace(done.figures, received=received, sent=time.monotonic())
             owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))
         elif following is None:
@@ -336,6 +379,7 @@ class Worker:
         self._acceptor.release(self._owner)
         self._owner = self._downstream = None
         self._guests = {}
+        self._end_rank()
         self._steps.drop()
         if self._holder.stage is not None:
             self._holder.stage.rest()

@@ -34,6 +34,15 @@ def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "cuts"), list(product(KINDS, [[4], [2, 2]])), ids=str)
+def test_a_last_stage_across_two_machines(kind: str, cuts: list[int], drafter: Make, pipeline: Open) -> None:
+    folder, draft = drafter(kind, "qwen3")
+    with pipeline(folder, cuts, draft=draft, token_budget=64, across=[len(cuts) - 1]) as there:
+        there.answers(*DRAFTED)
+        assert there.stats["speculation"]["sent"] > 10
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_links_that_pack_prompts(kind: str, drafter: Make, pipeline: Open) -> None:
     """The rows of taps are packed by themselves."""

@@ -60,6 +60,16 @@ def question(tiny_folder: Callable[..., Path]) -> Question:
 
 
 @pytest.mark.usefixtures("emulated")
+def test_halves_of_layers_are_measured_where_they_can_be(tiny_folder: Callable[..., Path]):
+    profile = measure_machine("mini", Question("m", open_folder(tiny_folder("llama"))), seconds=2.5)
+    assert set(profile.halves) == set(profile.layers) == {"attention"}
+    for rows in (1, 8):
+        assert profile.halves["attention"].rows(rows) == pytest.approx(
+            profile.layers["attention"].rows(rows) / 2, rel=0.02
+        )
+
+
+@pytest.mark.usefixtures("emulated")
 def test_the_costs_of_an_emulated_accelerator_come_out(question: Question):
     profile = measure_machine("mini", question, seconds=2.5)
     assert set(profile.layers) == {"attention", "window of 24"}

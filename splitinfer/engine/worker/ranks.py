@@ -1,0 +1,75 @@
+"""A rank of a stage across two machines meets the other one, over the control links, and joins a group with it.
+
+MLX keeps a group until the process ends, and who waits in a sum for a peer that is gone cannot be called back. So a
+rank is a process that its coordinator, or the worker that it asked, may end at any moment.
+"""
+
+import signal
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+from zlib import crc32
+
+import mlx.core as mx
+
+from splitinfer.engine.stage.launched import Finished
+from splitinfer.errors import PeerError
+from splitinfer.models.halves import Group
+from splitinfer.wire.messages import Digest, Half
+from transports import FrameError, TransportUnavailable
+from transports.rdma.joining import check_sum, join_group
+from transports.rdma.probe import device_for
+
+_EVERY = 16  # steps between two comparisons of what both ranks have sampled
+_JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
+
+
+class RankProcess(Protocol):
+    """A process that serves as a rank in the place of the worker that has started it."""
+
+    def address(self) -> str:
+        """Where it listens."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:
+    """The group of both ranks. ``gather``: exchanges bytes with the other one.
+
+    Raises:
+        PeerError: they cannot meet.
+    """
+
+    def gather_in_time(data: bytes) -> bytes:
+        signal.alarm(0)  # the other one may come later
+        found = gather(data)
+        signal.alarm(_JOIN_SECONDS)
+        return found
+
+    try:
+        device = device_for(half.sums, half.device)
+        sums = join_group(half.sums, half.rank, device, half.own, half.towards, gather_in_time)
+        check_sum(sums, half.rank)
+    except (FrameError, TransportUnavailable, RuntimeError) as error:
+        raise PeerError(f"rank {half.rank} cannot meet the other one over {half.sums}: {error}") from error
+    finally:
+        signal.alarm(0)
+    mx.clear_cache()
+    return Group(half.rank, sums)
+
+
+class Sampled:
+    """Sums up what a rank has sampled in a session, for the coordinator to compare with the other's: RDMA was seen to
+    bring wrong numbers without an error (mlx#4342)."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def after(self, done: Finished) -> Digest | None:
+        """The sum of all steps up to this one, if it is to be compared."""
+        for one in done.sampled:
+            self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)
+        return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum)

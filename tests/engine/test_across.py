@@ -1,0 +1,146 @@
+"""A stage across two machines, here two processes: the tokens of one stage, whatever is asked for and goes wrong."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import stages
+import tiny
+from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
+
+from splitinfer import Flight
+from splitinfer.core.layout import Rank, StageSpec
+from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.errors import ConfigError, ModelError
+from splitinfer.kvstore.store import Disk
+
+NIGHTLY = pytest.mark.nightly
+Folder = Callable[..., Path]
+DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
+ALONE = {"cuts": [4], "across": [0]}
+HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}
+
+
+def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folder, pipeline: Open) -> None:
+    """Several at once, in chunks, with drafts of which some are wrong."""
+    folder = tiny_folder("llama")
+    streams = streams_of(folder, SEVERAL)
+    with pipeline(folder, token_budget=16, drafter=lambda: Guesses(streams, some_wrong), **ALONE) as there:
+        greedy = there.answers(*DRAFTED)[0]
+        assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
+        assert there.stats["speculation"]["accepted"] > 0
+
+
+def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Kill the process of a rank, or stop it."""
+    name = next(stage.ranks[rank].name for stage in there.llm.layout.stages if stage.across)
+    (process,) = (one for one in psutil.Process().children() if name in one.cmdline())
+    os.kill(process.pid, how)
+
+
+@NIGHTLY
+@pytest.mark.parametrize("where", [ALONE, HYBRID, {"cuts": [2, 2], "across": [0, 1]}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_every_kind_of_model(name: str, where: dict[str, Any], pipeline: Open, tiny_folder: Folder) -> None:
+    with pipeline(tiny_folder(name), token_budget=16, **where) as there:
+        there.answers(*SEVERAL, ask(70))
+
+
+ROADS: dict[str, dict[str, Any]] = {
+    "n-grams": {"draft": "ngram"},
+    "short of memory": {"block": 8, "kv_bytes": 256 * 70},
+    "int8 on the links": {"codec": "int8", "are_checked": False},
+    "a cut of the same ranks": {"fault": recut([1, 2, 1], [2, 1, 1])},
+}
+
+
+@NIGHTLY
+@pytest.mark.parametrize("road", sorted(ROADS))
+def test_what_a_stage_can_do(road: str, pipeline: Open, tiny_folder: Folder) -> None:
+    with pipeline(tiny_folder("llama"), token_budget=16, **HYBRID, **ROADS[road]) as there:
+        there.answers(*SEVERAL)
+        assert (there.stats["preemptions"] > 0) == (road == "short of memory")
+
+
+@NIGHTLY
+def test_kv_in_eight_bits(pipeline: Open, tiny_folder: Folder) -> None:
+    with pipeline(tiny_folder("llama", head_dim=32), token_budget=16, kv_format="k8v8", **ALONE) as there:
+        there.answers(*SEVERAL, ask(300))
+
+
+@NIGHTLY
+def test_kv_on_disk_is_each_ranks_own(tmp_path: Path, tiny_folder: Folder, pipeline: Open) -> None:
+    """Found by the next process; and where one rank has lost its files, both compute."""
+    one, disks = ask(200, max_tokens=8), [Disk(tmp_path, 10**9)]
+    cached = []
+    for _ in range(3):
+        with pipeline(tiny_folder("llama"), disks=disks, block=64, token_budget=64, **ALONE) as there:
+            cached.append(there.outputs(one)[0].num_cached_tokens)
+            if len(cached) == 2:
+                groups = sorted({file.parent for file in tmp_path.rglob("*.kv")})
+                assert len(groups) == 2
+                shutil.rmtree(groups[0])
+    assert cached == [0, 199, 0]
+
+
+@NIGHTLY
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+@pytest.mark.parametrize(
+    ("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)]
+)
+def test_either_rank_is_lost(
+    rank: int, how: signal.Signals, where: dict[str, Any], tiny_folder: Folder, pipeline: Open
+) -> None:
+    fault = Fault(act=lambda there: end(there, rank, how), at=10)
+    with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
+        there.answers(ask(30, max_tokens=120), *SEVERAL)
+        assert there.stats["rejoins"] == 1
+
+
+@NIGHTLY
+def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> None:
+    folder = tiny_folder("llama")
+
+    def act(there: Pipeline) -> None:
+        plain = stages.layout(folder, [4], [])
+        for described in (
+            stages.layout(folder, [4], [], across=[0]),
+            plain,
+            stages.layout(folder, [2, 2], [], across=[0, 1]),
+        ):
+            there.llm.recut(described)
+
+    with pipeline(folder, [4], fault=Fault(act=act)) as there:
+        there.answers(*SEVERAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("gemma3_text", {}, "mlx-lm cannot halve gemma3_text between two machines"),
+        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads cannot"),
+        ("llama", {"num_key_value_heads": 1}, "1 heads of keys and values cannot be halved"),
+    ],
+)
+def test_a_model_that_cannot_be_halved(
+    name: str, changes: dict[str, int], reason: str, tmp_path: Path, pipeline: Open
+) -> None:
+    folder = tiny.save(tmp_path / "model", name, **changes)
+    layers = tiny.CONFIGS[name]["num_hidden_layers"]
+    with pytest.raises(ModelError, match=reason), pipeline(folder, [layers], across=[0]):
+        pass
+
+
+def test_sums_do_not_cross_a_network() -> None:
+    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
+    with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
+        halves_of(spec, "", insecure=False)
+    rank0, rank1 = halves_of(spec, "", insecure=True)
+    assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
+    assert halves_of(replace(spec, sums="jaccl"), "", insecure=False)[1].sums == "jaccl"
