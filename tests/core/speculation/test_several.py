@@ -25,7 +25,6 @@ def sequence(seq_id: int, prompt: int, answer: int, **more: object) -> Sequence:
     return Sequence(seq_id, tokens, SamplingParams(max_tokens=answer), 0, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.nightly
 @given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 3), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 @example(seed=134217729, num_stages=3, right=0.9)  # beside steps under way one gives its KV to another of its group
 @example(seed=2637513177, num_stages=2, right=0.0)  # an unsent step loses a rejected slice, and its sequence may move

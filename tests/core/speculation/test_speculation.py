@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import VOCAB, Guesser, House, blocks, drain, next_token, small
+from toy import VOCAB, Guesser, House, blocks, next_token, small
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler import invariants
@@ -82,18 +82,6 @@ def test_tokens_are_those_without_drafts(
 
 
 # -- one thing at a time -------------------------------------------------------------------------
-
-
-def test_right_drafts_take_fewer_steps() -> None:
-    steps = {}
-    for flight in (Flight(), Flight(3), Flight(3, 4, 2)):
-        found = house()
-        found.guess = right_guesses
-        prompted(found, 3, max_tokens=24, flight=flight)
-        steps[flight] = len(drain(found))
-        found.check_answers()
-    assert steps[Flight(3)] < steps[Flight()] / 2
-    assert steps[Flight(3, 4, 2)] < steps[Flight()] / 2
 
 
 def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
@@ -305,16 +293,6 @@ def test_a_wrong_draft_costs_a_state_neither_a_step_nor_a_row() -> None:
     assert (block.slices[0].start, block.slices[0].num_drafts) == (start + 3, 5)
     found.run()
     found.check_answers()
-
-
-def test_blocks_of_kv_hold_no_drafts() -> None:
-    with small(block=4):
-        found = house(right=0.6, overtaken=0.3)
-        prompted(found, 5, max_tokens=30, flight=Flight(5, 6, 2))
-        found.run()
-        found.check_answers()
-        found.check_kv()
-        assert len(found.scheduler.prefix_cache.tree) >= 8
 
 
 @pytest.mark.parametrize("flight", [Flight(5), Flight(5, 6, 2), Flight(2, 3, 2)])
