@@ -5,11 +5,8 @@
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
     deaths          kills, freezes, cuts, dead coordinators and KV writers, over tcp and over a stand-in for rdma
     strangers       damaged frames, handshakes and requests of HTTP, on every port
-    clients         OpenAI's, Anthropic's and LiteLLM's libraries, and what agents were recorded to send
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it
-    truth           the cut that `plan` chooses, beside every cut measured
-    json_schemas    answers in the form of schemas, and JSON Schema's own suite
 
 What is not as it should be is said at once. The last line is one JSON document, which ``--out`` also writes to a file;
 the exit code is 1 if something was wrong. Where the machine lacks what a campaign needs, the document says so in
@@ -31,7 +28,7 @@ from splitinfer.core.json_text import dumps
 
 from .report import Missing, Report
 
-NAMES = ("soak", "deaths", "strangers", "clients", "up", "browser", "truth", "json_schemas")
+NAMES = ("soak", "deaths", "strangers", "up", "browser")
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,9 +42,7 @@ def main(words: Sequence[str]) -> int:
         prog=f"{chooser.prog} {name}", description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument(
-        "--minutes", type=float, default=getattr(module, "MINUTES", 10.0), help="that it goes on, once set up"
-    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="that it goes on, once set up")
     parser.add_argument("--seed", type=int, default=0, help="the same seed, the same choices")
     parser.add_argument("--out", type=Path, metavar="FILE", help="for the document")
     module.options(parser)

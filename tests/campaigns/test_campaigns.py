@@ -16,11 +16,8 @@ CASES = {
     "deaths": "deaths --strikes 5",
     "deaths over rdma": "deaths --strikes 5 --link rdma",
     "strangers": "strangers --minutes 1",
-    "clients": "clients --minutes 0.5",
     "up": "up --minutes 10",
     "browser": "browser --minutes 1",
-    "truth": "truth --minutes 1 --ratios 1:2 --hops 1 --trials 1 --tokens 60 --slower 4",
-    "json_schemas": "json_schemas --minutes 1",
 }
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
@@ -34,7 +31,5 @@ def test_nothing_is_wrong(name: str):
     found = json.loads(done.stdout.splitlines()[-1])
     if "skipped" in found:
         pytest.skip(found["skipped"])
-    if found.get("means_nothing"):
-        pytest.skip("the machine was too busy to measure on")
     assert found["troubles"] == [], f"{' '.join(words[2:])}\n{done.stdout[-5000:]}{done.stderr[-5000:]}"
     assert done.returncode == 0
