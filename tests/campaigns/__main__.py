@@ -3,8 +3,8 @@
     python -m tests.campaigns NAME --minutes M --seed S [--out FILE]      NAME --help: its own options
 
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
-    deaths          kills, freezes, cuts, dead coordinators and KV writers, over tcp and over a stand-in for rdma
-    strangers       damaged frames, handshakes and requests of HTTP, on every port
+    deaths          kills, freezes, cuts and dead coordinators, over tcp and over a stand-in for rdma
+    strangers       damaged frames, on every port of a worker
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it
 

@@ -3,11 +3,9 @@
     decoders    damaged frames through every decoder of this process (``fuzz.py``)
     in the open damaged frames through a worker's port: bytes on a bare connection, the first word of a well-framed
                 link, and what comes after the greeting and the order to load, when it believes in its coordinator
-    strangers   at an encrypted port, without a key: ``knocks.py``
     admitted    over the encrypted link, with a key: damaged packets inside the encryption, first words, orders
-    requests    damaged requests of HTTP to `splitinfer serve` (``mutations.py``)
 
-Each has a fifth of the time, unless ``--only`` names one. After each batch the worker serves a good coordinator.
+Each has a third of the time, unless ``--only`` names one. After each batch the worker serves a good coordinator.
 """
 
 import argparse
@@ -24,7 +22,6 @@ from typing import Any
 
 import fuzz
 import zmq
-from knocks import Door, Handshake, knock
 from peers import Peer, generate, generate_alone, hello, load, raw
 from processes import RunningWorker, until, worker
 
@@ -34,9 +31,7 @@ from transports import LinkClosed, LinkOptions, LinkTimeout, Security
 from transports.framing import Kind, encode
 from transports.security import secure_connector
 
-from . import mutations
 from .report import Report
-from .serving import serving
 
 _BATCH = 500  # between two looks at the worker
 _FRAMES = 20_000  # through the decoders, at once
@@ -69,7 +64,6 @@ class Victim:
         return self.worker.process.num_fds(), self.worker.process.num_threads()
 
 
-Numbers = int | Iterable[int]  # how many, or each of them
 Way = Callable[[Victim, random.Random], str]  # what was done
 
 
@@ -141,24 +135,10 @@ ADMITTED: tuple[Way, ...] = (in_packets, as_the_first_word, after_the_order)
 # -- the storm -------------------------------------------------------------------------------------
 
 
-def storm(victim: Victim, numbers: Numbers, seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
-    """Mutated frames, the ways in turn, one for each number."""
-    chance = random.Random(seed)
-    return _weather(victim, numbers, lambda number: ways[number % len(ways)](victim, chance))
-
-
-def strangers(victim: Victim, numbers: Numbers, seed: int) -> dict[str, Any]:
-    """Knocks at an encrypted port. None of them may hear anything of ours."""
-    assert victim.options.security is not None
-    port = int(victim.address.rpartition(":")[2])
-    good = Handshake.listened_to(port, victim.options, codec.encode(hello()))
-    door, chance = Door(port, victim.options.security, good), random.Random(seed)
-    return _weather(victim, numbers, lambda number: knock(door, chance, number))
-
-
-def _weather(victim: Victim, numbers: Numbers, strike: Callable[[int], str]) -> dict[str, Any]:
-    """Strikes in batches; counts, seconds, and what the worker has grown by since the first of them."""
-    expected, counts, began = generate_alone(), Counter[str](), time.monotonic()
+def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
+    """Mutated frames, the ways in turn, one for each number; counts, seconds, and what the worker has grown by since
+    the first of them. After each batch it serves."""
+    chance, expected, counts, began = random.Random(seed), generate_alone(), Counter[str](), time.monotonic()
 
     def look() -> None:
         assert victim.serves() == expected, "it does not serve on"
@@ -166,8 +146,8 @@ def _weather(victim: Victim, numbers: Numbers, strike: Callable[[int], str]) -> 
 
     assert victim.serves() == expected
     before, settled = victim.held, victim.worker.rss
-    for number in range(numbers) if isinstance(numbers, int) else numbers:
-        counts[strike(number)] += 1
+    for number in numbers:
+        counts[ways[number % len(ways)](victim, chance)] += 1
         assert victim.worker.is_alive, "the worker is gone"
         if (number + 1) % _BATCH == 0:
             look()
@@ -215,24 +195,13 @@ def _in_the_open(report: Report, _folder: Path) -> dict[str, Any]:
         return storm(victim, report.numbers(), report.seed)
 
 
-def _strangers(report: Report, folder: Path) -> dict[str, Any]:
-    with encrypted(folder) as victim:
-        return strangers(victim, report.numbers(), report.seed)
-
-
 def _admitted(report: Report, folder: Path) -> dict[str, Any]:
     with encrypted(folder) as victim:
         return storm(victim, report.numbers(), report.seed, ADMITTED)
 
 
-def _requests(report: Report, _folder: Path) -> dict[str, Any]:
-    with serving(model="demo", layers=12) as server:
-        return mutations.strike(report, server.running, server.port)
-
-
 PARTS: dict[str, Callable[[Report, Path], dict[str, Any]]] = {
-    "decoders": _decoders, "in the open": _in_the_open, "strangers": _strangers, "admitted": _admitted,
-    "requests": _requests,
+    "decoders": _decoders, "in the open": _in_the_open, "admitted": _admitted,
 }  # fmt: skip
 
 

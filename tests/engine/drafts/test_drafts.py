@@ -136,19 +136,6 @@ def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..
                 assert there.answers(stopped) == [right[: at + 1]]
 
 
-@pytest.mark.nightly
-def test_stop_strings_inside_a_block(pipeline: Open) -> None:
-    dice = Dice(1.0)
-    with pipeline("demo", [3, 9], drafter=lambda: dice) as there:
-        tokens = tuple(there.llm.tokenizer.encode("Once upon a time there was a poor woodcutter who"))
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        (whole,) = there.outputs(Ask(tokens, params, flight=Flight()))
-        dice.answers[tokens] = whole.token_ids
-        middle = whole.text[len(whole.text) // 2 :][:7]
-        (stopped,) = there.outputs(Ask(tokens, replace(params, stop=(middle,)), flight=Flight(6, 6, 2)))
-        assert (stopped.text, stopped.finish_reason) == (whole.text[: whole.text.index(middle)], "stop")
-
-
 def test_kept_kv_is_of_right_tokens_only(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     first = ask(40, max_tokens=30)
     (said,) = door.alone(tiny_folder("llama"), [first])
