@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import EXACT as EXACTLY
-from planted import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
+from made_up_probes import EXACT as EXACTLY
+from made_up_probes import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
 
 from splitinfer.errors import ConfigError
 from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge_trials

@@ -158,6 +158,18 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
         assert there.stats["speculation"]["sent"] < 40
 
 
+def test_what_is_rejected_before_it_was_sent_stays_with_the_first_stage(
+    tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
+) -> None:
+    """Its steps take ten times as long as the last stage's, whose verdicts come while the next block is computed."""
+    machine, one = tmp_path / "machine.yaml", ask(9, max_tokens=12)
+    machine.write_text("stages: [{layers: 2, rows_ms: {1: 30}}, {layers: 2, rows_ms: {1: 3}}]\nlaunches_ahead: true")
+    dice = Dice(0.0).knows(tiny_folder("llama"), [one])
+    with pipeline("llama", [2, 2], drafter=lambda: dice, accelerator=machine) as there:
+        there.answers(*with_flight(Flight(1, 1, 2), one))
+        assert there.stats["speculation"]["unsent_blocks"] > 3
+
+
 def test_a_drafter_that_is_never_right_rests(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the first requests it neither drafts nor reads along, but for a trial now and then."""
     dice, passes = Dice(0.0), list[int]()
