@@ -32,13 +32,6 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_round_trip(tokenizer: Tokenizer):
-    text = "Once upon a time , there was a fox.\n 😀"
-    token_ids = tokenizer.encode(text)
-    assert all(isinstance(token_id, int) for token_id in token_ids)
-    assert tokenizer.decode(token_ids) == text
-
-
 def test_spaces_stay_as_they_are(tmp_path: Path):
     """Some configurations ask for "a ," to be decoded as "a,": no part of a stream can know that in time."""
     asked = {
