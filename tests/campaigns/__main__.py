@@ -4,7 +4,7 @@
 
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
     deaths          kills, freezes, cuts and dead coordinators, over tcp and over a stand-in for rdma
-    strangers       damaged frames, on every port of a worker
+    strangers       damaged frames at a worker's port
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it
 

@@ -140,13 +140,6 @@ def test_an_answer_that_the_template_changes_is_encoded_anew(tmp_path: Path):
     assert tokenizer.encode_chat([chat[0], known, chat[2]]) == tokenizer.encode_chat(chat)
 
 
-def test_a_template_that_refuses(tmp_path: Path):
-    template = "{{ raise_exception('roles must alternate') }}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    with pytest.raises(RequestError, match="chat template refuses these messages: roles must alternate"):
-        Tokenizer.from_folder(tmp_path).encode_chat(CHAT)
-
-
 def test_a_refusal_names_a_text_as_it_was_written(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template="x")
     with pytest.raises(RequestError, match=r"leaves out what the user says: 'a <\|user\|>'"):

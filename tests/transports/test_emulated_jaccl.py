@@ -15,7 +15,7 @@ from contract import SECONDS, until
 
 from tests.emulation.jaccl import group, wire
 from tests.emulation.jaccl.group import EmulatedGroup, join
-from tests.emulation.jaccl.world import Fault, What, World
+from tests.emulation.jaccl.world import World
 from transports import TransportUnavailable
 from transports.rdma import probe
 
@@ -92,24 +92,6 @@ def message(size: int, seed: int = 1) -> memoryview:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World.make(tmp_path / "world")
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (Fault(What.FLIP, at=7), b"\x11"),
-        (Fault(What.DROP), b"\x02"),
-        (Fault(What.DUPLICATE), b"\x01"),
-    ],
-)
-def test_faults_happen_once_and_silently(world: World, fault: Fault, expected: bytes) -> None:
-    here, there = group_of_two(world)
-    world.plan("rdma_en0", [Fault(fault.what, 1, fault.at)])
-    aside(lambda: [here.send(message(10, seed)) for seed in (0, 1, 2, 3)])
-    assert there.recv(10) == message(10, 0)
-    assert there.recv(10)[7:8] == expected
-    rest = {What.DROP: (3,), What.DUPLICATE: (1, 2, 3)}.get(fault.what, (2, 3))
-    assert [there.recv(10)[7] for _ in rest] == list(rest)
 
 
 def test_a_send_during_a_receive_is_noticed(world: World) -> None:
