@@ -352,6 +352,18 @@ def test_a_rejected_slice_must_not_be_answered() -> None:
         found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, (SampledToken(1),)),)))
 
 
+def test_blocks_of_a_request_that_has_ended_may_have_any_verdict() -> None:
+    found = house(num_groups=3, max_in_flight=4)
+    seq_id = decoding(found, Flight(2, 3, 3))
+    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
+    assert found.step()
+    assert found.step()
+    found.finish(seq_id)
+    found.run()
+    found.check_answers()
+    found.check_kv()
+
+
 # -- verdicts ------------------------------------------------------------------------------------
 
 
