@@ -95,7 +95,9 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     assert drafts.now < 1.05 * none.now
 
 
-@pytest.mark.parametrize(("offered", "num_streams"), [(0.0, 4), (0.0, 8), (0.1, 8)])
+@pytest.mark.parametrize(
+    ("offered", "num_streams"), [(0.1, 8), *(pytest.param(0.0, many, marks=pytest.mark.nightly) for many in (4, 8))]
+)
 def test_a_drafter_that_seldom_has_drafts_costs_next_to_nothing(offered: float, num_streams: int) -> None:
     """Of uneven stages, whose groups depend on how many drafts come. The request before had drafts."""
     seconds = []
