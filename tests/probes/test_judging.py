@@ -63,7 +63,7 @@ def test_what_is_sound_passes(name: str):
 
 
 STOP, SEND = "do not trust answers", "--json FILE"
-USED, CLOSED = memory()["used"], memory()["closed"]
+USED = memory()["used"]
 PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
     "a wrong token": (
         lambda: judge_answer("greedy", answer(partings=[parting(3.1)]), ROUNDS), R.WRONG_TOKEN,
