@@ -18,18 +18,15 @@ import argparse
 import ast
 import importlib.machinery
 import json
-import os
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
 
 import hypothesis  # noqa: F401 - what is imported here is not imported again for each change
 import mlx.core  # noqa: F401
@@ -42,11 +39,11 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.provider import OperatorProvider
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.who_calls import QUIETLY, ROOT, first_lines, in_processes, note_calls
+
 ROOMS = ("core", "wire", "machine", "placement", "text", "kvstore")
 LEAST_KILLED = 0.6  # the share
 NOT_OURS = ("VariableReplacer", "VariableInserter", "RemoveDecorator")  # the first two need to be told of variables
-QUIETLY = ("-q", "-n0", "--no-header", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 TEST_SECONDS = 8.0  # of the quickest tests that call the changed function; more run in scripts/test
 END_SECONDS = 60.0  # for a change that makes an endless loop
 
@@ -101,50 +98,9 @@ def draw(rooms: Sequence[str], num: int, seed: int) -> list[Mutant]:
     return [chance.choice(place) for place in chance.sample(every, min(num, len(every)))]
 
 
-# -- which tests call which functions ----------------------------------------------------------------------------------
-
-
-class Calls:
-    """A plugin: the functions of the package that each test calls, and the processor seconds that it takes."""
-
-    def __init__(self) -> None:
-        self.tests: dict[str, tuple[float, list[str]]] = {}
-        self._seen: dict[int, CodeType] = {}  # by its id: its hash takes longer than most calls
-
-    def _trace(self, frame: FrameType, _event: str, _arg: object) -> None:
-        self._seen[id(frame.f_code)] = frame.f_code
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._seen = {}
-        began = sum(os.times()[:4])
-        threading.settrace(self._trace)
-        sys.settrace(self._trace)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            ours = [code for code in self._seen.values() if "/splitinfer/" in code.co_filename]
-            names = {f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_firstlineno}" for code in ours}
-            self.tests[item.nodeid] = (sum(os.times()[:4]) - began, sorted(names))
-
-
-def note_calls(room: str, found: Path) -> int:
-    calls = Calls()
-    code = pytest.main([f"tests/{room}", *QUIETLY], plugins=[calls])
-    found.write_text(json.dumps(calls.tests))
-    return int(code)
-
-
 def tests_of(mutant: Mutant, tests: dict[str, tuple[float, list[str]]]) -> list[str]:
     """The quickest tests that call the function of the change, up to TEST_SECONDS; of the module if it is in none."""
-    inside = [
-        node
-        for node in ast.walk(ast.parse((ROOT / mutant.path).read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        and node.lineno <= mutant.line <= (node.end_lineno or 0)
-    ]
-    begins = {f"{mutant.path}:{line}" for node in inside[-1:] for line in _first_lines(node)}
+    begins = first_lines(mutant.path, mutant.line)
     callers = sorted(
         (seconds, name)
         for name, (seconds, called) in tests.items()
@@ -157,12 +113,6 @@ def tests_of(mutant: Mutant, tests: dict[str, tuple[float, list[str]]]) -> list[
             break
         chosen.append(name)
     return chosen
-
-
-def _first_lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[int]:
-    """Where its code may say that it begins: at its first decorator."""
-    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-    return {node.lineno, *(decorator.lineno for decorator in decorators)}
 
 
 # -- trying ------------------------------------------------------------------------------------------------------------
@@ -182,33 +132,6 @@ def try_out(mutant: Mutant, tests: Sequence[str]) -> int:
     return int(pytest.main([*tests, "-x", *QUIETLY]))
 
 
-def in_processes(tasks: Sequence[Callable[[], int]], seconds: float) -> list[int]:
-    """Each task in a process of its own, one for each processor at a time; their exit codes, -9 after `seconds`."""
-    codes, waiting, running = [-1] * len(tasks), list(range(len(tasks)))[::-1], dict[int, tuple[int, float]]()
-    while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
-            index = waiting.pop()
-            if (pid := os.fork()) == 0:
-                _become(tasks[index])
-            running[pid] = (index, time.monotonic() + seconds)
-        for pid, (index, until) in [*running.items()]:
-            if time.monotonic() > until:
-                os.kill(pid, 9)
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                codes[index] = os.waitstatus_to_exitcode(status)
-                del running[pid]
-        time.sleep(0.01)
-    return codes
-
-
-def _become(task: Callable[[], int]) -> None:
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    os._exit(task())
-
-
 def _word(code: int, tests: Sequence[str]) -> str:
     if not tests:
         return "never called"
@@ -225,11 +148,12 @@ def main() -> int:
     rooms, began = options.room or ROOMS, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         notes = [Path(folder, room) for room in rooms]
-        codes = in_processes([partial(note_calls, *each) for each in zip(rooms, notes, strict=True)], 900.0)
+        tasks = [partial(note_calls, [f"tests/{room}"], note) for room, note in zip(rooms, notes, strict=True)]
+        codes = in_processes(tasks, 900.0)
         if any(codes):
             print(f"tests fail without any change: {dict(zip(rooms, codes, strict=True))}")
             return 1
-        tests = {name: found for note in notes for name, found in json.loads(note.read_text()).items()}
+        tests = {name: found for note in notes for name, found in json.loads(note.read_text())["tests"].items()}
     print(f"{len(tests)} tests and what they call: {time.monotonic() - began:.0f} s", flush=True)
     mutants = draw(rooms, options.num, options.seed)
     chosen = [tests_of(mutant, tests) for mutant in mutants]

@@ -4,7 +4,7 @@
 
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
     deaths          kills, freezes, cuts, dead coordinators and KV writers, over tcp and over a stand-in for rdma
-    strangers       damaged frames, handshakes and requests of HTTP, on every port
+    strangers       damaged frames at a worker's port
     clients         OpenAI's, Anthropic's and LiteLLM's libraries, and what agents were recorded to send
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it

@@ -1,13 +1,10 @@
-"""Hostile bytes on every port, then real requests: nothing must crash, hang, grow, or be told to a stranger.
+"""Hostile bytes at a worker's port, then real requests: nothing must crash, hang or grow.
 
-    decoders    damaged frames through every decoder of this process (``fuzz.py``)
-    in the open damaged frames through a worker's port: bytes on a bare connection, the first word of a well-framed
-                link, and what comes after the greeting and the order to load, when it believes in its coordinator
-    strangers   at an encrypted port, without a key: ``knocks.py``
+    in the open damaged frames: bytes on a bare connection, the first word of a well-framed link, and what comes after
+                the greeting and the order to load, when it believes in its coordinator
     admitted    over the encrypted link, with a key: damaged packets inside the encryption, first words, orders
-    requests    damaged requests of HTTP to `splitinfer serve` (``mutations.py``)
 
-Each has a fifth of the time, unless ``--only`` names one. After each batch the worker serves a good coordinator.
+Each has half of the time, unless ``--only`` names one. After each batch the worker serves a good coordinator.
 """
 
 import argparse
@@ -22,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fuzz
 import zmq
-from knocks import Door, Handshake, knock
+from every_message import EXAMPLES, mutate
 from peers import Peer, generate, generate_alone, hello, load, raw
 from processes import RunningWorker, until, worker
 
@@ -34,12 +30,11 @@ from transports import LinkClosed, LinkOptions, LinkTimeout, Security
 from transports.framing import Kind, encode
 from transports.security import secure_connector
 
-from . import mutations
 from .report import Report
-from .serving import serving
 
+_MESSAGES = [*EXAMPLES.values()]
+_HIDDEN = bytes(48)  # of a step
 _BATCH = 500  # between two looks at the worker
-_FRAMES = 20_000  # through the decoders, at once
 _MOST_GROWTH = 30 * 2**20  # bytes
 _SETTLED = 5  # strikes, after which it has what it needs for them
 _PASSING = 10  # descriptors of connections that it has not seen the end of yet
@@ -69,7 +64,6 @@ class Victim:
         return self.worker.process.num_fds(), self.worker.process.num_threads()
 
 
-Numbers = int | Iterable[int]  # how many, or each of them
 Way = Callable[[Victim, random.Random], str]  # what was done
 
 
@@ -79,7 +73,7 @@ Way = Callable[[Victim, random.Random], str]  # what was done
 def on_a_bare_connection(victim: Victim, chance: random.Random) -> str:
     """Bytes that look like a packet of ours, without ZeroMQ around them."""
     with raw(victim.address) as connection, suppress(OSError):
-        connection.sendall(fuzz.mutate(b"".join(_packet()), chance))
+        connection.sendall(mutate(b"".join(_packet()), chance))
         connection.shutdown(socket.SHUT_WR)
     return "bare"
 
@@ -87,7 +81,7 @@ def on_a_bare_connection(victim: Victim, chance: random.Random) -> str:
 def as_the_first_word(victim: Victim, chance: random.Random) -> str:
     """A damaged message on a whole link."""
     with victim.peer() as peer:
-        peer.send(fuzz.mutate(codec.encode(chance.choice(fuzz.MESSAGES)), chance))
+        peer.send(mutate(codec.encode(chance.choice(_MESSAGES)), chance))
         _await_end(peer)
     return "first"
 
@@ -96,8 +90,8 @@ def after_the_order(victim: Victim, chance: random.Random) -> str:
     """Damaged messages and payloads from a coordinator that was let in."""
     with victim.peer() as peer:
         peer.say(hello(session=str(chance.random()))).say(load())
-        parts = [fuzz.mutate(fuzz.HIDDEN, chance)] * chance.randint(0, 2)
-        peer.send(fuzz.mutate(codec.encode(chance.choice(fuzz.MESSAGES)), chance), *parts)
+        parts = [mutate(_HIDDEN, chance)] * chance.randint(0, 2)
+        peer.send(mutate(codec.encode(chance.choice(_MESSAGES)), chance), *parts)
         _await_end(peer)
     return "ordered"
 
@@ -113,9 +107,9 @@ def in_packets(victim: Victim, chance: random.Random) -> str:
         opening = [bytes(memoryview(part)) for part in encode(Kind.OPEN, seq=0)]
         parts = _packet()
         at = chance.randrange(len(parts))
-        parts[at] = fuzz.mutate(parts[at], chance)
+        parts[at] = mutate(parts[at], chance)
         if chance.random() < 0.5:
-            opening[0] = fuzz.mutate(opening[0], chance)
+            opening[0] = mutate(opening[0], chance)
         peer.send_multipart(opening)
         peer.send_multipart(parts)
         peer.poll(50)  # the first word back: a link, or why there is none
@@ -141,24 +135,10 @@ ADMITTED: tuple[Way, ...] = (in_packets, as_the_first_word, after_the_order)
 # -- the storm -------------------------------------------------------------------------------------
 
 
-def storm(victim: Victim, numbers: Numbers, seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
-    """Mutated frames, the ways in turn, one for each number."""
-    chance = random.Random(seed)
-    return _weather(victim, numbers, lambda number: ways[number % len(ways)](victim, chance))
-
-
-def strangers(victim: Victim, numbers: Numbers, seed: int) -> dict[str, Any]:
-    """Knocks at an encrypted port. None of them may hear anything of ours."""
-    assert victim.options.security is not None
-    port = int(victim.address.rpartition(":")[2])
-    good = Handshake.listened_to(port, victim.options, codec.encode(hello()))
-    door, chance = Door(port, victim.options.security, good), random.Random(seed)
-    return _weather(victim, numbers, lambda number: knock(door, chance, number))
-
-
-def _weather(victim: Victim, numbers: Numbers, strike: Callable[[int], str]) -> dict[str, Any]:
-    """Strikes in batches; counts, seconds, and what the worker has grown by since the first of them."""
-    expected, counts, began = generate_alone(), Counter[str](), time.monotonic()
+def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
+    """Mutated frames, the ways in turn, one for each number; counts, seconds, and what the worker has grown by since
+    the first of them. After each batch it serves."""
+    chance, expected, counts, began = random.Random(seed), generate_alone(), Counter[str](), time.monotonic()
 
     def look() -> None:
         assert victim.serves() == expected, "it does not serve on"
@@ -166,8 +146,8 @@ def _weather(victim: Victim, numbers: Numbers, strike: Callable[[int], str]) -> 
 
     assert victim.serves() == expected
     before, settled = victim.held, victim.worker.rss
-    for number in range(numbers) if isinstance(numbers, int) else numbers:
-        counts[strike(number)] += 1
+    for number in numbers:
+        counts[ways[number % len(ways)](victim, chance)] += 1
         assert victim.worker.is_alive, "the worker is gone"
         if (number + 1) % _BATCH == 0:
             look()
@@ -200,24 +180,9 @@ def encrypted(folder: Path, *options: str) -> Iterator[Victim]:
 # -- the campaign ----------------------------------------------------------------------------------
 
 
-def _decoders(report: Report, _folder: Path) -> dict[str, Any]:
-    counts = Counter[str]()
-    for number in report.numbers():
-        found = fuzz.run(_FRAMES, report.seed + number)
-        growth = found.pop("memory_growth")
-        report.check(growth < _MOST_GROWTH, f"decoders: memory grew by {growth:,} bytes")
-        counts.update(found)
-    return counts
-
-
 def _in_the_open(report: Report, _folder: Path) -> dict[str, Any]:
     with in_the_open() as victim:
         return storm(victim, report.numbers(), report.seed)
-
-
-def _strangers(report: Report, folder: Path) -> dict[str, Any]:
-    with encrypted(folder) as victim:
-        return strangers(victim, report.numbers(), report.seed)
 
 
 def _admitted(report: Report, folder: Path) -> dict[str, Any]:
@@ -225,14 +190,8 @@ def _admitted(report: Report, folder: Path) -> dict[str, Any]:
         return storm(victim, report.numbers(), report.seed, ADMITTED)
 
 
-def _requests(report: Report, _folder: Path) -> dict[str, Any]:
-    with serving(model="demo", layers=12) as server:
-        return mutations.strike(report, server.running, server.port)
-
-
 PARTS: dict[str, Callable[[Report, Path], dict[str, Any]]] = {
-    "decoders": _decoders, "in the open": _in_the_open, "strangers": _strangers, "admitted": _admitted,
-    "requests": _requests,
+    "in the open": _in_the_open, "admitted": _admitted,
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@
 """
 
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,18 +36,6 @@ def ends_with_one_sentence(running: Running, words: str) -> None:
     assert re.search(words, sentence), sentence
     assert len(running.out) >= 60
     until(lambda: are_gone(children), "its children are gone")
-
-
-@pytest.mark.parametrize("victim", ["middle", "last"])
-def test_one_of_two_workers_is_killed(victim: str, tmp_path: Path):
-    with worker(name="middle") as middle, worker(name="last") as last:
-        dead, other = (middle, last) if victim == "middle" else (last, middle)
-        with generating(tmp_path, [middle.address, last.address]) as running:
-            dead.signal(signal.SIGKILL)
-            # Its neighbour may be the first to tell of it.
-            ends_with_one_sentence(running, f"{dead.address}|lost {victim}")
-        other.sees("is gone|session ended")
-        assert len(peers.generate(other.address, num_tokens=3)) == 3
 
 
 def test_the_coordinator_freezes(tmp_path: Path):

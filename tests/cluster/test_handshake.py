@@ -9,13 +9,11 @@ import peers
 import pytest
 import stages
 from peers import Peer, hello, load
-from processes import START_SECONDS, RunningWorker, coordinator, worker, write_layout
+from processes import START_SECONDS, RunningWorker, worker, write_layout
 
 from splitinfer.errors import Refused, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import PROTOCOL_VERSION, Ready, Refuse, Welcome
-
-ONCE = ("--raw", "--prompt", "Once", "--max-tokens", "4")
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +77,6 @@ def test_somebody_else_in_the_worker_s_place(tmp_path: Path):
         address = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
         with pytest.raises(WorkerUnreachable, match=rf"{address}.*2 s"):
             LLM(write_layout(tmp_path, [address]), settings=Settings(connect_timeout=1.5))
-
-
-@pytest.mark.nightly
-def test_a_worker_that_is_not_there(tmp_path: Path):
-    with coordinator(write_layout(tmp_path, ["tcp://127.0.0.1:9"]), *ONCE, "--connect-timeout", "0.5") as running:
-        assert running.wait(START_SECONDS) == 1
-    (sentence,) = running.complaints
-    assert "tcp://127.0.0.1:9" in sentence
-    assert running.out == ""
-
-
-@pytest.mark.nightly
-def test_a_worker_that_starts_late(tmp_path: Path):
-    """Whoever is started first waits for the other."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    layout = write_layout(tmp_path, [f"tcp://127.0.0.1:{port}"])
-    with coordinator(layout, *ONCE, "--connect-timeout", "60") as running, worker("--port", str(port)):
-        assert running.wait(60) == 0
 
 
 @pytest.mark.parametrize("is_ours", [True, pytest.param(False, marks=pytest.mark.nightly)])

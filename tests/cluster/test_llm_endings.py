@@ -90,21 +90,6 @@ def test_a_program_that_does_not_close_it_ends_well():
     assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
 
 
-@pytest.mark.nightly
-def test_nothing_is_left_behind():
-    def use() -> None:
-        with LLM(LAYOUT) as llm:
-            llm.generate("Once", splitinfer.SamplingParams(max_tokens=2))
-
-    use()  # zmq and MLX make threads and descriptors of their own, once
-    threads, descriptors = set(threading.enumerate()), psutil.Process().num_fds()
-    for _ in range(3):
-        use()
-    until(lambda: set(threading.enumerate()) <= threads, "no thread is left")
-    until(lambda: psutil.Process().num_fds() <= descriptors, "no descriptor is left")
-    assert not psutil.Process().children()
-
-
 def test_closing_while_it_generates_ends_the_readers():
     llm = LLM(LAYOUT)
     request = llm.submit("Once upon a time", LONG)

@@ -18,12 +18,10 @@ import pytest
 import tiny
 from processes import START_SECONDS, Running, RunningWorker, are_gone, coordinator, until, worker, write_layout
 
-from splitinfer.core.sequence import SamplingParams
-from splitinfer.llm import LLM
-
 TALE = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1")
 LONG = (*TALE, "--max-tokens", "8000")  # to the end of its context: several seconds
-NUM_SHORT = 100  # tokens: a second, perhaps
+
+
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
@@ -103,32 +101,6 @@ def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, 
         assert running.out.startswith(before)
         if number == TERM and name in ("answering", "waiting"):
             assert running.out.endswith("\n"), "it was printed to its end, as any answer"
-
-
-@pytest.mark.nightly
-def test_sigterm_lets_a_short_answer_end(tmp_path: Path, remote: RunningWorker):
-    layout = write_layout(tmp_path, [remote.address])
-    params = SamplingParams(temperature=0.9, seed=1, max_tokens=NUM_SHORT)
-    with LLM(layout) as llm:
-        undisturbed = llm.generate(TALE[2], params)[0].text
-    with coordinator(layout, *TALE, "--max-tokens", str(NUM_SHORT)) as running:
-        running.prints(".{20}")
-        ends(running, TERM)
-        assert running.out == undisturbed + "\n"
-
-
-@pytest.mark.nightly
-def test_impatient_ctrl_c(tmp_path: Path, remote: RunningWorker):
-    """Again and again, while it is ending."""
-    with phase("answering", tmp_path, remote.address) as running:
-        children = running.children()
-
-        def is_over() -> bool:
-            running.signal(INT)
-            return not running.is_alive
-
-        until(is_over, "it ends")
-        has_ended(running, children, 130)
 
 
 @pytest.mark.parametrize("number", [INT, pytest.param(TERM, marks=pytest.mark.nightly)])

@@ -19,7 +19,6 @@ import pytest
 from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
-import transports
 from splitinfer.core.metrics.link_measurement import MOST_BYTES
 from splitinfer.core.plan import NewSequence, Save, StepPlan, StepResult, TensorSpec
 from splitinfer.core.sequence import SamplingParams
@@ -37,7 +36,6 @@ from splitinfer.wire.messages import (
     Unavailable,
     Welcome,
 )  # fmt: skip
-from transports import Frame
 from transports.framing import Kind, encode
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)  # ZMTP 3.0, no security
@@ -127,23 +125,6 @@ def test_bytes_that_are_no_zmtp(victim: RunningWorker):
             with suppress(ConnectionError):
                 connection.sendall(BEGINNINGS[i % len(BEGINNINGS)] + chance.randbytes(200))
         peers.generate(victim.address, num_tokens=2)  # while some hang
-
-
-@pytest.mark.nightly
-def test_two_hundred_connections_and_two_hundred_links_that_say_nothing(victim: RunningWorker):
-    descriptors, threads = victim.process.num_fds(), victim.process.num_threads()
-    with ExitStack() as stack:
-        for i in range(400):
-            connection = stack.enter_context(peers.raw(victim.address))
-            if i % 2:
-                open_link(connection)
-            if i % 10 == 9:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # it will be reset
-        until(lambda: victim.process.num_fds() > descriptors + 350, "all are connected")
-        assert victim.process.num_threads() == threads
-        peers.generate(victim.address, num_tokens=2)  # they are in nobody's way
-        # Silence is cut off after OPEN_SECONDS, and links that do not beat after dead_after.
-        until(lambda: victim.process.num_fds() < descriptors + 10, "all are shut")
 
 
 @pytest.mark.nightly
@@ -281,22 +262,6 @@ def test_what_one_coordinator_ordered_does_not_bind_the_next(victim: RunningWork
         with greeted(victim) as peer:
             assert isinstance(peer.say(load(**changes)).hear(), Ready)
     assert peers.generate(victim.address) == expected
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("answer", [b"\xc1", codec.encode(Refuse("no")), codec.encode(Result(StepResult(0)))])
-def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: RunningWorker):
-    threads = victim.process.num_threads()
-    with transports.listen("tcp://127.0.0.1:0") as listener:
-        with ready(victim) as peer:
-            peer.say(Connect(NextStage(listener.address, "")))
-            link = listener.accept(peers.SECONDS)
-            link.recv(peers.SECONDS)
-            link.send(Frame(answer))
-            (fault,) = peer.rest()
-            assert isinstance(fault, Fault)
-        until(lambda: link.closed is not None, "the worker ends that link")
-        until(lambda: victim.process.num_threads() <= threads, "its thread is gone")
 
 
 @pytest.mark.nightly

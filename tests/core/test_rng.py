@@ -28,27 +28,3 @@ def test_all_keys_are_different_words_of_32_bits():
     keys = [position_key(seed, position) for seed in SEEDS for position in POSITIONS]
     assert len(set(keys)) == len(SEEDS) * len(POSITIONS)
     assert all(type(word) is int and 0 <= word < 2**32 for key in keys for word in key)
-
-
-def test_seeds_and_positions_do_not_mirror_each_other():
-    assert all(position_key(a, b) != position_key(b, a) for a in range(60) for b in range(a))
-
-
-def _bits(seed: int, position: int) -> int:
-    high, low = position_key(seed, position)
-    return high << 32 | low
-
-
-def test_every_bit_is_set_half_of_the_time():
-    samples = [_bits(seed, position) for seed in range(100) for position in range(100)]
-    for bit in range(64):
-        ones = sum(sample >> bit & 1 for sample in samples)
-        assert abs(ones - 5000) < 250, f"bit {bit}: five standard deviations off"
-
-
-@pytest.mark.parametrize(("by_seed", "by_position"), [(0, 1), (1, 0)])
-def test_neighbours_differ_in_half_of_their_bits(by_seed: int, by_position: int):
-    grid = [(seed, position) for seed in range(50) for position in range(50)]
-    changed = [_bits(s, p) ^ _bits(s + by_seed, p + by_position) for s, p in grid]
-    assert abs(sum(x.bit_count() for x in changed) / len(changed) - 32) < 0.4
-    assert min(x.bit_count() for x in changed) >= 10

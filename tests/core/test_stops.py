@@ -56,35 +56,6 @@ def test_text_before_the_stop_goes_out_at_once():
     assert matcher.flush() == ""
 
 
-def test_what_waited_in_vain_comes_with_flush():
-    matcher = StopMatcher(["END"])
-    assert matcher.feed("the EN") == StopUpdate("the ")
-    assert matcher.flush() == "EN"
-    assert matcher.flush() == ""
-
-
-@pytest.mark.parametrize(
-    ("stops", "text", "before", "stopped"),
-    [
-        (["abcd", "bc"], "xabcd", "xa", "bc"),  # complete first, though it begins later
-        (["bc", "abc"], "xabc", "x", "abc"),  # complete together: the longest
-        (["ab", "abc"], "xabc", "x", "ab"),  # begin together: the one complete first
-        (["aab"], "aaab", "a", "aab"),  # a failed beginning holds the next one
-        (["\n\n"], "a\nb\n\nc", "a\nb", "\n\n"),
-    ],
-)
-def test_which_stop_counts(stops: list[str], text: str, before: str, stopped: str):
-    for size in range(1, len(text) + 1):
-        matcher = StopMatcher(stops)
-        updates = [matcher.feed(text[start : start + size]) for start in range(0, len(text), size)]
-        assert "".join(update.text for update in updates) == before
-        assert updates[-1].stopped == stopped
-
-
-def test_no_stops_no_waiting():
-    assert StopMatcher([]).feed("abc") == StopUpdate("abc")
-
-
 def test_a_lone_string_is_one_stop():
     assert StopMatcher("ab").feed("xbab") == StopUpdate("xb", "ab")
 

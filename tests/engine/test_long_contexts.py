@@ -52,16 +52,3 @@ def test_two_turns_are_mlx_lms(kind: str, tiny_folder: Callable[..., Path]) -> N
         second = llm.generate([[*tokens, *answer, *TURN]], SamplingParams(max_tokens=NUM, ignore_eos=True))[0]
     assert second.num_cached_tokens >= LENGTH - 256
     assert (answer, second.token_ids) == plain(folder, tokens, answer)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_few_bits_are_the_same_on_every_road(name: str, tiny_folder: Callable[..., Path]) -> None:
-    folder = tiny_folder(
-        name, **{**_ONE_HEAD, "head_dim": 32, "sliding_window_pattern": 2, "max_position_embeddings": 8192}
-    )
-    outcomes = []
-    for cuts, budget in ([2], 512), ([1, 1], 100):
-        with pipeline(folder, cuts, context=8192, token_budget=budget, kv_format="k8v8") as llm:
-            outcomes.append(tokens_of(llm, prompt(LENGTH), max_tokens=NUM))
-    assert outcomes[0] == outcomes[1]

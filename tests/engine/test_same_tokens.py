@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import tiny
 from engine.door import Open, ask
-from stages import pipeline as plain_pipeline
-from stages import plain_greedy, plain_sampled, prompt, tokens_of
-
-from splitinfer.demo import TARGET
+from stages import plain_greedy, prompt
 
 NIGHTLY = pytest.mark.nightly
 LENGTH, NUM = 70, 16  # a prompt longer than the tiny models' sliding windows
@@ -56,14 +53,3 @@ def test_quantised(name: str, pipeline: Open, tiny_folder: Callable[..., Path]) 
 def test_half_precision_crosses_the_link_exactly(dtype: str, pipeline: Open) -> None:
     with pipeline("llama", [1, 2, 1], scheme="tcp", dtype=dtype, token_budget=16) as there:
         there.answers(ask(LENGTH, max_tokens=NUM, temperature=0.8))
-
-
-@NIGHTLY
-@pytest.mark.parametrize("shape", [[12], [5, 7], [3, 5, 4]])
-def test_demo_model(shape: list[int]) -> None:
-    with plain_pipeline(TARGET, shape, "tcp", token_budget=8) as llm:
-        tokens = llm.tokenizer.encode("Once upon a time there was a poor woodcutter who")
-        assert tokens_of(llm, tokens, max_tokens=32) == plain_greedy(TARGET, tokens, 32)
-        expected = plain_sampled(TARGET, tokens, 40, temperature=0.8, seed=3, vocab_size=llm.tokenizer.vocab_size)
-        assert tokens_of(llm, tokens, max_tokens=40, temperature=0.8, seed=3) == expected
-    assert len(set(expected)) > 20

@@ -35,16 +35,6 @@ def test_what_is_written_is_read(folder: Folder):
     assert entries(folder) == sorted(str(name_of(record)) for record in chain(3))
 
 
-def test_arrays_of_any_shape_are_written_as_their_bytes(folder: Folder):
-    record = block(size=6, pieces=1)
-    for buffer in (b"abcdef", bytearray(b"abcdef"), memoryview(b"abcdef").cast("B", shape=[2, 3])):
-        folder.write(GROUP, name_of(record), record, [buffer])
-        assert bytes(folder.read(GROUP, name_of(record))[1][0]) == b"abcdef"
-    nothing = block(size=0, pieces=2)
-    folder.write(GROUP, name_of(nothing), nothing, [b"", memoryview(b"")])
-    assert folder.read(GROUP, name_of(nothing))[0] == nothing
-
-
 # -- while it is written -----------------------------------------------------------------------------
 
 
@@ -101,17 +91,6 @@ def test_a_file_under_a_wrong_name_is_damaged(folder: Folder):
         with pytest.raises(Damaged):
             folder.read(GROUP, wrong)
     assert folder.read(GROUP, name)[0] == second
-
-
-@pytest.mark.parametrize("length", [0, 5, 12, 20, 100])
-def test_a_file_that_was_cut_short_is_damaged(folder: Folder, length: int):
-    record = block()
-    folder.write(GROUP, name_of(record), record, buffers(record))
-    os.truncate(folder.path / GROUP / str(name_of(record)), length)
-    with pytest.raises(Damaged):
-        folder.read(GROUP, name_of(record))
-    with pytest.raises(Damaged):
-        folder.header(GROUP, name_of(record))
 
 
 def test_a_file_that_is_larger_than_memory_is_damaged(folder: Folder):

@@ -173,20 +173,6 @@ def test_what_is_erased_is_gone_for_all(open_store: Open, path: Path):
     assert not file_of(path, records[1]).exists()
 
 
-def test_what_is_put_after_it_was_erased_is_there(open_store: Open, gate: Gate):
-    """Also while the writer is behind, and has not come to erase it."""
-    store, record, other = open_store(), block(), block(7)
-    put(store, record)
-    gate.opened.clear()
-    store.put(other, buffers(other))
-    store.erase([record.key])
-    store.put(record, buffers(record))
-    gate.opened.set()
-    assert store.flush(30)
-    assert set(store.written()) == {record.key, other.key}
-    assert holds(store, record)
-
-
 def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypatch: pytest.MonkeyPatch):
     store, records = open_store(), [block(i) for i in range(4)]
     put(store, *records)
@@ -202,25 +188,6 @@ def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypat
     assert store.offer() == keys_of([records[i] for i in (2, 0, 3, 1)])
     monkeypatch.setattr(module, "_MAX_OFFERED", 2)
     assert store.offer() == keys_of([records[2], records[0]])
-
-
-def test_files_of_other_layers_serve_together(open_store: Open):
-    one, two = chain(2)
-    put(open_store((0, 4)), one, two)
-    put(open_store((4, 8)), one)
-    whole, middle, second, beyond = (open_store(layers) for layers in ((0, 8), (2, 6), (1, 3), (4, 9)))
-    assert whole.offer() == middle.offer() == (one.key,)
-    assert set(second.offer()) == {one.key, two.key}
-    assert beyond.offer() == ()
-    for store, num_files in ((whole, 2), (middle, 2), (second, 1)):
-        found = store.get(one.key)
-        assert found is not None
-        assert [each for each, _ in found] == [one] * num_files
-        assert all(is_right(one, arrays) for _, arrays in found)
-    assert not holds(whole, two)
-    assert holds(second, two)
-    assert put(whole, two) == (two.key,), "half of it is there already"
-    assert holds(middle, one)
 
 
 def test_another_groups_blocks_are_not_there(open_store: Open):
@@ -419,13 +386,6 @@ def test_the_least_recently_used_go(open_store: Open, path: Path):
     assert holds(store, block(5))
     assert holds(store, block(6))
     assert total(path) <= 10_000 + HEADERS
-
-
-def test_what_went_is_not_taken_to_be_there(open_store: Open):
-    store, records = open_store(cap=5000), [block(i) for i in range(3)]
-    put(store, *records)
-    assert put(store, records[0]) == (records[0].key,)
-    assert holds(store, records[0])
 
 
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):

@@ -92,21 +92,6 @@ def test_drafts_name_no_row_of_a_picture(one_of_two: Path) -> None:
         assert llm.stats()["speculation"]["drafted"] > 0
 
 
-@NIGHTLY
-def test_who_gives_up_its_kv_sees_on(one_of_two: Path) -> None:
-    """Room for four blocks. The youngest of three has two when the eldest needs its second."""
-    kinds = [(prompt(5, length), [picture(one_of_two, 3, 4, seed=length)]) for length in (200, 201, 240)]
-    alone = [answer(one_of_two, tokens, seen, 60, greedy) for tokens, seen in kinds]
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    with pipeline(one_of_two, [2, 2]) as llm:
-        budget = llm.kv_budget
-    room = max(stage.fixed * 3 + stage.per_token * 4 * budget.block for stage in budget.stages)
-    with pipeline(one_of_two, [2, 2], kv_bytes=room, prefix_cache=False) as llm:
-        outputs = llm.generate([tokens for tokens, _ in kinds], params, pictures=[seen for _, seen in kinds])
-        assert [one.token_ids for one in outputs] == alone
-        assert llm.stats()["preemptions"] > 0
-
-
 def test_who_loses_a_worker_sees_on(one_of_two: Path) -> None:
     kinds = [(prompt(5, 9), [picture(one_of_two, 3, 4, seed=i)]) for i in range(3)]
     alone = [answer(one_of_two, tokens, seen, 40, greedy) for tokens, seen in kinds]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import EXACT as EXACTLY
-from planted import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
+from made_up_probes import EXACT as EXACTLY
+from made_up_probes import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
 
 from splitinfer.errors import ConfigError
 from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge_trials
@@ -63,7 +63,7 @@ def test_what_is_sound_passes(name: str):
 
 
 STOP, SEND = "do not trust answers", "--json FILE"
-USED, CLOSED = memory()["used"], memory()["closed"]
+USED = memory()["used"]
 PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
     "a wrong token": (
         lambda: judge_answer("greedy", answer(partings=[parting(3.1)]), ROUNDS), R.WRONG_TOKEN,

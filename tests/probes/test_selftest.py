@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import LINUX
+from made_up_probes import LINUX
 from stages import worker
 
 from splitinfer.core.plan import SampledToken

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import EXACT, LINUX, MAC, ROUNDS, answer, branch, link, loops, memory
+from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, branch, link, loops, memory
 from recordings import RDMA_READY, said
 
 from splitinfer.core.json_text import dumps

@@ -4,10 +4,8 @@ import http.client
 import io
 import json
 import socket
-import threading
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -26,17 +24,6 @@ class Said:
             return json.loads(self.body)
         except ValueError:
             return None
-
-
-@dataclass
-class Exchange:
-    """What came of what was sent. ``seconds``: until the last answer that was waited for, or the close. ``is_closed``:
-    by the server. ``trouble``: what no server should do."""
-
-    answers: list[Said] = field(default_factory=list)
-    seconds: float = 0.0
-    is_closed: bool = False
-    trouble: str | None = None
 
 
 class _Shared(io.BufferedReader):
@@ -81,41 +68,3 @@ class Connection:
         with suppress(ConnectionError):
             return self._file.peek(1) == b""
         return True
-
-    def exchange(self, raw: bytes, num_answers: int | None, patience: float = 0.3) -> Exchange:
-        """Send bytes and read what comes. ``num_answers``: wait for so many; ``None``: for those that come, and
-        ``patience`` seconds after the last byte the sending side is closed, upon which the server must end."""
-        made, began = Exchange(), time.monotonic()
-
-        def send() -> None:
-            with suppress(OSError):
-                self.socket.sendall(raw)
-                if num_answers is None:
-                    time.sleep(patience)
-                    self.socket.shutdown(socket.SHUT_WR)
-
-        sending = threading.Thread(target=send, daemon=True)
-        sending.start()
-        method = "HEAD" if raw.lstrip().startswith(b"HEAD ") else "GET"
-        while not made.is_closed and made.trouble is None and len(made.answers) != num_answers:
-            self._next(made, method)
-            made.is_closed |= bool(made.answers) and method == "HEAD" and num_answers is None
-        made.seconds = time.monotonic() - began
-        if made.trouble is None and not made.is_closed:  # what is sent next must not land within its last bytes
-            sending.join(self.socket.gettimeout())
-            if sending.is_alive():
-                made.trouble = "the request is answered, but not read to its end"
-        return made
-
-    def _next(self, made: Exchange, method: str) -> None:
-        try:
-            if self.ends():
-                made.is_closed = True
-            else:
-                made.answers.append(self.answer(method))
-        except TimeoutError:
-            made.trouble = f"nothing came for {self.socket.gettimeout():g} s"
-        except (http.client.IncompleteRead, ConnectionError):  # closed, which a stream may be in its middle
-            made.is_closed = True
-        except (http.client.HTTPException, ValueError) as error:
-            made.trouble = f"no answer of HTTP: {error!r:.120}"

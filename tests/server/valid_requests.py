@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,21 +16,15 @@ BODIES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. ``what``: how it was damaged."""
-
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    what: str = "valid"
 
     @property
     def is_anthropic(self) -> bool:
         path = re.sub("^https?://[^/]*", "", self.target.partition("?")[0])
         return unquote(path).startswith("/v1/messages")
-
-    def and_then(self, what: str, **changes: Any) -> "Asked":
-        return replace(self, what=f"{self.what}, {what}", **changes)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -46,26 +46,6 @@ def test_one_stream_takes_one_way_through_all_stages_for_each_token(num_stages: 
         assert b - a == pytest.approx(0.01 * num_stages + hops + 0.0005)
 
 
-def test_a_link_carries_one_step_after_the_other():
-    """Two long prompts' chunks and the short steps behind them: none overtakes, and bytes wait for those before."""
-    rig = Machine((Costs.line(0.001, 0.0),) * 3, (Hop(0.001, 0.001),) * 3, (8,) * 3)
-    config = SchedulerConfig(3, 4, 64, 8, 10_000, num_stages=3, fixed_groups=True)
-    clockwork = Simulator(Scheduler(config), rig, check=True)
-    for seq_id, length in enumerate([200, 1, 1]):
-        clockwork.submit(0.0, Sequence(seq_id, [0] * length, SamplingParams(max_tokens=20), 0))
-    clockwork.run()
-    assert [len(served.token_times) for served in clockwork.served.values()] == [20] * 3
-    # 200 rows pass the first link one after the other, and the last ones the second link, whose rows came in time.
-    assert clockwork.served[0].token_times[0] > 0.2
-
-
-def test_a_step_launched_ahead_hides_the_host():
-    slow, fast = (run(machine(1, host=0.005, launches_ahead=ahead), [100] * 4, groups=2) for ahead in (False, True))
-    ends = [max(served.token_times[-1] for served in one.served.values()) for one in (slow, fast)]
-    assert ends[0] == pytest.approx(2 * 100 * 0.015, rel=0.05)
-    assert ends[1] == pytest.approx(2 * 100 * 0.01, rel=0.05)
-
-
 @pytest.mark.parametrize(
     "buffers", [pytest.param(None, marks=pytest.mark.nightly), 88], ids=["computes at launch", "launches ahead"]
 )
@@ -86,20 +66,6 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers:
     stages = [StageCosts.through(dict(stage.points)) for stage in rig.stages]
     costs = CostModel(stages, 0.0005, is_known=True, drafts=StageCosts.line(0.001, 0.0))
     assert measured == pytest.approx(expected(costs, [Member(share=acceptance)], 1, 2, [3]).rate, rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"hops": (Hop(),)}, "2 stages have 1 hops and 2 layer counts"),
-        ({"layers": (8, 0)}, "greater than or equal to 1"),
-        ({"host": -1.0}, "greater than or equal to 0"),
-    ],
-)
-def test_machines_that_cannot_be(wrong: dict[str, object], sentence: str):
-    whole = {"stages": (Costs(),) * 2, "hops": (Hop(),) * 2, "layers": (8, 8), **wrong}
-    with pytest.raises(ValueError, match=sentence):
-        Machine(**whole)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["two-small", "two-large", "three-large"])

@@ -75,16 +75,6 @@ def test_the_demo_vocabulary_splits_characters():
     assert given_out[:-1] == ["x", "", "", "", "😀", "y"]
 
 
-def test_tokens_that_end_one_character_and_begin_the_next():
-    """The finished one does not wait for the next."""
-    table = [b"a\xe2\x82", b"\xac\xe2", b"\x82\xac\xf0", b"\x9f\x98\x80"]
-
-    def decode(token_ids: list[int]) -> str:
-        return b"".join(table[token_id] for token_id in token_ids).decode(errors="replace")
-
-    assert pieces(Detokenizer(decode), [0, 1, 2, 3]) == ["a", "€", "€", "😀", ""]
-
-
 # ----- a vocabulary with byte fallback and a dropped leading space, as sentencepiece makes them -------
 
 WORDS = ["▁", "▁a", "a", "▁ab", "b", "é", "▁中", "\n"]
@@ -154,13 +144,6 @@ def test_tokens_without_text_are_no_beginning(tokens: list[str], expected: list[
         return TRIMMING.decode([tokens[token_id] for token_id in token_ids if tokens[token_id]])
 
     assert pieces(Detokenizer(decode), list(range(len(tokens)))) == expected
-
-
-def test_a_whole_character_stays_when_broken_bytes_follow():
-    """Where decode takes a character back, the pieces cannot: it was complete when it went out."""
-    token_ids = [TOKEN_TO_ID[token] for token in ("a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "b")]
-    assert decode_with(KEEPING)(token_ids) == "a" + REPLACEMENT * 4 + "b"
-    assert pieces(Detokenizer(decode_with(KEEPING)), token_ids) == ["a", "", "", "€", "", REPLACEMENT + "b", ""]
 
 
 # ----- bounds -----------------------------------------------------------------------------------------

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 
-import psutil
 import pytest
-from contract import SECONDS, num_threads_of_links, number, numbered, pair, reason_at, until
+from contract import SECONDS, pair
 
 import transports
 from tests.emulation import links as emulated
 from tests.emulation.links import PRESETS, LinkProfile
 from tests.emulation.links.wire import Timing
-from transports import AddressError, Frame, Link, LinkClosed, LinkOptions
+from transports import AddressError, Frame, LinkClosed
 
 CARRIERS = {"inproc": "inproc://emulated", "tcp": "tcp://127.0.0.1:0"}
-SLOW = LinkProfile(latency=0.001, jitter=0.001, bytes_per_second=1e9)
+
+
 both_carriers = pytest.mark.parametrize("carrier", ["inproc", pytest.param("tcp", marks=pytest.mark.nightly)])
-
-
-def received_until_the_end(link: Link) -> tuple[list[Frame], LinkClosed]:
-    frames = []
-    try:
-        while True:
-            frames.append(link.recv(SECONDS))
-    except LinkClosed as ending:
-        return frames, ending
 
 
 # -- delays ------------------------------------------------------------------------------------------------------------
@@ -56,13 +46,6 @@ def test_frames_queue_behind_each_other(name: str) -> None:
     assert 0.2 + profile.latency - 1e-3 <= last <= 0.2 + profile.latency + profile.jitter + 1e-3
 
 
-def test_a_wire_that_was_idle_owes_nothing() -> None:
-    timing = Timing(LinkProfile(latency=0.05, bytes_per_second=1e6))
-    assert timing.arrival(0.0, 100_000) == pytest.approx(0.15)
-    assert timing.arrival(0.2, 100_000) == pytest.approx(0.35)
-    assert timing.arrival(0.2, 100_000) == pytest.approx(0.45)
-
-
 @both_carriers
 def test_no_frame_is_early_from_one_side(carrier: str) -> None:
     with emulated.installed(LinkProfile(latency=0.001)), pair(CARRIERS[carrier]) as (here, there):
@@ -75,91 +58,7 @@ def test_no_frame_is_early_from_one_side(carrier: str) -> None:
         here.close()
 
 
-def test_jitter_keeps_the_order() -> None:
-    profile = LinkProfile(latency=0.001, jitter=0.01, seed=7)
-    with emulated.installed(profile), pair("inproc://jitter") as (here, there):
-        arrived: list[tuple[float, int]] = []
-        here.deliver_to(
-            lambda item: None if isinstance(item, LinkClosed) else arrived.append((time.monotonic(), number(item)))
-        )
-        for index in range(100):
-            there.send(numbered(index))
-            here.send(numbered(index))
-            time.sleep(0.001)
-        assert [number(there.recv(SECONDS)) for _ in range(100)] == list(range(100))
-        until(lambda: len(arrived) == 100, "arrival")
-        assert [index for _, index in arrived] == list(range(100))
-        gaps = [after - before for (before, _), (after, _) in itertools.pairwise(arrived)]
-        assert max(gaps) > 0.002  # held up
-
-
-def test_send_waits_for_a_slow_wire() -> None:
-    """However long: a wire that moves is not dead."""
-    options = LinkOptions(beat_every=0.02, dead_after=0.1)
-    with emulated.installed(LinkProfile(bytes_per_second=100_000)), pair("inproc://slow", options) as (here, there):
-        here.send(Frame(b"", (bytes(40_000),)))  # 0.4 s
-        for index in range(600):
-            here.send(numbered(index))
-        assert len(there.recv(SECONDS).parts) == 1
-        assert [number(there.recv(SECONDS)) for _ in range(600)] == list(range(600))
-
-
 # -- ends --------------------------------------------------------------------------------------------------------------
-
-
-@both_carriers
-def test_close_flushes_what_is_on_the_wire(carrier: str) -> None:
-    profile = LinkProfile(latency=0.2, jitter=0.05, bytes_per_second=1e6)
-    with emulated.installed(profile), pair(CARRIERS[carrier]) as (here, there):
-        for index in range(100):
-            here.send(numbered(index))
-        started = time.monotonic()
-        here.close("all done")
-        assert time.monotonic() - started >= 0.2
-        assert [number(there.recv(SECONDS)) for _ in range(100)] == list(range(100))
-        assert reason_at(there) == "all done"
-
-
-@both_carriers
-def test_abort_drops_what_is_on_the_wire(carrier: str) -> None:
-    with emulated.installed(LinkProfile(latency=0.2)), pair(CARRIERS[carrier]) as (here, there):
-        here.send(Frame(b"never arrives"))
-        there.send(Frame(b"neither"))
-        time.sleep(0.05)
-        here.abort("had enough")
-        assert received_until_the_end(here)[0] == received_until_the_end(there)[0] == []
-        assert reason_at(here) == "had enough"
-
-
-@both_carriers
-def test_the_peer_s_end_comes_after_its_delayed_frames(carrier: str) -> None:
-    with emulated.installed(LinkProfile(latency=0.1)), pair(CARRIERS[carrier]) as (here, there):
-        started = time.monotonic()
-        there.send(Frame(b"last words"))
-        there.close("bye")
-        assert here.recv(SECONDS).header == b"last words"
-        assert reason_at(here) == "bye"
-        assert time.monotonic() - started >= 0.1
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_nothing_is_left_behind(carrier: str) -> None:
-    me = psutil.Process()
-
-    def one_round() -> None:
-        with emulated.installed(SLOW), pair(CARRIERS[carrier]) as (here, there):
-            here.send(Frame(b"x", (bytes(100_000),)))
-            there.recv(SECONDS)
-            there.close()
-            reason_at(here)
-        until(lambda: num_threads_of_links() == 0, "threads end")
-
-    one_round()  # starts zmq's own threads
-    num_files, num_threads = me.num_fds(), me.num_threads()
-    for _ in range(10):
-        one_round()
-    until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
-    until(lambda: me.num_threads() <= num_threads, "native threads end")
 
 
 # -- addresses and profiles --------------------------------------------------------------------------------------------
@@ -177,12 +76,6 @@ def test_nothing_is_left_behind(carrier: str) -> None:
 def test_bad_queries(query: str, problem: str) -> None:
     with pytest.raises(AddressError, match=problem):
         transports.listen(f"emulated+inproc://x{query}")
-
-
-def test_unknown_schemes_stay_unknown() -> None:
-    for address in ("emulated+pigeon://roof", "slow+tcp://127.0.0.1:0", "emulated+emulated+inproc://x"):
-        with pytest.raises(AddressError, match="no transport for"):
-            transports.listen(address)
 
 
 def test_an_address_makes_the_same_link_elsewhere() -> None:

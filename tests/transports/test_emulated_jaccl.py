@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,8 @@ import pytest
 from contract import SECONDS, until
 
 from tests.emulation.jaccl import group, wire
-from tests.emulation.jaccl.device import Device, Limits, Usage
 from tests.emulation.jaccl.group import EmulatedGroup, join
-from tests.emulation.jaccl.world import Fault, What, World
+from tests.emulation.jaccl.world import World
 from transports import TransportUnavailable
 from transports.rdma import probe
 
@@ -96,83 +92,6 @@ def message(size: int, seed: int = 1) -> memoryview:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World.make(tmp_path / "world")
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (Fault(What.FLIP, at=7), b"\x11"),
-        (Fault(What.DROP), b"\x02"),
-        (Fault(What.DUPLICATE), b"\x01"),
-    ],
-)
-def test_faults_happen_once_and_silently(world: World, fault: Fault, expected: bytes) -> None:
-    here, there = group_of_two(world)
-    world.plan("rdma_en0", [Fault(fault.what, 1, fault.at)])
-    aside(lambda: [here.send(message(10, seed)) for seed in (0, 1, 2, 3)])
-    assert there.recv(10) == message(10, 0)
-    assert there.recv(10)[7:8] == expected
-    rest = {What.DROP: (3,), What.DUPLICATE: (1, 2, 3)}.get(fault.what, (2, 3))
-    assert [there.recv(10)[7] for _ in rest] == list(rest)
-
-
-def test_queue_pairs_and_groups_are_bounded(tmp_path: Path) -> None:
-    device = Device(tmp_path, Limits(regions=10_000, queue_pairs=2, max_groups=3))
-    kept = [device.register(), device.register()]
-    with pytest.raises(RuntimeError, match="Couldn't create queue pair"):
-        device.register()
-    kept.pop().close()
-    kept.append(device.register())
-    kept.pop().close()
-    with pytest.raises(RuntimeError, match="Couldn't allocate protection domain"):
-        device.register()
-    device.restart()
-    kept.append(device.register())
-    assert device.usage() == Usage(num_alive=2, num_left=0, num_groups=1)
-    for each in kept:
-        each.close()
-
-
-_PROCESS = """
-import sys, time
-from pathlib import Path
-from tests.emulation.jaccl import group, wire
-from tests.emulation.jaccl.device import Device, Limits
-held = Device(Path(sys.argv[1]), Limits()).register()
-if sys.argv[2] == "receiving":
-    held.receiving().__enter__()
-print("up", flush=True)
-time.sleep(60)
-"""
-
-
-@contextmanager
-def holder(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(
-        [sys.executable, "-c", _PROCESS, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize(("how", "num_left"), [pytest.param("idle", 0, marks=pytest.mark.nightly), ("receiving", 1)])
-def test_only_a_process_killed_in_a_receive_leaves_something_behind(how: str, num_left: int, tmp_path: Path) -> None:
-    device = Device(tmp_path, Limits())
-    with holder(tmp_path, how) as process:
-        assert device.usage() == Usage(num_alive=1, num_left=0, num_groups=1)
-        process.kill()
-        process.wait(SECONDS)
-    assert device.usage() == Usage(num_alive=0, num_left=num_left, num_groups=1)
-    if num_left:
-        with pytest.raises(RuntimeError, match="Register memory region failed"):
-            device.register()
-        device.restart()
-    device.register().close()
 
 
 def test_a_send_during_a_receive_is_noticed(world: World) -> None:

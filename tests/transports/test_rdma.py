@@ -4,7 +4,6 @@ still; one port for two kinds of links. All over MLX's ring, since JACCL runs on
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ import zmq
 from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, until
 from curve import OWN, secured
 from echoes import echo, process
-from interrupts import freeze
 from jaccl import WRITER, carriers_of, is_gone, make_world
 
 import transports
@@ -27,7 +25,6 @@ RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 USUAL = {("ring", (0,)), ("jaccl", (1,))}  # cases of the kills that are not nightly
-both_ends = pytest.mark.parametrize("end", [0, pytest.param(1, marks=pytest.mark.nightly)], ids=["writer", "reader"])
 
 
 def child_of(one: Link) -> psutil.Process:
@@ -64,20 +61,6 @@ def test_killed_children_end_the_link_at_both_ends(
         assert all("transport process" in reason and "signal 9" in reason for reason in reasons), reasons
         all_gone(children)
     assert world is None or world.usage(WRITER).num_left == 0, "a writer is never within a receive"
-
-
-@pytest.mark.nightly
-@both_ends
-def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
-    with pair(RING, BRISK) as links:
-        children = [child_of(one) for one in links]
-        started = time.monotonic()
-        freeze(children[end])
-        links[0].send(Frame(b"into the void"))
-        reasons = [reason_at(one) for one in links]
-        assert time.monotonic() - started > 0.7
-        assert all("nothing arrived" in reason for reason in reasons), reasons
-        all_gone(children)
 
 
 @pytest.mark.nightly

@@ -163,20 +163,6 @@ def test_a_block_that_memory_has_no_place_for_is_not_read(disks: list[ToyDisk]):
     assert ask(house, max_tokens=1) < len(PROMPT) - 1
 
 
-def test_what_only_one_stage_has_written_does_not_count():
-    disks = [ToyDisk(), ToyDisk()]
-    house = House(disks=disks, token_budget=100)
-    ask(house)
-    disks[0].catch_up()
-    house.add([0], max_tokens=1)
-    house.run()
-    assert not len(house.scheduler.prefix_cache.disk)
-    disks[1].catch_up()
-    house.add([0, 0], max_tokens=1)
-    house.run()
-    assert len(house.scheduler.prefix_cache.disk) == len(kept_by_all(disks))
-
-
 def test_a_longer_last_block_takes_the_file_of_the_shorter(disks: list[ToyDisk]):
     house = House(disks=disks, token_budget=100)
     short = [kept.tokens for kept in kept_by_all(disks)]

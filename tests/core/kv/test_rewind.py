@@ -16,8 +16,3 @@ def test_least_rewind_is_allowed_by_every_cache_and_no_less(them: list[int | Non
     else:
         assert least in them
         assert all(limit is None or limit >= least for limit in them)
-
-
-@given(st.lists(limits), st.lists(limits))
-def test_least_rewind_of_stages_is_that_of_all_their_layers(a: list[int | None], b: list[int | None]):
-    assert least_rewind([least_rewind(a), least_rewind(b)]) == least_rewind(a + b)

@@ -4,15 +4,12 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
-from toy import blocks, config_of, small
+from toy import config_of
 
-from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.sequence import Sequence
 
 
 def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) -> Sequence:
@@ -21,44 +18,6 @@ def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) 
 
 def config(num_stages: int, **more: object) -> SchedulerConfig:
     return config_of(num_groups=num_stages, max_in_flight=num_stages + 1, **{"max_len": 100_000, **more})  # type: ignore[arg-type]
-
-
-@given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 4))
-def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int):
-    """Whatever the arrivals, aborts, priorities, deadlines, sessions, stages, budgets and memory."""
-    pick = Random(seed)
-    with small(block=pick.randint(1, 6), min_chunk=pick.randint(1, 4)):
-        least = [pick.choice([6, 10, 20, 60]) for _ in range(num_stages)]
-        sim = PipelineSim(
-            config(
-                num_stages,
-                token_budget=pick.choice([1, 3, 8, 40]),
-                max_running=pick.randint(1, 10),
-                kv=pick.choice([None, blocks(*least)]),
-            ),
-            [Stage(pick.random(), pick.random() / 10, pick.random()) for _ in range(num_stages)],
-        )
-        prompts, sequences = dict[int, list[int]](), dict[int, Sequence]()
-        for seq_id in range(pick.randint(1, 15)):
-            deadline = pick.choice([None, None, None, pick.random() * 100])
-            session = pick.choice([None, None, "a", "b"])
-            seq = sequence(
-                seq_id, pick.randint(1, 30), pick.randint(1, 20), priority=pick.randint(-1, 1), deadline=deadline
-            )
-            seq.session = session
-            try:
-                sim.scheduler.config.check_fits(seq)
-            except NeverFits:
-                continue
-            prompts[seq_id], sequences[seq_id] = list(seq.tokens), seq
-            sim.submit(pick.random() * 40, seq)
-            if pick.random() < 0.2:
-                sim.at(pick.random() * 60 + 40, lambda seq_id=seq_id: sim.scheduler.finish(seq_id, FinishReason.ABORT))
-        for moment in range(0, 120, 7):
-            sim.at(moment, lambda: sim.scheduler.expire(sim.now))
-        sim.run()
-        assert all(seq.finish_reason is not None for seq in sequences.values()), "starved"
-        sim.check_tokens(prompts, sequences)
 
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.nightly)])

@@ -73,39 +73,25 @@ def steps(house: House) -> list[list[tuple[int, int]]]:
     return [step for step in found if step]
 
 
-def test_prefill_first_keeps_decodes_waiting_until_all_prompts_are_read():
+@pytest.mark.parametrize(
+    ("policy_config", "budget", "prompt", "expected"),
+    [  # decodes wait until all prompts are read; nobody joins those that decode; prompts get half of what is left
+        (PolicyConfig(PolicyName.PREFILL_FIRST), 4, 9, [[(1, 3)], [(1, 3)], [(1, 3)], [(0, 1), (1, 1)], [(0, 1)]]),
+        (PolicyConfig(PolicyName.DECODE_FIRST), 8, 9, [[(0, 1)], [(0, 1)], [(1, 5)], [(1, 4)], [(1, 1)]]),
+        (PolicyConfig(prefill_share=0.5), 41, 39, [[(0, 1), (1, 20)], [(0, 1), (1, 19)], [(1, 1)]]),
+    ],
+)
+def test_a_prompt_that_comes_while_another_decodes(
+    policy_config: PolicyConfig, budget: int, prompt: int, expected: list[list[tuple[int, int]]]
+):
     with small(min_chunk=2):
-        house = House(
-            num_groups=1, token_budget=4, max_running=3, policy_config=PolicyConfig(policy=PolicyName.PREFILL_FIRST)
-        )
+        house = House(num_groups=1, token_budget=budget, max_running=3, policy_config=policy_config)
         house.add([1] * 3, max_tokens=3)
         house.step()
         house.deliver()
-        house.add([2] * 9, max_tokens=2)
-        assert steps(house) == [[(1, 3)], [(1, 3)], [(1, 3)], [(0, 1), (1, 1)], [(0, 1)]]
+        house.add([2] * prompt, max_tokens=2)
+        assert steps(house) == expected
         house.check_answers()
-
-
-def test_decode_first_lets_nobody_join_those_that_decode():
-    with small(min_chunk=2):
-        house = House(
-            num_groups=1, token_budget=8, max_running=3, policy_config=PolicyConfig(policy=PolicyName.DECODE_FIRST)
-        )
-        house.add([1] * 3, max_tokens=3)
-        house.step()
-        house.deliver()
-        house.add([2] * 9, max_tokens=2)
-        assert steps(house) == [[(0, 1)], [(0, 1)], [(1, 5)], [(1, 4)], [(1, 1)]]
-
-
-def test_stall_free_gives_prompts_their_share_of_what_is_left():
-    with small(min_chunk=2):
-        house = House(num_groups=1, token_budget=41, max_running=3, policy_config=PolicyConfig(prefill_share=0.5))
-        house.add([1] * 3, max_tokens=4)
-        house.step()
-        house.deliver()
-        house.add([2] * 40, max_tokens=1)
-        assert steps(house) == [[(0, 1), (1, 20)], [(0, 1), (1, 20)], [(0, 1)]]
 
 
 def test_the_watermark_fills_the_memory_then_drains_it():
@@ -187,13 +173,3 @@ def test_prompts_are_read_even_where_the_objective_cannot_be_kept():
     sim.submit(0.5, sequence(1, 600, 1))
     sim.run()
     assert sim.times[1]
-
-
-def test_a_preempted_decode_does_not_keep_prefill_first_for_ever():
-    with small(block=4, min_chunk=2):
-        policy_config = PolicyConfig(policy=PolicyName.PREFILL_FIRST)
-        house = House(num_groups=2, token_budget=6, max_running=6, kv=blocks(6), policy_config=policy_config)
-        for token in range(5):
-            house.add([token] * 6, max_tokens=9)
-        house.run()
-        house.check_answers()

@@ -186,14 +186,6 @@ def test_a_sequence_in_decode_does_not_starve_behind_a_long_prompt():
     assert order[:13] == [0] + [0, 1, 1] * 4
 
 
-def test_first_come_first_served():
-    house = House(max_running=1)
-    for token in range(3):
-        house.add([token] * 5, max_tokens=2)
-    order = [part.seq_id for part in drain(house)]
-    assert order == sorted(order)
-
-
 def test_what_ends_an_answer_is_not_in_a_plan():
     """A plan has a bound, beyond which a stage takes it for damaged, and stop strings are a client's."""
     house = House()

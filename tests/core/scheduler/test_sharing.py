@@ -18,19 +18,6 @@ def computed(house: House) -> int:
     return sum(house.toy.num_computed.values())
 
 
-def test_the_next_turn_computes_only_what_is_new():
-    house = House(token_budget=100)
-    first = house.add([1, 2, 3, 4, 1], max_tokens=4)
-    house.run()
-    said = house.tokens(first)
-    second = house.add([*said, 2, 2], max_tokens=1)
-    (part,) = drain(house)
-    # The last token of the first turn was sampled and never computed: it has no KV.
-    assert house.sequences[second].kv.num_reused == len(said) - 1 == part.start
-    assert part.token_ids == (said[-1], 2, 2)
-    house.check_answers()
-
-
 @pytest.mark.parametrize(("num_groups", "is_busy", "opened"), [(2, False, [1, 0]), (2, True, [1]), (1, False, [1])])
 def test_all_stages_copy_much_stored_kv_at_once(
     num_groups: int, is_busy: bool, opened: list[int], monkeypatch: pytest.MonkeyPatch
@@ -150,20 +137,6 @@ def test_stages_that_have_lost_everything_have_nothing_left():
     house.toy.forget()
     house.scheduler.requeue_all()
     assert turn(house, [*house.tokens(0), 2]).new[0].takes_over is None
-
-
-@pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
-def test_an_edited_turn_reuses_up_to_the_edit(whole_blocks: bool, reused: int):
-    house = House(token_budget=100, whole_blocks=whole_blocks)
-    first = house.add([1, 2, 3, 4, 1], max_tokens=6)
-    house.run()
-    said = house.tokens(first)
-    edited = [*said[:7], (said[7] + 1) % VOCAB, 0, 0, 0]
-    second = house.add(edited, max_tokens=1)
-    parts = drain(house)
-    assert house.sequences[second].kv.num_reused == parts[0].start == reused
-    house.check_answers()
-    house.check_kv()
 
 
 @pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
@@ -301,23 +274,4 @@ def test_a_longer_block_takes_the_place_of_the_shorter_one():
     house.add([1] * 8 + [2], max_tokens=1)
     house.run()
     assert sorted(block.tokens for block in house.scheduler.prefix_cache.tree) == [(1, 1, 1, 1), (1, 1, 1, 1), (2,)]
-    house.check_kv()
-
-
-@pytest.mark.parametrize("num_blocks", [3, 4, 5, 6])
-def test_a_sequence_that_fills_the_memory_takes_the_place_of_what_it_stored(num_blocks: int):
-    house = House(token_budget=4, max_running=4, kv=blocks(num_blocks))
-    house.add([1, 2, 3, 4, 1, 2, 3], max_tokens=5)
-    house.run()
-    house.check_answers()
-    house.check_kv()
-
-
-def test_whoever_gave_up_its_kv_begins_with_what_is_stored_of_it():
-    house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(16))
-    for length in (10, 11):
-        house.add([length % VOCAB] * length, max_tokens=25)
-    house.run()
-    assert any(seq.num_preemptions for seq in house.sequences.values())
-    house.check_answers()
     house.check_kv()

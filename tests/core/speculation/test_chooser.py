@@ -221,7 +221,7 @@ LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, a
 
 
 MACHINES = ("two-large", "two-small", "three-large")
-USUAL = {("two-large", 1, False), ("two-small", 4, False), ("three-large", 2, True), ("two-large", 8, True)}
+USUAL = {("two-large", 1, False), ("two-small", 4, False), ("three-large", 2, True)}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ def sequence(seq_id: int, prompt: int, answer: int, **more: object) -> Sequence:
     return Sequence(seq_id, tokens, SamplingParams(max_tokens=answer), 0, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.nightly
 @given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 3), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 @example(seed=134217729, num_stages=3, right=0.9)  # beside steps under way one gives its KV to another of its group
 @example(seed=2637513177, num_stages=2, right=0.0)  # an unsent step loses a rejected slice, and its sequence may move
@@ -96,7 +95,9 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     assert drafts.now < 1.05 * none.now
 
 
-@pytest.mark.parametrize(("offered", "num_streams"), [(0.0, 4), (0.0, 8), (0.1, 8)])
+@pytest.mark.parametrize(
+    ("offered", "num_streams"), [(0.1, 8), *(pytest.param(0.0, many, marks=pytest.mark.nightly) for many in (4, 8))]
+)
 def test_a_drafter_that_seldom_has_drafts_costs_next_to_nothing(offered: float, num_streams: int) -> None:
     """Of uneven stages, whose groups depend on how many drafts come. The request before had drafts."""
     seconds = []

@@ -172,7 +172,7 @@ def test_a_device_that_fails_for_ever_ends_with_a_sentence(pipeline: Open) -> No
 
 
 def test_a_worker_whose_device_fails_ends(pipeline: Open) -> None:
-    """As its process does then; what follows for local ones is in ``tests/cluster/test_failing_workers.py``."""
+    """As its process does then."""
     with pipeline("llama", CUTS, fault=device_fails(1, 4), rejoin_timeout=0) as there:
         (output,) = there.outputs(ask(20))
         address = there.workers[0].address

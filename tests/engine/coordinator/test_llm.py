@@ -12,7 +12,7 @@ import pytest
 import stages
 from engine.door import SECONDS, Open, ask
 from processes import until
-from stages import layout, plain_greedy, tokens_of, worker
+from stages import layout, plain_greedy, worker
 
 import splitinfer
 from splitinfer.demo import TARGET
@@ -20,7 +20,6 @@ from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError, Q
 from splitinfer.llm import LLM, Settings
 
 TALE = "Once upon a time there was a king who had three sons"
-NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -226,19 +225,6 @@ def test_a_closed_llm_says_so_to_everybody() -> None:
         assert {request.result().finish_reason for request in requests} <= {"abort", "length", "stop"}
         closing.join(SECONDS)
         llm.close()
-
-
-@NIGHTLY
-def test_the_name_of_a_layout_is_enough() -> None:
-    """Its worker is a process of this machine. Two threads may close at once: none leaves before it is gone."""
-    llm = LLM("demo.yaml")
-    tokens = llm.tokenizer.encode(TALE)
-    assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(TARGET, tokens, 8)
-    closing = [threading.Thread(target=llm.close) for _ in range(2)]
-    for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join(SECONDS)
 
 
 def test_dials_can_be_turned_while_requests_are_under_way(pipeline: Open) -> None:

@@ -187,28 +187,6 @@ def test_a_request_is_counted_before_its_reader_is_told(
         assert seen == [{ending: 1}]
 
 
-def test_a_cut_that_is_refused_leaves_the_one_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_of(monkeypatch) as (engine, toy):
-        toy.refuses = {"6-2"}
-        with pytest.raises(CannotFit, match="6-2 does not fit"):
-            engine.recut(cut(6))
-        assert engine.health().can_answer
-        assert engine.recut(cut(5)) >= 0
-        assert [stage.end for stage in engine.health().stages] == [5, 8]
-
-
-def test_a_cut_that_does_without_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_of(monkeypatch) as (engine, toy):
-        toy.refuses = {"4-4"}
-        engine.call(lose)
-        until(lambda: engine.health().waits_for is not None, "the loss", SECONDS)
-        state = request(1)
-        engine.submit(state)
-        assert engine.recut(cut(5)) >= 0
-        assert read(state)[1] == "length"
-        assert engine.stats()["rejoins"] == 1
-
-
 @pytest.mark.parametrize("timeout", [0.0, 0.4])
 def test_who_waits_for_what_does_not_come_back_is_told(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests, and who asked for another cut."""

@@ -136,19 +136,6 @@ def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..
                 assert there.answers(stopped) == [right[: at + 1]]
 
 
-@pytest.mark.nightly
-def test_stop_strings_inside_a_block(pipeline: Open) -> None:
-    dice = Dice(1.0)
-    with pipeline("demo", [3, 9], drafter=lambda: dice) as there:
-        tokens = tuple(there.llm.tokenizer.encode("Once upon a time there was a poor woodcutter who"))
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        (whole,) = there.outputs(Ask(tokens, params, flight=Flight()))
-        dice.answers[tokens] = whole.token_ids
-        middle = whole.text[len(whole.text) // 2 :][:7]
-        (stopped,) = there.outputs(Ask(tokens, replace(params, stop=(middle,)), flight=Flight(6, 6, 2)))
-        assert (stopped.text, stopped.finish_reason) == (whole.text[: whole.text.index(middle)], "stop")
-
-
 def test_kept_kv_is_of_right_tokens_only(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     first = ask(40, max_tokens=30)
     (said,) = door.alone(tiny_folder("llama"), [first])
@@ -169,6 +156,18 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[...
         there.answers(*with_flight(Flight(1, 16, 2), one))
         assert there.stats["speculation"]["drafted"] < 12 * 10, "sixteen after each miss would be far more"
         assert there.stats["speculation"]["sent"] < 40
+
+
+def test_what_is_rejected_before_it_was_sent_stays_with_the_first_stage(
+    tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
+) -> None:
+    """Its steps take ten times as long as the last stage's, whose verdicts come while the next block is computed."""
+    machine, one = tmp_path / "machine.yaml", ask(9, max_tokens=12)
+    machine.write_text("stages: [{layers: 2, rows_ms: {1: 30}}, {layers: 2, rows_ms: {1: 3}}]\nlaunches_ahead: true")
+    dice = Dice(0.0).knows(tiny_folder("llama"), [one])
+    with pipeline("llama", [2, 2], drafter=lambda: dice, accelerator=machine) as there:
+        there.answers(*with_flight(Flight(1, 1, 2), one))
+        assert there.stats["speculation"]["unsent_blocks"] > 3
 
 
 def test_a_drafter_that_is_never_right_rests(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.probe import ask, measure, probe_next, reply_to
 from splitinfer.engine.versions import own_versions
+from splitinfer.engine.worker import handshake
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
@@ -98,6 +99,12 @@ def test_directions_are_not_mixed_up(two: list[str]) -> None:
     found = measure(EmulatedLink(prober.link, WIRE))
     coordinator.link.close()
     assert found.down < found.up
+
+
+def test_who_says_nothing_is_dropped(two: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_HELLO_SECONDS", 0.1)
+    with connect(two[0], timeout=5) as silent, pytest.raises(LinkClosed, match="no message came in time"):
+        silent.recv(20)
 
 
 @pytest.mark.parametrize("wanted", [0, 65536, MOST_BYTES])

@@ -96,18 +96,6 @@ def together_and_alone(pipeline: Open, asks: Iterable[Ask], codec: str, **option
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("codec", CODECS)
-def test_among_others_with_short_memory(codec: str, pipeline: Open) -> None:
-    """Requests give up their KV, begin with others' prompts, and are computed again, answers included."""
-    shared = tuple(prompt(40, seed=3))
-    asks = [ask(n, prompt=n, temperature=0.8, seed=i) for i, n in enumerate((30, 9, 33, 24, 48))]
-    asks = [replace(one, tokens=shared + one.tokens) for one in asks]
-    stats = together_and_alone(pipeline, asks, codec, block=16, token_budget=24, kv_bytes=20 * 16 * 512)
-    assert stats["preemptions"] > 0
-    assert stats["cached_tokens"] > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("codec", CODECS)
 def test_with_drafts(codec: str, pipeline: Open) -> None:
     assert together_and_alone(pipeline, [SAMPLED], codec, drafts=True)["speculation"]["sent"] > 0
 

@@ -48,17 +48,6 @@ def test_many_with_one_system_prompt_compute_it_once(kind: str, pipeline: Open) 
     assert [out.num_cached_tokens for out in outputs] == [0] + [len(system)] * (len(asks) - 1)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("num_blocks", [3, 12])
-def test_short_of_memory_the_tokens_stay_right(num_blocks: int, pipeline: Open) -> None:
-    """What is kept goes, and comes again; nobody can tell from the tokens."""
-    asks = [ask(20, prompt=i, max_tokens=15) for i in range(6)]
-    shared = [replace(one, tokens=(*prompt(BLOCK + 5, seed=i % 3), *one.tokens)) for i, one in enumerate(asks)]
-    with pipeline("llama", [2, 2], block=BLOCK, token_budget=BLOCK, kv_bytes=num_blocks * BLOCK * 512) as there:
-        for _ in range(2):
-            there.answers(*shared)
-
-
 def test_short_of_memory_a_prompt_that_was_given_up_goes_on(pipeline: Open) -> None:
     """Its blocks take its place, and it takes theirs: there is no room for both. (A stored block counts as four here,
     because stages are surveyed with blocks of their usual size.)"""

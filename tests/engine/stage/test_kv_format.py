@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from engine import door
@@ -46,23 +45,6 @@ def test_something_is_rounded_and_less_memory_is_taken(
     shares = [sizes[name] / sizes["exact"] for name in ("k8v8", "k8v4")]
     assert shares == pytest.approx([0.2813, 0.2188] if dtype == "auto" else [0.5625, 0.4375], abs=1e-3)
     assert door.alone(folder, asks, kv_format="k8v4", dtype=dtype) != door.alone(folder, asks, dtype=dtype)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kv_format", ["exact", "k8v8", "k8v4"])
-@pytest.mark.parametrize("policy", ["stall_free", "prefill_first", "decode_first", "watermark"])
-def test_among_others_under_every_policy(
-    kv_format: str, policy: str, tiny_folder: Callable[..., Path], pipeline: Open
-) -> None:
-    """Short memory, so that some give up theirs; an objective that no step keeps, then none; a dial that is turned."""
-    asks = [ask(n, prompt=n, max_tokens=14, temperature=0.8, seed=n) for n in (70, 9, 33, 64, 5, 48, 21, 90)]
-    options: dict[str, Any] = {"policy": policy, "kv_high": 0.6, "kv_low": 0.3, "min_dwell": 2, "token_budget": 24}
-    share = {"exact": 1.0, "k8v8": 0.2813, "k8v4": 0.2188}[kv_format]
-    options["kv_bytes"] = int(20 * 16 * share * 2 * 2 * 2 * 64 * 4)
-    with pipeline(tiny_folder("llama", head_dim=64), [2, 2], block=16, kv_format=kv_format, **options) as there:
-        for dials in ({}, {"itl_slo_ms": 0.01}, {"prefill_share": 0.1, "max_partial_prefills": 3, "itl_slo_ms": None}):
-            there.llm.tune(**dials)
-            there.answers(*asks)
 
 
 @pytest.mark.nightly

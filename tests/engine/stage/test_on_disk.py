@@ -12,14 +12,14 @@ import stages
 from engine import door
 from engine.door import Ask, Open, ask
 from processes import until
-from stages import layout, prompt, shorten_blocks, worker
+from stages import prompt, shorten_blocks
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, Settings, setup
+from splitinfer.llm import setup
 from splitinfer.models import kv_blocks
 from splitinfer.wire.messages import Load
 
@@ -177,31 +177,6 @@ def test_other_cuts_reuse_what_lies_on_the_same_machine(cuts: list[int], tmp_pat
         assert out.num_cached_tokens == 0, "the second stage is on a machine that has nothing"
 
 
-@pytest.mark.nightly
-def test_a_stage_that_evicts_on_its_own_costs_time_and_no_token(kept: Kept, tmp_path: Path, pipeline: Open) -> None:
-    """The first stage's disk holds all, the second's two prompts or so; the coordinator learns of it by asking."""
-    one_prompt = sum(path.stat().st_size for path in files(kept.paths[1]))
-    asks, cached = [ask(200, prompt=i, max_tokens=8) for i in range(5)], []
-    where = [Disk(tmp_path / "a", LARGE), Disk(tmp_path / "b", int(2.5 * one_prompt))]
-    for _ in range(3):
-        with pipeline("llama", [2, 2], disks=where, **USUAL) as there:
-            cached.append(sum(there.outputs(one)[0].num_cached_tokens for one in asks))
-    assert len(files(tmp_path / "b")) < len(files(tmp_path / "a"))
-    assert max(cached) < sum(len(one.tokens) for one in asks) / 2
-
-
-@pytest.mark.nightly
-def test_other_models_and_dtypes_on_one_folder_do_not_meet(
-    tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
-) -> None:
-    folders = [tiny_folder("llama"), tiny_folder("qwen3"), tiny_folder("llama", seed=5)]
-    cached = []
-    for folder, dtype in [*((folder, "auto") for folder in folders), (folders[0], "float16")] * 2:
-        with pipeline(folder, [2, 2], disks=disks([tmp_path] * 2), dtype=dtype, **USUAL) as there:
-            cached.append(there.outputs(FIRST)[0].num_cached_tokens)
-    assert cached == [0] * 4 + [len(FIRST.tokens) - 1] * 4
-
-
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     """With the dtype "auto" the coordinator's root is the same for a GPU, which keeps the weights' dtype, and for a
     processor, which computes in float32. Stages of other layers find each other's files."""
@@ -270,17 +245,3 @@ def test_a_stage_without_a_disk_keeps_all_from_theirs(tmp_path: Path, pipeline: 
         there.answers(FIRST)
         there.answers(FIRST)
     assert not files(tmp_path)
-
-
-def test_a_coordinator_that_comes_back_finds_what_its_workers_kept(
-    tiny_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    first, outs = prompt(300), []
-    settings = Settings(kv_dir=tmp_path / "0", token_budget=BLOCK)
-    with worker("tcp", Disk(tmp_path / "1", LARGE)) as there:
-        for _ in range(2):
-            with LLM(layout(tiny_folder("llama"), [2, 2], [there]), settings=settings) as llm:
-                outs.append(llm.generate([first], SamplingParams(8, ignore_eos=True))[0])
-    assert outs[0].num_cached_tokens == 0
-    assert outs[1].num_cached_tokens >= 256
-    assert outs[0].token_ids == outs[1].token_ids
