@@ -112,5 +112,5 @@ def beyond(num_bytes: int) -> Wish:
 def use(monkeypatch: pytest.MonkeyPatch, devices: Mapping[int, Device]) -> None:
     """Have stages that are loaded from now on compute on these devices; the others' are asynchronous."""
     monkeypatch.setattr(
-        loader, "open_device", lambda stage, _bounds: devices.get(stage) or MlxDevice(computes_at_launch=False)
+        loader, "open_device", lambda stage, *_: devices.get(stage) or MlxDevice(computes_at_launch=False)
     )

@@ -86,7 +86,7 @@ class Trials:
     def ask(self, prompts: Sequence[tuple[int, ...]], system: System, tokens: int) -> BatchRun:
         """All requests at once, by one system."""
         groups, flight = system
-        self.llm._engine.fix_groups(groups)
+        self.llm._engine.call(lambda loop: loop.scheduler.fix_groups(groups))
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         return together([self.llm.submit(list(prompt), params, flight=flight) for prompt in prompts])
 

