@@ -86,7 +86,7 @@ def errors() -> None:
 
 @ability
 def parse() -> None:
-    answer = client.messages.parse(**HEAD, messages=ASKED, output_format=Weather)
+    answer = client.messages.parse(**HEAD, messages=ASKED, output_format=Weather, extra_body={"temperature": 0})
     same(isinstance(answer.parsed_output, Weather), True)
 
 
