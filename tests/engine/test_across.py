@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,10 +16,15 @@ import tiny
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
 
 from splitinfer import Flight
-from splitinfer.core.layout import Rank, StageSpec
+from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
+from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
+from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.errors import ConfigError, ModelError
+from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.worker.ranks import Sampled
+from splitinfer.errors import ConfigError, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
+from splitinfer.wire.messages import Digest
 
 NIGHTLY = pytest.mark.nightly
 Folder = Callable[..., Path]
@@ -144,3 +150,26 @@ def test_sums_do_not_cross_a_network() -> None:
     rank0, rank1 = halves_of(spec, "", insecure=True)
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
     assert halves_of(replace(spec, sums="jaccl"), "", insecure=False)[1].sums == "jaccl"
+
+
+def test_what_both_ranks_have_sampled_is_compared() -> None:
+    ranks, found = [Sampled() for _ in range(3)], list[list[Digest]]()
+    for number, rank in enumerate(ranks):
+        tokens = [SampledToken(5 + (number == 2 and step == 20)) for step in range(40)]
+        done = (
+            Finished(StepPlan(step), StageFigures(0, 0.0, 0.0), None, None, (SampledSlice(1, (token,)),))
+            for step, token in enumerate(tokens)
+        )
+        found.append([digest for one in done if (digest := rank.after(one)) is not None])
+    right, same, other = found
+    assert [one.step for one in right] == [0, 16, 32]
+    assert right == same
+    assert [one == another for one, another in zip(right, other, strict=True)] == [True, True, False]
+    layout = Layout(lay_out([("both", 4, None, {"across": (Rank("local"), Rank("local"))})]))
+    opened: Any = Opened(SimpleNamespace(layout=layout, keys=SimpleNamespace(own=None), running=()), print, print)
+    handle: Any = SimpleNamespace(stage=0, spec=layout.workers[0])
+    for one in (*right, *same):
+        opened._compare(handle, one)
+    opened._compare(handle, right[-1])
+    with pytest.raises(WorkerLost, match="the two ranks of stage both have sampled different tokens"):
+        opened._compare(handle, other[-1])
