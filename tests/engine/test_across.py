@@ -14,8 +14,9 @@ import pytest
 import stages
 import tiny
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
+from processes import until, worker
 
-from splitinfer import Flight
+from splitinfer import Flight, SamplingParams
 from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
@@ -24,6 +25,7 @@ from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
+from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Digest
 
 NIGHTLY = pytest.mark.nightly
@@ -107,6 +109,26 @@ def test_either_rank_is_lost(
     with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
         there.answers(ask(30, max_tokens=120), *SEVERAL)
         assert there.stats["rejoins"] == 1
+
+
+@NIGHTLY
+def test_a_rank_of_another_machine_is_a_process_of_its_worker(tiny_folder: Folder) -> None:
+    """It ends with the session, and another takes its place when it is lost."""
+    folder, prompt = tiny_folder("llama"), stages.prompt(20)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    with worker() as remote:
+        described = stages.layout(folder, [4], [], across=[0])
+        described["stages"][0]["across"] = ["local", remote.address]
+        with LLM(described, settings=Settings(rejoin_timeout=60)) as llm:
+            events = iter(request := llm.submit(prompt, params))
+            while len(request.output.token_ids) < 10:
+                next(events)
+            (rank,) = remote.children()
+            rank.kill()
+            assert all(event for event in events)
+            assert request.output.token_ids == stages.plain_greedy(folder, prompt, 60)
+        until(lambda: not remote.children(), "the rank's process ends with the session", 10)
+        assert remote.is_alive
 
 
 @NIGHTLY
