@@ -54,15 +54,18 @@ class _Halved(AllToShardedLinear):  # type: ignore[misc]
     """A rank's outputs of a layer that both have (``halves``)."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _Linear.__call__(self, x) if _is_for_few_rows(self.weight, x) else super().__call__(x)
+        y: mx.array = _Linear.__call__(self, x) if _is_for_few_rows(self.weight, x) else super().__call__(x)
+        return y
 
 
 class _Summed(ShardedToAllLinear):  # type: ignore[misc]
     """A layer of whose inputs a rank has a half."""
 
     def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array
         if not _is_for_few_rows(self.weight, x):
-            return super().__call__(x)
+            y = super().__call__(x)
+            return y
         y = mx.distributed.all_sum(transposed_product(self.weight, x), group=self.group)
         return y + self.bias if "bias" in self else y
 

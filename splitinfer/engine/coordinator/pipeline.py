@@ -208,6 +208,8 @@ class Pipeline:
         for spec in self.layout.stages:
             if spec.across and spec not in self._halves:
                 self._halves[spec] = halves_of(spec, uuid.uuid4().hex, insecure=self._config.insecure_sums)
+                if not all(one.is_local for one in spec.ranks):
+                    self._notice(spec.name, Progress("link", 0, 0, f"its sums go over {spec.sums}, not encrypted"))
 
     def _reach_remote(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
         """Connect to a worker; one that was found by its key, and has another address now, is followed."""
