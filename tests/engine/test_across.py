@@ -21,6 +21,7 @@ from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, ModelError, WorkerLost
@@ -37,9 +38,9 @@ HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}
 
 def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folder, pipeline: Open) -> None:
     """Several at once, in chunks, with drafts of which some are wrong."""
-    folder = tiny_folder("llama")
+    folder = tiny_folder("llama", num_hidden_layers=2)
     streams = streams_of(folder, SEVERAL)
-    with pipeline(folder, token_budget=16, drafter=lambda: Guesses(streams, some_wrong), **ALONE) as there:
+    with pipeline(folder, [2], across=[0], token_budget=16, drafter=lambda: Guesses(streams, some_wrong)) as there:
         greedy = there.answers(*DRAFTED)[0]
         assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
         assert there.stats["speculation"]["accepted"] > 0
@@ -189,7 +190,7 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
     assert [one == another for one, another in zip(right, other, strict=True)] == [True, True, False]
     layout = Layout(lay_out([("both", 4, None, {"across": (Rank("local"), Rank("local"))})]))
     opened: Any = Opened(SimpleNamespace(layout=layout, keys=SimpleNamespace(own=None), running=()), print, print)
-    handle: Any = SimpleNamespace(stage=0, spec=layout.workers[0])
+    handle: Any = WorkerHandle(0, layout.workers[0], "", SimpleNamespace(), rank=0)
     for one in (*right, *same):
         opened._compare(handle, one)
     opened._compare(handle, right[-1])

@@ -459,9 +459,7 @@ class Pipeline:
             self._digests[at] = said.digest
         elif other != said.digest:
             self._lost = handle
-            raise WorkerLost(
-                f"the two ranks of stage {handle.spec.name.partition('/')[0]} have sampled different tokens"
-            )
+            raise WorkerLost(f"the two ranks of stage {handle.stage_name} have sampled different tokens")
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
         """Another worker that is gone, so that the reporter's fault only follows from it."""
@@ -489,7 +487,7 @@ class Pipeline:
     @property
     def lost_name(self) -> str | None:
         """The name of the stage whose worker was lost last."""
-        return None if self._lost is None else self.layout.stages[self._lost.stage].name
+        return None if self._lost is None else self._lost.stage_name
 
     @property
     def remedy(self) -> str:
