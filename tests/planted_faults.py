@@ -81,7 +81,7 @@ _RECOVERY = (
     Fault(
         "a block that cannot be read from disk counts as fetched",
         f"{_STAGE}/commands.py",
-        "if not self._fetch(fetch))",
+        "if not is_here)",
         "if self._fetch(fetch) is None)",
     ),
     Fault(
