@@ -82,7 +82,7 @@ _RECOVERY = (
         "a block that cannot be read from disk counts as fetched",
         f"{_STAGE}/commands.py",
         "if not is_here)",
-        "if self._fetch(fetch) is None)",
+        "if is_here is None)",
     ),
     Fault(
         "a failure of the device comes again after recovery",
