@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import psutil
 import pytest
 import stages
@@ -24,9 +25,10 @@ from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker.ranks import Sampled
-from splitinfer.errors import ConfigError, ModelError, WorkerLost
+from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
+from splitinfer.models.halves import Group
 from splitinfer.wire.messages import Digest
 
 NIGHTLY = pytest.mark.nightly
@@ -196,3 +198,13 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
     opened._compare(handle, right[-1])
     with pytest.raises(WorkerLost, match="the two ranks of stage both have sampled different tokens"):
         opened._compare(handle, other[-1])
+
+
+def test_sums_that_are_wrong_show_when_a_stage_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(0, mx.distributed.init())  # alone, so that nothing is added
+    with pytest.raises(DeviceFailed, match="add up to other numbers"):
+        group.check()
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: 3 * x)
+    group.check()
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: x + mx.array([1.0, 0.0, 1.0]))
+    assert group.all_of([True, True, False]) == [True, False, False]
