@@ -168,6 +168,14 @@ def test_a_model_that_cannot_be_halved(
         pass
 
 
+def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
+    with (
+        pytest.raises(ConfigError, match="pictures need a first stage"),
+        pipeline("llama", [4], across=[0], pictures=True),
+    ):
+        pass
+
+
 def test_sums_do_not_cross_a_network() -> None:
     spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
