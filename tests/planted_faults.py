@@ -81,8 +81,8 @@ _RECOVERY = (
     Fault(
         "a block that cannot be read from disk counts as fetched",
         f"{_STAGE}/commands.py",
-        "if not self._fetch(fetch))",
-        "if self._fetch(fetch) is None)",
+        "if not is_here)",
+        "if is_here is None)",
     ),
     Fault(
         "a failure of the device comes again after recovery",

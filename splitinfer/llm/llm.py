@@ -137,7 +137,7 @@ class LLM(Operated):
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
-        check_ranks(self.layout, self._checkpoint)
+        check_ranks(self.layout, self._checkpoint, self.settings)
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)

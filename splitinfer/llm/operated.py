@@ -97,7 +97,7 @@ class Operated:
             else:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
-            check_ranks(layout, self._checkpoint)
+            check_ranks(layout, self._checkpoint, self.settings)
             paused = self._engine.recut(layout)
             self.layout = layout
         return paused

@@ -21,7 +21,7 @@ from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import RANKS
-from splitinfer.errors import ModelError
+from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
 from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
@@ -123,7 +123,7 @@ def _build(
     if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
         halve(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
-    outputs, output = stage.probe()
+    outputs, output = _probe(stage, is_half=group is not None)
     check_format(stage, kv_format)
     stage.use_format(kv_format)
     if not stage.traceable:
@@ -136,6 +136,16 @@ def _build(
         heads, parameters = joined.heads, parameters | joined.weights
         outputs += joined.outputs()
     return _Built(stage, model, parameters, outputs, output, tower, heads)
+
+
+def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
+    """As ``StageModel.probe``; halves that do not fit together show there."""
+    try:
+        return stage.probe()
+    except (ValueError, RuntimeError) as error:
+        if not is_half:
+            raise
+        raise CannotCut(f"{type_name(stage.whole)} cannot be halved between two machines ({error})") from error
 
 
 def survey(

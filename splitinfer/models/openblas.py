@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.nn.layers.distributed import AllToShardedLinear, ShardedToAllLinear
 
 from splitinfer.models.batch_invariance import has_openblas
 
@@ -49,7 +50,32 @@ class _Embedding(nn.Embedding):  # type: ignore[misc]
         return transposed_product(self.weight, x) if _is_for_few_rows(self.weight, x) else super().as_linear(x)
 
 
-_TRANSPOSED: dict[type, type] = {nn.Linear: _Linear, nn.Embedding: _Embedding}
+class _Halved(AllToShardedLinear):  # type: ignore[misc]
+    """A rank's outputs of a layer that both have (``halves``)."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = _Linear.__call__(self, x) if _is_for_few_rows(self.weight, x) else super().__call__(x)
+        return y
+
+
+class _Summed(ShardedToAllLinear):  # type: ignore[misc]
+    """A layer of whose inputs a rank has a half."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array
+        if not _is_for_few_rows(self.weight, x):
+            y = super().__call__(x)
+            return y
+        y = mx.distributed.all_sum(transposed_product(self.weight, x), group=self.group)
+        return y + self.bias if "bias" in self else y
+
+
+_TRANSPOSED: dict[type, type] = {
+    nn.Linear: _Linear,
+    nn.Embedding: _Embedding,
+    AllToShardedLinear: _Halved,
+    ShardedToAllLinear: _Summed,
+}
 
 
 def use_transposed_products(model: nn.Module, *, wanted: Callable[[], bool] = has_openblas) -> None:

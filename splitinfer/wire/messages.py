@@ -282,10 +282,10 @@ class Connected:
 class Step:
     """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
-    ``tensor`` is ``None`` for a plan without slices, which only frees. Each hidden state may be followed by a row of
-    taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``: the rows that may not get every
-    token, as (sequence, row with logits); the last stage finds their masks one after another in the frame's last part,
-    with a bit for each token.
+    ``tensor`` is ``None`` for a plan without slices, which only frees, and on the way to the first stage. Each hidden
+    state may be followed by a row of taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``:
+    the rows that may not get every token, as (sequence, row with logits); the last stage finds their masks one after
+    another in the frame's last part, with a bit for each token.
     """
 
     plan: StepPlan
@@ -297,7 +297,7 @@ class Step:
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
         tokens = self.plan.num_tokens
-        if rows not in (0, tokens, 2 * tokens):  # none where the stage is the first
+        if self.tensor is not None and rows not in (tokens, 2 * tokens):
             raise ValueError(f"step {self.plan.step} has {tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
             raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")

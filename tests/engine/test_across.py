@@ -6,19 +6,30 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import psutil
 import pytest
 import stages
 import tiny
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
+from processes import until, worker
 
-from splitinfer import Flight
-from splitinfer.core.layout import Rank, StageSpec
+from splitinfer import Flight, SamplingParams
+from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
+from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
+from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.errors import ConfigError, ModelError
+from splitinfer.engine.coordinator.worker_handle import WorkerHandle
+from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.worker.ranks import Sampled
+from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.halves import Group
+from splitinfer.wire.messages import Digest
 
 NIGHTLY = pytest.mark.nightly
 Folder = Callable[..., Path]
@@ -29,9 +40,9 @@ HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}
 
 def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folder, pipeline: Open) -> None:
     """Several at once, in chunks, with drafts of which some are wrong."""
-    folder = tiny_folder("llama")
+    folder = tiny_folder("llama", num_hidden_layers=2)
     streams = streams_of(folder, SEVERAL)
-    with pipeline(folder, token_budget=16, drafter=lambda: Guesses(streams, some_wrong), **ALONE) as there:
+    with pipeline(folder, [2], across=[0], token_budget=16, drafter=lambda: Guesses(streams, some_wrong)) as there:
         greedy = there.answers(*DRAFTED)[0]
         assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
         assert there.stats["speculation"]["accepted"] > 0
@@ -104,6 +115,26 @@ def test_either_rank_is_lost(
 
 
 @NIGHTLY
+def test_a_rank_of_another_machine_is_a_process_of_its_worker(tiny_folder: Folder) -> None:
+    """It ends with the session, and another takes its place when it is lost."""
+    folder, prompt = tiny_folder("llama"), stages.prompt(20)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    with worker() as remote:
+        described = stages.layout(folder, [4], [], across=[0])
+        described["stages"][0]["across"] = ["local", remote.address]
+        with LLM(described, settings=Settings(rejoin_timeout=60)) as llm:
+            events = iter(request := llm.submit(prompt, params))
+            while len(request.output.token_ids) < 10:
+                next(events)
+            (rank,) = remote.children()
+            rank.kill()
+            assert all(event for event in events)
+            assert request.output.token_ids == stages.plain_greedy(folder, prompt, 60)
+        until(lambda: not remote.children(), "the rank's process ends with the session", 10)
+        assert remote.is_alive
+
+
+@NIGHTLY
 def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> None:
     folder = tiny_folder("llama")
 
@@ -137,6 +168,14 @@ def test_a_model_that_cannot_be_halved(
         pass
 
 
+def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
+    with (
+        pytest.raises(ConfigError, match="pictures need a first stage"),
+        pipeline("llama", [4], across=[0], pictures=True),
+    ):
+        pass
+
+
 def test_sums_do_not_cross_a_network() -> None:
     spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
@@ -144,3 +183,36 @@ def test_sums_do_not_cross_a_network() -> None:
     rank0, rank1 = halves_of(spec, "", insecure=True)
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
     assert halves_of(replace(spec, sums="jaccl"), "", insecure=False)[1].sums == "jaccl"
+
+
+def test_what_both_ranks_have_sampled_is_compared() -> None:
+    ranks, found = [Sampled() for _ in range(3)], list[list[Digest]]()
+    for number, rank in enumerate(ranks):
+        tokens = [SampledToken(5 + (number == 2 and step == 20)) for step in range(40)]
+        done = (
+            Finished(StepPlan(step), StageFigures(0, 0.0, 0.0), None, None, (SampledSlice(1, (token,)),))
+            for step, token in enumerate(tokens)
+        )
+        found.append([digest for one in done if (digest := rank.after(one)) is not None])
+    right, same, other = found
+    assert [one.step for one in right] == [0, 16, 32]
+    assert right == same
+    assert [one == another for one, another in zip(right, other, strict=True)] == [True, True, False]
+    layout = Layout(lay_out([("both", 4, None, {"across": (Rank("local"), Rank("local"))})]))
+    opened: Any = Opened(SimpleNamespace(layout=layout, keys=SimpleNamespace(own=None), running=()), print, print)
+    handle: Any = WorkerHandle(0, layout.workers[0], "", SimpleNamespace(), rank=0)
+    for one in (*right, *same):
+        opened._compare(handle, one)
+    opened._compare(handle, right[-1])
+    with pytest.raises(WorkerLost, match="the two ranks of stage both have sampled different tokens"):
+        opened._compare(handle, other[-1])
+
+
+def test_sums_that_are_wrong_show_when_a_stage_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(0, mx.distributed.init())  # alone, so that nothing is added
+    with pytest.raises(DeviceFailed, match="add up to other numbers"):
+        group.check()
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: 3 * x)
+    group.check()
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: x + mx.array([1.0, 0.0, 1.0]))
+    assert group.all_of([True, True, False]) == [True, False, False]

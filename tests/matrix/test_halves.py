@@ -12,11 +12,15 @@ import pytest
 
 from tests.matrix.compare import save
 from tests.matrix.configs import architecture, configurations
-from tests.matrix.halves import NUM
 
 SECONDS = 500.0
-TOO_SMALL = "cannot be halved"
-"""A tiny configuration with an odd number of heads, or fewer inputs than two halves of a group of weights."""
+CANNOT = {
+    "muse_spark": "No Metal back-end",
+    "prism_hadamard_qwen35": "Hadamard signs",
+    "step3p5": "Cannot infer the shape",
+}
+"""What plain mlx-lm cannot run as halves here, and why: for want of a GPU, of a real checkpoint's numbers, of more
+heads than a tiny configuration has."""
 
 
 def names() -> list[str]:
@@ -57,8 +61,7 @@ def test_tokens_are_those_of_mlx_lms_tensor_parallel(tmp_path: Path) -> None:
     assert said[0] == said[1], "both ranks compute the same"
     right = [each["name"] for each in said[0] if each.get("plain") and each["plain"] == each["ours"]]
     refused = {each["name"]: each["error"] for each in said[0] if "error" in each}
-    print(f"{len(right)} right, of {NUM} tokens each: {right}; refused: {refused}")  # noqa: T201
     wrong = [each for each in said[0] if each["name"] not in right and each["name"] not in refused]
     assert wrong == []
-    assert all(TOO_SMALL in reason for reason in refused.values()), refused
-    assert len({architecture(name) for name in right}) >= 15
+    assert [name for name in refused if CANNOT.get(name, "?") not in refused[name]] == [], refused
+    assert len({architecture(name) for name in right}) >= 25

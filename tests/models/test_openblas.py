@@ -3,6 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx.nn.layers.distributed import shard_linear
 
 from splitinfer.models import openblas as products
 from splitinfer.models.openblas import MAX_ROWS, transposed_product, use_transposed_products
@@ -67,3 +68,14 @@ def test_which_products_are_turned(
     turned.set_dtype(dtype)
     turned.layers[0](mx.zeros((rows, 24), dtype))
     assert bool(seen) == is_turned
+
+
+@pytest.mark.usefixtures("_any_size")
+def test_the_halves_of_two_machines_are_turned_too() -> None:
+    x, group = mx.random.normal((3, 24)), mx.distributed.init()
+    for sharding, bias in (("all-to-sharded", True), ("sharded-to-all", True), ("sharded-to-all", False)):
+        plain = nn.Linear(24, 40, bias=bias)
+        layer = shard_linear(plain, sharding, group=group)
+        use_transposed_products(layer, wanted=lambda: True)
+        assert type(layer).__module__ == products.__name__
+        assert mx.allclose(layer(x), plain(x), rtol=1e-5, atol=1e-5)

@@ -199,7 +199,7 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
         for words, reason in (
             ([], b"nothing"),
             ([b"[" * 5000], b"did not send gather"),
-            ([b"gather of three"], b"gathered 8 bytes, not 2"),
+            ([b"gather of three"], b"gathered 8 bytes, not 6"),
         ):
             with raw_dealer(listener.address) as dealer:
                 dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))

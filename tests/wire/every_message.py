@@ -70,6 +70,7 @@ EXAMPLES: dict[str, Message] = {
             drafter_fingerprint=Fingerprint("c1", {}),
             sees=True,
             mlx_vlm="0.3",
+            half=messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", "5f3a"),
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(
@@ -89,6 +90,10 @@ EXAMPLES: dict[str, Message] = {
         messages.TellManifest(),
         messages.AskRanges((messages.Range("config.json", 0, 9), messages.Range("model.safetensors", 4096, 8192))),
         messages.TellRange(messages.Range("model.safetensors", 4096, 8192), 0xFFFF0001),
+        messages.Spawn("both/1"),
+        messages.Spawned(40_123),
+        messages.Gather(b"10.0.0.3:5"),
+        messages.Digest(32, 0xFFFF0001),
         messages.Unavailable("a model with these weights is not here"),
     )
 }

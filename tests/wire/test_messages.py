@@ -47,7 +47,8 @@ def test_a_step_has_a_row_for_every_token():
     plan = StepPlan(4, slices=(Slice(0, 0, (1, 2), 0), Slice(1, 5, (3,), 1)))
     assert plan.num_tokens == 3
     Step(plan, TensorSpec("float32", (3, 8)))
-    for tensor in (None, TensorSpec("float32", ()), TensorSpec("float32", (2, 8)), TensorSpec("float32", (4, 8))):
+    Step(plan, None)  # to the first stage
+    for tensor in (TensorSpec("float32", ()), TensorSpec("float32", (2, 8)), TensorSpec("float32", (4, 8))):
         with pytest.raises(ValueError, match="step 4 has 3 tokens and"):
             Step(plan, tensor)
     Step(StepPlan(5, freed=(1,)), None)

@@ -27,6 +27,11 @@ CONVERSATIONS: list[tuple[str, list[Word]]] = [
         *WELCOME, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askranges"),
         ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "unavailable"), ("up", "refuse"),
     ]),
+    ("coordinator", [
+        *WELCOME, ("down", "load"), ("up", "gather"), ("down", "gather"), ("up", "ready"), ("down", "step"),
+        ("up", "digest"), ("down", "step"), ("up", "result"),
+    ]),
+    ("coordinator", [*WELCOME, ("down", "spawn"), ("up", "spawned")]),
     ("coordinator", [*WELCOME, ("down", "load"), ("up", "fault")]),
     ("upstream", [*WELCOME, ("down", "step"), ("down", "step"), ("up", "fault")]),
     ("reader", [

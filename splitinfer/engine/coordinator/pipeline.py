@@ -100,7 +100,7 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self._meanwhile: Callable[[], None] = _nothing
-        self._nonces: dict[StageSpec, str] = {}  # of the pairs of ranks that have been told to meet
+        self._halves: dict[StageSpec, tuple[Half, ...]] = {}  # of the pairs of ranks that meet
         self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
     def _new_group(self) -> WorkerGroup:
@@ -125,6 +125,7 @@ class Pipeline:
         self.renew_links("the pipeline is reopening", settled=self.is_open)  # each attempt needs fresh ones
         worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
+            self._pair_ranks()
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
             worker_group.load([self._config.load(each.stage, self._half(each)) for each in worker_group.workers])
             local = self._load_local()
@@ -151,7 +152,8 @@ class Pipeline:
         self.is_open = False
         self._digests.clear()
         self._kill_lost(worker_group)
-        self._end_ranks([spec for spec in self._nonces if not settled or not all(one.is_local for one in spec.ranks)])
+        # A process on another machine ends with its group anyway.
+        self._end_ranks([spec for spec in self._halves if not settled or not all(one.is_local for one in spec.ranks)])
         self._start_locals()
         worker_group.close(reason)
         self._steps.drop()
@@ -166,7 +168,7 @@ class Pipeline:
     def _end_ranks(self, specs: Iterable[StageSpec]) -> None:
         """End the processes of stages across two machines that have met: a process does so once."""
         for spec in specs:
-            del self._nonces[spec]
+            del self._halves[spec]
             for one in spec.ranks:
                 if (worker := self._children.pop(one.name, None)) is not None:
                     worker.kill()
@@ -195,9 +197,19 @@ class Pipeline:
         """Which half of its stage a worker is told to load, if it is a rank."""
         if worker.rank is None:
             return None
-        spec = self._config.layout.stages[worker.stage]
-        nonce = self._nonces.setdefault(spec, uuid.uuid4().hex)
-        return halves_of(spec, nonce, insecure=self._config.insecure_sums)[worker.rank]
+        return self._halves[self.layout.stages[worker.stage]][worker.rank]
+
+    def _pair_ranks(self) -> None:
+        """Say how the ranks are to meet that have not met.
+
+        Raises:
+            ConfigError, WorkerUnreachable: they cannot.
+        """
+        for spec in self.layout.stages:
+            if spec.across and spec not in self._halves:
+                self._halves[spec] = halves_of(spec, uuid.uuid4().hex, insecure=self._config.insecure_sums)
+                if not all(one.is_local for one in spec.ranks):
+                    self._notice(spec.name, Progress("link", 0, 0, f"its sums go over {spec.sums}, not encrypted"))
 
     def _reach_remote(self, worker_group: WorkerGroup, stage: int, spec: StageSpec, timeout: float) -> None:
         """Connect to a worker; one that was found by its key, and has another address now, is followed."""
@@ -258,7 +270,7 @@ class Pipeline:
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
-        self._end_ranks([spec for spec in self._nonces if spec not in layout.stages])
+        self._end_ranks([spec for spec in self._halves if spec not in layout.stages])
         names = {spec.name for spec in layout.workers if spec.is_local}
         for name in [name for name in self._children if name not in names]:
             self._children.pop(name).stop()
@@ -447,9 +459,7 @@ class Pipeline:
             self._digests[at] = said.digest
         elif other != said.digest:
             self._lost = handle
-            raise WorkerLost(
-                f"the two ranks of stage {handle.spec.name.partition('/')[0]} have sampled different tokens"
-            )
+            raise WorkerLost(f"the two ranks of stage {handle.stage_name} have sampled different tokens")
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
         """Another worker that is gone, so that the reporter's fault only follows from it."""
@@ -477,7 +487,7 @@ class Pipeline:
     @property
     def lost_name(self) -> str | None:
         """The name of the stage whose worker was lost last."""
-        return None if self._lost is None else self.layout.stages[self._lost.stage].name
+        return None if self._lost is None else self._lost.stage_name
 
     @property
     def remedy(self) -> str:

@@ -104,7 +104,9 @@ class WorkerGroup:
             Refused: the worker refused.
         """
         before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
-        worker = self._greet(stage, spec, address, timeout, before)
+        # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
+        transport = spec.link_transport if stage == 1 and not self.workers else OVER_TCP
+        worker = self._greet(stage, spec, address, timeout, transport, before)
         worker.rank = rank
         worker.link.deliver_to(lambda item: self._deliver(worker, item))
         self.workers.append(worker)
@@ -115,7 +117,7 @@ class WorkerGroup:
         Raises:
             PeerError: as ``connect``, or that worker starts none.
         """
-        keeper = self._greet(stage, spec, str(spec.address), timeout, "")
+        keeper = self._greet(stage, spec, str(spec.address), timeout, OVER_TCP)
         self._keepers.append(keeper)
         try:
             keeper.send(Spawn(spec.name))
@@ -126,10 +128,10 @@ class WorkerGroup:
             raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process")
         return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
 
-    def _greet(self, stage: int, spec: StageSpec, address: str, timeout: float, before: str) -> WorkerHandle:
+    def _greet(
+        self, stage: int, spec: StageSpec, address: str, timeout: float, transport: LinkTransport, before: str = ""
+    ) -> WorkerHandle:
         """A worker that was connected to, after the handshake. ``before``: the key of the stage before."""
-        # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
-        transport = spec.link_transport if stage == 1 else OVER_TCP
         (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)

@@ -42,6 +42,11 @@ class WorkerHandle:
     rank: int | None = None
 
     @property
+    def stage_name(self) -> str:
+        """The name of its stage, which is its own but for a rank."""
+        return self.spec.name if self.rank is None else self.spec.name.rpartition("/")[0]
+
+    @property
     def is_silent(self) -> bool:
         """Whether the process at the other end seems frozen: nothing is received from it, not even a goodbye."""
         silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
