@@ -1,9 +1,9 @@
 """A stage across two machines: each of them, a *rank*, holds a half of every layer (tensor parallel).
 
-mlx-lm's own ``shard`` cuts the weights of a model's class and puts sums of both halves into its graph: two a layer.
-All else is as on one machine: both ranks are given the same plans, so they evaluate the same graphs in the same order,
-and a sum of two has the same bits on both. What is behind the layers, the norm, the head and the sampler, both compute
-alike.
+mlx-lm's own ``shard`` (``models.divided``) cuts the weights of a model's class and puts sums of both halves into its
+graph: two a layer. All else is as on one machine: both ranks are given the same plans, so they evaluate the same graphs
+in the same order, and a sum of two has the same bits on both. What is behind the layers, the norm, the head and the
+sampler, both compute alike.
 
 A rank that evaluates a sum which the other does not waits for ever. So whatever decides about a graph must be the same
 on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Group.all_of``).
@@ -11,18 +11,15 @@ on both: what only one of them can know (a file on its disk, what it remembers) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from splitinfer.core.layout import RANKS
-from splitinfer.core.model_config import positive, text_part
-from splitinfer.errors import DeviceFailed, ModelError
+from splitinfer.errors import DeviceFailed
 from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.layers import type_name
+from splitinfer.models.divided import PretendedRank, divide
 
 _KNOWN = 4096  # numbers of the sum at each load: as many as of a few tokens' hidden states
 
@@ -53,32 +50,10 @@ class Group:
             raise DeviceFailed("the device failed (the two ranks add up to other numbers than they should)")
 
 
-def halve(model: nn.Module, group: Any) -> None:
-    """Cut a model's layers to a rank's halves, lazily.
-
-    Raises:
-        ModelError: that cannot be done.
-    """
-    name = type_name(model)
-    if not hasattr(model, "shard"):
-        raise ModelError(f"mlx-lm cannot halve {name} between two machines; give each machine layers of its own")
-    try:
-        model.shard(group)
-    except Exception as error:  # a model's code may raise anything
-        raise ModelError(f"{name} cannot be halved between two machines ({' '.join(str(error).split())})") from error
-
-
 def check_halves(checkpoint: Checkpoint) -> None:
     """Check that a model can be halved. Reads no weight.
 
     Raises:
-        ModelError: it cannot; why not, as one sentence.
+        ModelError: it cannot; why not, and what to do instead.
     """
-    config = text_part(checkpoint.config)
-    keys = {"num_attention_heads": "attention heads", "num_key_value_heads": "heads of keys and values"}
-    for key, what in keys.items():
-        count = positive(config, key)
-        if count is not None and count % RANKS and "kv_lora_rank" not in config:
-            raise ModelError(f"a model of {count} {what} cannot be halved; give each machine layers of its own")
-    model = build_model(checkpoint, placeholders_of(checkpoint), None)
-    halve(model, SimpleNamespace(size=lambda: RANKS, rank=lambda: 0))
+    divide(build_model(checkpoint, placeholders_of(checkpoint), None), PretendedRank(RANKS))

@@ -27,8 +27,9 @@ from splitinfer.models.building import build_model, build_with_pictures, placeho
 from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
+from splitinfer.models.divided import divide
 from splitinfer.models.graph import arrays_read, uncompiled
-from splitinfer.models.halves import Group, halve
+from splitinfer.models.halves import Group
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need, on_gpu
@@ -121,7 +122,7 @@ def _build(
     if drafter is not None:
         joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
     if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
-        halve(model, group.sums)
+        divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = _probe(stage, is_half=group is not None)
     check_format(stage, kv_format)
@@ -145,7 +146,7 @@ def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.arra
     except (ValueError, RuntimeError) as error:
         if not is_half:
             raise
-        raise CannotCut(f"{type_name(stage.whole)} cannot be halved between two machines ({error})") from error
+        raise CannotCut(f"{type_name(stage.whole)} cannot be divided over machines ({error})") from error
 
 
 def survey(

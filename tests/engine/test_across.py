@@ -154,9 +154,9 @@ def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> 
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("gemma3_text", {}, "mlx-lm cannot halve gemma3_text between two machines"),
-        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads cannot"),
-        ("llama", {"num_key_value_heads": 1}, "1 heads of keys and values cannot be halved"),
+        ("gemma3_text", {}, "gemma3_text cannot be divided over machines: mlx-lm has no shard"),
+        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "by 2 ranks: n_heads of self_attn is 3"),
+        ("llama", {"num_key_value_heads": 1}, "llama cannot be divided by 2 ranks: n_kv_heads of self_attn is 1"),
     ],
 )
 def test_a_model_that_cannot_be_halved(
