@@ -158,19 +158,26 @@ def test_wrong_in_a_stage(stage: Any, message: str):
 # ----- the page about it ------------------------------------------------------------------------------
 
 
+TWO = "stages: [{name: studio, layers: 40}, {name: mini, layers: 26, address: mini.local}]"
+AIR = ", {name: air, layers: 1, address: mini.local}]"
+WRONG = {  # a layout for each sentence of the page
+    "unknown key": TWO.replace("26", "26, layrs: 1"),
+    "must be a whole number": TWO.replace("26", "twenty"),
+    "are both at": TWO.replace("]", AIR),
+    "is written twice": f"model: demo\n{TWO}\n{TWO}",
+}
+
+
 def test_the_readme_shows_true_examples_and_true_errors(tmp_path: Path):
-    """A yaml block followed by a text block is refused with that text; any other yaml block is a layout."""
-    fences = re.findall(r"```(yaml|text)\n(.*?)```", (LAYOUTS / "README.md").read_text(), re.DOTALL)
-    refused = 0
-    for (kind, text), (next_kind, next_text) in zip(fences, [*fences[1:], ("", "")], strict=True):
-        if kind != "yaml":
-            continue
-        if next_kind == "text":
-            assert error_of_text(tmp_path, text, "my.yaml") == next_text.strip()
-            refused += 1
-        else:
-            (tmp_path / "good.yaml").write_text(text)
-            read_layout(tmp_path / "good.yaml")
-    assert refused >= 6
-    with pytest.raises(LayoutError, match=re.escape(fences[-1][1].strip())):
+    """Its yaml blocks are layouts, and each line of its text block is what is said of a wrong one."""
+    text = (LAYOUTS / "README.md").read_text()
+    for layout in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        (tmp_path / "good.yaml").write_text(layout)
+        read_layout(tmp_path / "good.yaml")
+    (errors,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    *sentences, of_a_model = errors.splitlines()
+    for sentence in sentences:
+        (wrong,) = (layout for words, layout in WRONG.items() if words in sentence)
+        assert error_of_text(tmp_path, wrong, "my.yaml") == sentence
+    with pytest.raises(LayoutError, match=re.escape(of_a_model)):
         find_layout("40-26").check(48)

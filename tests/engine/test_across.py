@@ -155,7 +155,11 @@ def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> 
     ("name", "changes", "reason"),
     [
         ("gemma3_text", {}, "gemma3_text cannot be divided over machines: mlx-lm has no shard"),
-        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "by 2 ranks: n_heads of self_attn is 3"),
+        (
+            "llama",
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
+            "n_heads of self_attn is 3",
+        ),
         ("llama", {"num_key_value_heads": 1}, "llama cannot be divided by 2 ranks: n_kv_heads of self_attn is 1"),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_planted_fault_is_named(name: str):
 
 
 def test_the_table_of_exit_codes_has_all():
-    page = (ROOT / "docs" / "start" / "selftest.md").read_text()
+    page = (ROOT / "docs" / "start" / "check.md").read_text()
     assert [fault.name for fault in Fault if fault and f"| {int(fault)} |" not in page] == []
 
 

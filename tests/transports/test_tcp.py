@@ -68,7 +68,7 @@ def strangers(port: int) -> list[socket.socket]:
 
 
 def test_strangers_get_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "transports")
+    caplog.set_level(logging.DEBUG)
     me = psutil.Process()
     with transports.listen(LOOPBACK, options=QUICK) as listener:
         port = int(listener.address.rpartition(":")[2])
@@ -97,6 +97,7 @@ def test_strangers_get_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_silent_connections_are_shut(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a handshake, and with one but without an OPEN."""
+    caplog.set_level(logging.DEBUG)
     monkeypatch.setattr("transports.listener_hub.OPEN_SECONDS", 0.3)
     with transports.listen(LOOPBACK, options=QUICK) as listener:
         port = int(listener.address.rpartition(":")[2])
