@@ -103,6 +103,5 @@ class _LoadDisplay:
                 self._tasks[stage] = self._progress.add_task(stage, total=None)
             words = " ".join(filter(None, (stage, _WORDS.get(progress.phase, progress.phase), progress.text)))
             description = stage if progress.phase == "survey" else words
-            self._progress.update(
-                self._tasks[stage], description=description, completed=progress.done, total=progress.total or None
-            )
+            counted = {"completed": progress.done, "total": progress.total} if progress.total else {}  # trials have none
+            self._progress.update(self._tasks[stage], description=description, **counted)
