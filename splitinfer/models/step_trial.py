@@ -28,7 +28,8 @@ ALL_STEPS: Steps = (
     ((2, 2, 1), (0, 1, 1), (1, 1, 1)),
     ((0, 1, 1), (1, 1, 1), (2, 1, 1)),
 )
-TWO_STEPS: Steps = (((0, 2, 0), (1, 2, 1)), ((1, 1, 1), (0, 1, 1)))  # chunks; decodes of equal length, not in order
+# Chunks, one with two rows of logits, or the head's own rounding is not seen; decodes of equal length, not in order.
+TWO_STEPS: Steps = (((0, 2, 0), (1, 2, 2)), ((1, 1, 1), (0, 1, 1)))
 _SEQUENCES = 3
 _TOKENS = 32  # ids below this; every vocabulary has them
 
