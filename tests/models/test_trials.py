@@ -65,7 +65,7 @@ def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
     yield from noisy_stage(request.param, DEEP)
 
 
-@pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=list(KINDS))
 def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
     yield from noisy_stage(request.param, SHALLOW)
 
