@@ -103,5 +103,5 @@ class _LoadDisplay:
                 self._tasks[stage] = self._progress.add_task(stage, total=None)
             words = " ".join(filter(None, (stage, _WORDS.get(progress.phase, progress.phase), progress.text)))
             description = stage if progress.phase == "survey" else words
-            counted = {"completed": progress.done, "total": progress.total} if progress.total else {}  # trials have none
-            self._progress.update(self._tasks[stage], description=description, **counted)
+            done, total = (progress.done, progress.total) if progress.total else (None, None)  # trials count nothing
+            self._progress.update(self._tasks[stage], description=description, completed=done, total=total)
