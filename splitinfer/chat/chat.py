@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
-from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
+from splitinfer.core.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
@@ -111,7 +112,7 @@ class Chat:
 
     def _take(self, text: str) -> bool:
         """Carry out one input. False ends the chat."""
-        meant = parse(clean(text))
+        meant = parse(whole_characters(text))
         match meant:
             case None:
                 pass
@@ -288,7 +289,7 @@ class Chat:
 
     def _read(self, name: str) -> None:
         try:
-            text = clean(Path(name).expanduser().read_text(encoding="utf-8"))
+            text = whole_characters(Path(name).expanduser().read_text(encoding="utf-8"))
         except (OSError, RuntimeError, ValueError) as error:
             self._refuse(f"{name} cannot be read: {_reason(error)}")
         else:

@@ -5,13 +5,13 @@ system | turn 0: user, assistant | turn 1: user, assistant | ... | the user's ne
 """
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from splitinfer.core.json_text import dumps
+from splitinfer.core.plain_text import whole_characters
 from splitinfer.pictures.marks import marked
 
 Message = dict[str, Any]
@@ -117,11 +117,6 @@ def from_json(text: str) -> Conversation:
     return Conversation(system, tuple(_turns(pairs, ids, first=len(messages) - len(pairs) + 1)))
 
 
-def clean(text: str) -> str:
-    """``text`` with a replacement character for each half of a surrogate pair, which no tokenizer takes."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
 def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> Message:
     return {"role": role, "content": content, **({"token_ids": list(token_ids)} if token_ids else {})}
 
@@ -140,7 +135,7 @@ def _pair(number: int, message: Any) -> tuple[str, str]:
         content = "".join(_part(number, part) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError(f"message {number} needs a role and a content, both text")
-    return role, clean(content)
+    return role, whole_characters(content)
 
 
 def _part(number: int, part: Any) -> str:

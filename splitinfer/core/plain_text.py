@@ -6,12 +6,22 @@ import textwrap
 from functools import partial
 
 _COMMAND = re.compile(r"`[^`]*`|\{[^}]*\}|splitinfer [a-z]+(?: (?:-\S+|[0-9a-f]{64}|\S+\.\w+|\d+))*")
+_HALF = re.compile("[\ud800-\udfff]")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 
 
 def without_controls(text: str) -> str:
     """Any lines, without what would command a terminal."""
     return text.translate(_CONTROLS)
+
+
+def whole_characters(text: str) -> str:
+    """``text`` with U+FFFD for each half of a character (a lone surrogate), which no tokenizer takes.
+
+    >>> whole_characters("a\\ud83d") == "a\\ufffd"
+    True
+    """
+    return _HALF.sub("\ufffd", text)
 
 
 def plain(text: str, most: int = 300) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from splitinfer.core.plain_text import whole_characters
 from splitinfer.text.growing_calls import CallPiece, GrowingCalls, Whole
 from splitinfer.text.whole_calls import calls_in
 
@@ -149,7 +150,8 @@ def call_of(found: Any) -> ToolCallPart:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not is_whole:
         raise ValueError(f"a tool call needs a name and arguments, not {found!r:.80}")
     call_id = found.get("id")
-    return ToolCallPart(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
+    text = whole_characters(json.dumps(arguments, ensure_ascii=False))  # a model may write half of one as an escape
+    return ToolCallPart(name, text, call_id if isinstance(call_id, str) else None)
 
 
 def whole_of(call: ToolCallPart) -> Whole:

@@ -23,6 +23,7 @@ from typing import Any
 
 import regex
 
+from splitinfer.core.plain_text import whole_characters
 from splitinfer.text.whole_calls import QUOTED, SHAPES, Shape
 
 Whole = tuple[str, str, str | None]
@@ -317,7 +318,7 @@ class GrowingCalls:
 
 def _inside(text: str) -> str:
     """A text as JSON, without its quotation marks."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return whole_characters(json.dumps(text, ensure_ascii=False))[1:-1]
 
 
 _BETWEEN, _LONG = "[, \n", '"' * 3

@@ -91,6 +91,11 @@ def test_arguments_that_came_as_text_become_an_object():
     assert call == ToolCallPart("w", '{"città": 1}')
 
 
+def test_half_a_character_in_a_call_is_a_broken_one():
+    (call,) = parsed('<tool_call>{"name": "w", "arguments": {"città": "a\\ud83d b\\ude00"}}</tool_call>')
+    assert call == ToolCallPart("w", '{"città": "a\ufffd b\ufffd"}')
+
+
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
