@@ -57,11 +57,12 @@ def local_workers() -> dict[str, int]:
 
 
 def pin_stages(stages: Sequence[StageSpec], beside: Mapping[str, int] | None = None) -> dict[str, int | None]:
-    """Pin each stage here to a processor of its own; the processor of each, by name.
+    """Pin each stage here, or each rank of it, to a processor of its own; the processor of each, by name.
 
     ``beside``: processes, by name, that run while the stages sleep, on the same processors.
     """
     processors, beside = free_processors(), beside or {}
+    stages = [rank for stage in stages for rank in stage.ranks]
     given, pids = assign(stages, processors), {stages[0].name: os.getpid(), **local_workers(), **beside}
     given |= {name: processors[i % len(processors)] if processors else None for i, name in enumerate(beside)}
     for name, processor in given.items():

@@ -66,8 +66,7 @@ def measure(options: Options) -> dict[str, Any]:
         if llm.layout.draft is None:
             parts = [part for part in parts if part.kind is not Kind.DRAFTS]
             notes.append(NO_DRAFT)
-        own = llm.layout.stages if llm.layout.has_own_stage else llm.layout.workers
-        pinned = machine.pin_stages(own, {} if plain is None else {PLAIN: plain.pid})
+        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {PLAIN: plain.pid})
         cells, same = _take_turns(options, llm, plain, parts)
     return {
         "tool": "splitinfer bench",

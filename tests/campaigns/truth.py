@@ -210,7 +210,7 @@ def _measured(
             stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
-        this_machine.pin_stages(llm.layout.stages if llm.layout.has_own_stage else llm.layout.workers)
+        this_machine.pin_stages(llm.layout.stages)
         live = Live(llm, replay, effort.tokens, steps)
         found = live.measured(effort.trials, OFF)
         if effort.drafts:
