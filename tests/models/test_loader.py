@@ -249,3 +249,27 @@ def test_parameters_are_cast_and_quantised_weights_stay_integers(tiny_folder: Fo
     stage = load(open_folder(tiny_folder("llama", bits=4)), 0, 4, "bfloat16")
     dtypes = {p.dtype for _, p in tree_flatten(stage.whole.parameters())}
     assert dtypes == {mx.uint32, mx.bfloat16}
+
+
+# -- a head that the configuration says otherwise of -----------------------------------------------
+
+
+def test_a_tied_model_with_a_head_in_its_files_is_what_mlx_lm_makes_of_it(tmp_path: Path):
+    folder = tiny.save(tmp_path / "model", "llama", tie_word_embeddings=True)
+    last = folder / "model-00002-of-00002.safetensors"
+    arrays = mx.load(str(last))
+    assert isinstance(arrays, dict)
+    head = mx.ones((tiny.CONFIGS["llama"].get("vocab_size", 256), 64))
+    mx.save_safetensors(str(last), {**arrays, "lm_head.weight": head})
+    checkpoint, tokens = open_folder(folder), mx.array([[3, 1, 4, 1, 5]])
+    cut = [load(checkpoint, 0, 3), load(checkpoint, 3, 4)]
+    model, _ = load_model(folder)
+    assert mx.array_equal(run(cut, tokens), model(tokens, make_prompt_cache(model)))
+
+
+def test_a_model_without_its_head_is_refused(tmp_path: Path):
+    folder = tiny.save(tmp_path / "model", "llama", tie_word_embeddings=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(ModelError, match=r"lm_head\.weight"):
+        load(open_folder(folder), 3, 4)

@@ -93,3 +93,12 @@ def test_a_prompt_that_fills_the_context_but_for_a_token_is_answered_by_one(clie
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**ASKED, max_tokens=0)
+
+
+def test_what_only_openais_server_compacts_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.post("/responses/compact", body={"model": "m", "input": "Hot?"}, cast_to=object)
+    for kind in ("compaction_trigger", "compaction"):
+        items: Any = [{"role": "user", "content": "Hot?"}, {"type": kind, "encrypted_content": "x"}]
+        with pytest.raises(openai.BadRequestError, match=kind):
+            client.responses.create(model="m", input=items)
