@@ -52,12 +52,10 @@ def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Seque
 
 
 def _may_be_parts(texts: list[bytes], last: bytes, vocabulary: Vocabulary) -> bool:
-    """Whether any of some tokens is the beginning of another, or a token lies across its border to the ``last`` one."""
+    """Whether any of some tokens is the beginning of another, or with the ``last`` one is a token."""
     in_order = sorted(texts)
-    if any(longer.startswith(text) for text, longer in pairwise(in_order)):
-        return True
-    ends, begins = ([last[i:] for i in range(len(last))], {text[:j] for text in texts for j in range(1, len(text) + 1)})
-    return any(vocabulary.is_token(end + begin) for end in ends for begin in begins)
+    begins = any(longer.startswith(text) for text, longer in pairwise(in_order))
+    return begins or (bool(last) and any(vocabulary.is_token(last + text) for text in texts))
 
 
 def _tokens_of(mask: bytes) -> Iterator[int]:
