@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any
 
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
-from splitinfer.grammar.whole_words import whole_words
+from splitinfer.grammar.whole_words import may_grow, whole_words
 
 _BEFORE = 4  # tokens of a form with which the next are split
 
@@ -260,8 +260,15 @@ class AnswerRules:
         return mask
 
     def _last(self, place: _Place) -> list[int]:
-        """The last tokens that the grammar has taken."""
-        return self._path[len(self._path) - min(place.matched, _BEFORE) :]
+        """The last tokens that the grammar has taken: those with which what follows is split. A word of which it has
+        forced the beginning may be split otherwise, and must be in reach: what follows is then split by itself."""
+        first = at = len(self._path)
+        while at > first - min(place.matched, _BEFORE):
+            token = self._path[at - 1]
+            if self._places[at - 1].run and may_grow(self.vocabulary.tokens[token]):
+                break
+            at -= 1
+        return self._path[at:]
 
     def _of_reasoning(self) -> bytes:
         """What may follow in reasoning before a form."""

@@ -63,6 +63,11 @@ def _tokens_of(mask: bytes) -> Iterator[int]:
         yield from (8 * found.start() + bit for bit in range(8) if found[0][0] >> bit & 1)
 
 
+def may_grow(text: bytes) -> bool:
+    """Whether more text could change how the end of a text is split."""
+    return text[-1:].isalnum() or text[-1:] >= b"\x80"
+
+
 class _Following:
     """Follows what a form admits. ``matcher``: a copy of its own. ``before``: tokens that it took last."""
 
@@ -101,7 +106,7 @@ class _Following:
         ends = self._matcher.is_stopped() or self._matcher.is_accepting()
         split = self._split(text)
         num_wanted, is_far = len(self._wanted), len(text) - len(self._text) >= _FAR
-        is_known = len(split) > num_wanted and (is_far or not (text[-1:].isalnum() or text[-1] >= 0x80))
+        is_known = len(split) > num_wanted and (is_far or not may_grow(text))
         if (ends or is_known) and split[:num_wanted] == self._wanted:
             return True
         if is_known or self._matcher.is_stopped():
