@@ -18,10 +18,14 @@ from typer.testing import CliRunner
 from splitinfer import cli
 from splitinfer.cli import app, opening
 from splitinfer.cli.options import ChatOptions, PipelineOptions, disk_of, settings_of
+from splitinfer.cli.several import entries_of
+from splitinfer.core.kv.budget import STAGE_MARGIN
+from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import default_folder
+from splitinfer.models.hub import open_model
 from splitinfer.settings import Settings
 
 command = importlib.import_module("splitinfer.cli.chat")  # the package has the command by that name
@@ -236,3 +240,14 @@ def test_a_model_that_was_not_trained_to_chat(
         with opening.open_llm(PipelineOptions(layout="none-such"), chats=chats):
             assert len(said) == is_said
         said.clear()
+
+
+def test_a_rank_is_a_worker_that_models_take_turns_on(tmp_path: Path):
+    """Of a stage across two machines only the half that is computed here needs memory here."""
+    layout = tmp_path / "x.yaml"
+    stages = "[{name: a, layers: 6}, {name: b, layers: 6, across: [local, mini.local]}]"
+    layout.write_text(f"model: demo\nstages: {stages}\n")
+    (entry,) = entries_of(PipelineOptions(layout=str(layout)), (), None, Bounds(2**40, None, None))
+    whole = sum(tensor.nbytes for tensor in open_model("demo").tensors.values())
+    assert entry.workers == {"tcp://mini.local:5577"}
+    assert entry.needs == int(whole * 0.75) + 2 * STAGE_MARGIN

@@ -59,9 +59,10 @@ def _entry(name: str | None, options: PipelineOptions) -> Entry:
         workers = frozenset(named(options.workers or "")) or (_PAIRED if options.auto else frozenset())
         share, num_here = 1 / (1 + len(workers)), 1  # it is planned when it is loaded
     else:
-        here = [stage for i, stage in enumerate(layout.stages) if i == 0 or stage.is_local]
-        workers = frozenset(str(stage.address or stage.key) for stage in layout.stages if stage not in here)
-        share, num_here = sum(stage.num_layers for stage in here) / layout.num_layers, len(here)
+        parts = [(part, stage.num_layers / len(stage.ranks)) for stage in layout.stages for part in stage.ranks]
+        workers = frozenset(str(part.address or part.key) for part, _ in parts if part not in layout.here)
+        share = sum(layers for part, layers in parts if part in layout.here) / layout.num_layers
+        num_here = len(layout.here)
     needs = int(weights * share) + num_here * STAGE_MARGIN
     return Entry(name or Path(model).name, model, checkpoint.context_length, needs, workers, partial(_load, options, 1))
 

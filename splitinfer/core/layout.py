@@ -165,6 +165,12 @@ class Layout:
         return tuple(rank for stage in self.stages[self.has_own_stage :] for rank in stage.ranks)
 
     @property
+    def here(self) -> tuple[StageSpec, ...]:
+        """What runs on the coordinator's machine: its own stage, and local workers."""
+        own = self.stages[: self.has_own_stage]
+        return (*own, *(worker for worker in self.workers if worker.is_local))
+
+    @property
     def to_find(self) -> tuple[StageSpec, ...]:
         """The workers without an address, which are to be found before the layout can be used."""
         return tuple(stage for stage in self.workers if stage.address is None)

@@ -212,10 +212,9 @@ class PipelineSetup:
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""
-        layout = pipeline.layout
-        here = [i for i, spec in enumerate(layout.stages) for one in spec.ranks if one.is_local]
-        here += [0] * layout.has_own_stage
-        sharing = len(here) * self.settings.models_here if ready.stage in here else 1
+        here = pipeline.layout.here
+        is_here = any(rank in here for rank in pipeline.layout.stages[ready.stage].ranks)
+        sharing = len(here) * self.settings.models_here if is_here else 1
         budget = self.settings.kv_bytes
         if budget is None:
             budget = int(ready.free_bytes * KV_SHARE / sharing)

@@ -51,6 +51,7 @@ def test_a_stage_across_two_machines_has_two_workers():
         ("both/0", "local", 0, 40, None), ("both/1", MINI, 0, 40, "a" * 64), ("air", "local", 40, 66, None),
     ]  # fmt: skip
     assert (layout.cut, layout.has_own_stage, two().has_own_stage) == ("40x2-26", False, True)
+    assert [[each.name for each in one.here] for one in (layout, two())] == [["both/0", "air"], ["studio"]]
 
 
 @pytest.mark.parametrize(
