@@ -260,15 +260,13 @@ class AnswerRules:
         return mask
 
     def _last(self, place: _Place) -> list[int]:
-        """The last tokens that the grammar has taken: those with which what follows is split. A word of which it has
-        forced the beginning may be split otherwise, and must be in reach: what follows is then split by itself."""
-        first = at = len(self._path)
-        while at > first - min(place.matched, _BEFORE):
-            token = self._path[at - 1]
-            if self._places[at - 1].run and may_grow(self.vocabulary.tokens[token]):
-                break
-            at -= 1
-        return self._path[at:]
+        """The last tokens that the grammar has taken; the tokenizer splits what follows together with them. Where the
+        grammar has forced the beginning of a word, the word may be split in another way and must stay in reach: only
+        the tokens behind that beginning count."""
+        end = len(self._path)
+        first = end - min(place.matched, _BEFORE)
+        forced = (at for at in range(end, first, -1) if self._places[at - 1].run)
+        return self._path[next((at for at in forced if may_grow(self.vocabulary.tokens[self._path[at - 1]])), first) :]
 
     def _of_reasoning(self) -> bytes:
         """What may follow in reasoning before a form."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from splitinfer.core.plain_text import whole_characters
 from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
 
@@ -137,7 +138,6 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
 _MAX_DEPTH = 64  # of lists and objects in each other
 _MAX_COMMAS = 1 << 20  # each value but the first has one before it; a parser of 32 MB of them holds everybody up
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 class _NoJson(ValueError):
@@ -173,12 +173,12 @@ def _repaired(found: Any, where: str = "") -> Any:
     """The same with U+FFFD for each half of a character. ``where``: its place in the whole."""
     match found:
         case str(text):
-            whole = _HALF.sub("\ufffd", text)
+            whole = whole_characters(text)
             if whole != text:
                 log.info("half a character in %s is read as U+FFFD", where.lstrip(".") or "a text")
             return whole
         case dict():
-            names = [_HALF.sub("\ufffd", key) for key in found]
+            names = [whole_characters(key) for key in found]
             return {
                 name: _repaired(value, f"{where}.{name:.60}") for name, value in zip(names, found.values(), strict=True)
             }

@@ -59,7 +59,7 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """A call of which pieces were told, and that is none. Nothing comes behind it."""
+    """Pieces of a call were told, and the whole is not a call. It is the answer's last part."""
 
 
 AnswerPart = TextPart | ReasoningPart | ToolCallPart | CallPiece | BrokenCall

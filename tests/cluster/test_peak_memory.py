@@ -6,6 +6,8 @@ Measured on real processes with a model large enough to tell: loading, a prompt,
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -28,6 +30,16 @@ with splitinfer.LLM(layout) as llm:
     print(json.dumps([stage["weight_bytes"] for stage in llm.stats()["stages"]]), flush=True)
     sys.stdin.read()
 """
+
+
+@contextmanager
+def answering(layout: Path) -> Iterator[tuple[Running, list[int]]]:
+    """A coordinator that has answered, and the bytes of weights that each stage says it holds."""
+    coordinator = Running(str(layout), code=COORDINATOR)
+    try:
+        yield coordinator, json.loads(coordinator.prints(r"\[.*\]", 60)[0])
+    finally:
+        coordinator.end()
 
 
 def peak(process: psutil.Process) -> int:
@@ -56,12 +68,8 @@ def test_a_stage_holds_its_own_weights_only(dtype: str, tmp_path: Path):
     whole = (folder / "model.safetensors").stat().st_size * (1 if dtype == "float32" else 2)
     with worker() as remote:
         layout = write_layout(tmp_path, [remote.address], str(folder), layers=LAYERS)
-        coordinator = Running(str(layout), code=COORDINATOR)
-        try:
-            weights = json.loads(coordinator.prints(r"\[.*\]", 60)[0])
+        with answering(layout) as (coordinator, weights):
             peaks = [peak(coordinator.process), peak(remote.process)]
-        finally:
-            coordinator.end()
     for own, high in zip(weights, peaks, strict=True):
         assert whole - own > MARGIN, "the model is too small to tell"
         assert high < own + MARGIN
@@ -77,12 +85,8 @@ def test_a_rank_holds_its_half_only(dtype: str, tmp_path: Path):
     layout = tmp_path / "layout.yaml"
     stages = [{"name": "both", "layers": LAYERS, "across": ["local", "local"]}]
     layout.write_text(json.dumps({"model": str(folder), "stages": stages}))
-    coordinator = Running(str(layout), code=COORDINATOR)
-    try:
-        (own,) = json.loads(coordinator.prints(r"\[.*\]", 60)[0])
+    with answering(layout) as (coordinator, (own,)):
         peaks = [peak(one) for one in local_workers(psutil.Process(coordinator.pid)).values()]
-    finally:
-        coordinator.end()
     assert len(peaks) == 2
     assert own < 0.55 * whole  # the embedding and the head are whole on each
     assert max(peaks) < own + MARGIN < whole
